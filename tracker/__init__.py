@@ -1,0 +1,1 @@
+"""What was measured: records, the store, history, judgement and reports. Imports no torch, no kernel, no operator."""

@@ -1,0 +1,237 @@
+"""The record: one measured cell as one line of JSON, the only thing that measuring and tracking share.
+
+A GPU machine writes records and needs nothing but msgspec for it; any other machine reads them back, checked
+field by field, and stores them. Units are in the names: `_ms` milliseconds, `_mhz`, `_w` watts, `_c` degrees
+Celsius, `_mib` mebibytes. Times of day are UTC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+SCHEMA = 1
+"""Version of the record. A reader refuses any other, naming both."""
+
+Status = Literal["ok", "wrong", "error", "oom", "timeout", "unavailable", "skipped"]
+"""What became of a cell, apart from any value:
+
+ok           measured, and accurate within the tolerance table
+wrong        ran, but its output is not: see `accuracy` and `message`
+error        raised, or its process died
+oom          ran out of memory
+timeout      gave no answer within the time limit
+unavailable  cannot run here, and says why
+skipped      was planned and not reached (interrupted, out of budget)
+"""
+
+Timing = Literal["gpu", "cpu", "interpreted"]
+"""gpu: device time between two events. cpu: wall time. interpreted: Triton's interpreter, never a speed."""
+
+STATUSES: tuple[str, ...] = get_args(Status)
+
+Utc = Annotated[datetime, msgspec.Meta(tz=True)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+
+class RecordError(ValueError):
+    """A line that is no record: says what is wrong with it, and where in the object."""
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Frozen, and strict: an unknown field is a newer writer or a typing error, not something to drop."""
+
+
+class Commit(_Struct):
+    """The state of the code that was measured. All but the hash may be unknown (a copied tree)."""
+
+    hash: Name
+    parents: tuple[str, ...] = ()
+    branch: str | None = None
+    dirty: bool = False  # the tree differed from the commit
+    time: Utc | None = None  # committer's time
+    author: str | None = None
+    subject: str | None = None
+
+
+class Run(_Struct):
+    """One invocation: all its records carry the same `run`."""
+
+    id: Name  # unique, made by the writer
+    started: Utc
+    commit: Commit
+    trigger: str = "manual"  # manual, nightly, ab, ...
+    plan: str | None = None  # name of the plan that said what to measure; runs of one plan are expected to match
+    command: str | None = None
+
+
+class Environment(_Struct):
+    """Where it ran. Which of these fields make two environments unlike is declared in `environment_identity`."""
+
+    device: Literal["cuda", "cpu"]
+    gpu: str | None = None  # model, as the driver names it
+    gpu_uuid: str | None = None
+    gpu_memory_mib: int | None = None
+    sm_count: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    power_limit_w: float | None = None
+    max_sm_clock_mhz: int | None = None
+    cpu: str | None = None
+    cpu_count: int | None = None
+    memory_mib: int | None = None
+    os: str | None = None
+    host: str | None = None  # machine name
+    python: str | None = None
+    torch: str | None = None
+    triton: str | None = None
+    helion: str | None = None
+    tritonbench: str | None = None
+    groupbench: str | None = None
+    settings: dict[str, str] = {}  # environment variables and flags that change what is measured
+
+
+class Cell(_Struct):
+    """What was measured: the identity of a series but for the hardware."""
+
+    operator: Name
+    backend: Name
+    shape: Name  # canonical text that names the whole problem
+    dtype: Name  # fp16, bf16, fp32, ...
+    mode: Name = "fwd"
+    host: Name = "builtin"  # builtin, tritonbench
+    protocol: Name = "cooled"  # how latency was taken; unlike protocols are never compared
+    seed: int = 0
+    dims: dict[str, int] = {}  # the problem's sizes by letter, for filters: G, M, N, K
+    flops: int | None = None  # of real rows
+    min_bytes: int | None = None  # each input read once, each output written once
+
+
+class Telemetry(_Struct):
+    """The GPU beside one burst."""
+
+    sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle: tuple[str, ...] = ()  # active reasons, as NVML names them
+
+
+class Latency(_Struct):
+    """Time of one call, every sample kept, by burst. The burst is the unit: samples of one are not independent."""
+
+    timing: Timing
+    bursts_ms: tuple[tuple[float, ...], ...]
+    telemetry: tuple[Telemetry, ...] = ()  # one for each burst, or none
+    prepare_ms: float | None = None  # packing, compiling, tuning: before the clock starts
+    enqueue_ms: float | None = None  # host time to launch one call
+
+
+class Accuracy(_Struct):
+    """The output against a reference in higher precision. None where the value is not a finite number."""
+
+    rms: float | None = None  # ‖out - ref‖ / ‖ref‖
+    max_abs: float | None = None
+    worst_block_rms: float | None = None  # the largest relative RMS of any row and any 64 x 64 block
+    mismatch: float | None = None  # share of elements outside the tolerance table
+    unwritten: float | None = None  # share that still held the NaN put there beforehand
+    repeatable: bool | None = None  # two runs agreed bit by bit
+    first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside
+
+
+class Kernel(_Struct):
+    """A compiled kernel that the call launched."""
+
+    name: str
+    hash: str | None = None  # of its machine-independent code, line numbers left out
+    registers: int | None = None
+    spills: int | None = None
+    shared_bytes: int | None = None
+    config: dict[str, Any] = {}
+
+
+class Record(_Struct):
+    """One cell of one run."""
+
+    schema: int
+    run: Run
+    environment: Environment
+    cell: Cell
+    status: Status
+    message: str | None = None  # why the status is not ok
+    baseline: bool = False  # other backends' speed-up is over this one
+    latency: Latency | None = None
+    accuracy: Accuracy | None = None
+    kernels: tuple[Kernel, ...] = ()
+    duration_s: float | None = None  # wall time the cell took, all in
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """The record as one line, newline included."""
+    return _encoder.encode(record) + b"\n"
+
+
+def decode(line: bytes | str) -> Record:
+    """The record of one line.
+
+    Raises RecordError: not JSON, not of this schema version, a field of the wrong type, or values that
+    contradict each other.
+    """
+    try:
+        record = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        version = _schema_of(line)
+        if version is not None and version != SCHEMA:
+            raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
+        raise RecordError(str(error)) from error
+    _check(record)
+    return record
+
+
+def read(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
+    """(line number from 1, record) of a stream; blank lines are passed over.
+
+    Raises RecordError with the line's number in front.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, decode(line)
+        except RecordError as error:
+            raise RecordError(f"line {number}: {error}") from error
+
+
+def _schema_of(line: bytes | str) -> int | None:
+    class Version(msgspec.Struct):
+        schema: int
+
+    try:
+        return msgspec.json.decode(line, type=Version).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _check(record: Record) -> None:
+    """What types alone do not say."""
+    if record.schema != SCHEMA:
+        raise RecordError(f"record schema {record.schema}; this groupbench reads schema {SCHEMA}")
+    latency = record.latency
+    if latency is not None:
+        if not latency.bursts_ms or not all(latency.bursts_ms):
+            raise RecordError("latency.bursts_ms holds no sample or an empty burst")
+        if not all(math.isfinite(ms) and ms > 0 for burst in latency.bursts_ms for ms in burst):
+            raise RecordError("latency.bursts_ms holds a sample that is not a positive number")
+        if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
+            raise RecordError("latency.telemetry is not one for each burst")
+    elif record.status == "ok" and record.accuracy is None:
+        raise RecordError("status is ok, but nothing was measured: neither latency nor accuracy")
+    if record.status != "ok" and not record.message:
+        raise RecordError(f"status is {record.status} without a message")
