@@ -1,0 +1,224 @@
+"""The `tritonbench` command: TritonBench's flags, on TritonBench where it is installed and on the built-in host otherwise."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from groupbench.operators.errors import GroupbenchError, UsageError
+
+
+def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
+    """`a,b --only c` as (a, b, c)."""
+    values = value if isinstance(value, tuple) else () if value is None else (value,)
+    return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
+
+
+class _GreedyShapes(click.Command):
+    """Lets `--shapes 4,1024,1024,1024 8,512,512,512` take several values, as TritonBench's argparse does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spelled: list[str] = []
+        greedy = False
+        for arg in args:
+            if arg.startswith("-"):
+                greedy = arg == "--shapes"
+                if not greedy:
+                    spelled.append(arg)
+            elif greedy:
+                spelled += ["--shapes", arg]
+            else:
+                spelled.append(arg)
+        return super().parse_args(ctx, spelled)
+
+
+@click.command(
+    cls=_GreedyShapes,
+    context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
+    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured, 130 interrupted.",
+)
+@click.option("--op", "ops", multiple=True, callback=_commas, help="Operators to measure, by comma.")
+@click.option("--only", multiple=True, callback=_commas, help="Only these backends, by comma.")
+@click.option("--skip", multiple=True, callback=_commas, help="All backends but these.")
+@click.option("--suite", "suites", multiple=True, callback=_commas, help="Named suites of shapes.")
+@click.option(
+    "--shapes", multiple=True, metavar="SHAPE ...", help="G,M,N,K with M rows a group, or a shape's text or name."
+)
+@click.option("--input-id", "input_id", callback=_commas, help="Which inputs: one to start from, or several by comma.")
+@click.option("--num-inputs", type=click.IntRange(min=1), help="How many inputs.")
+@click.option("--mode", default="fwd", show_default=True, help="fwd; bwd where the operator has it.")
+@click.option(
+    "--precision", "--dtype", "precision", callback=_commas, help="bf16, fp16, fp32, by comma. [bf16; fp16 on a CPU]"
+)
+@click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option("--metrics", callback=_commas, help="Columns, by comma; --list-metrics names them.")
+@click.option("--baseline", help="Backend that speed-up is over.")
+@click.option("--rtol", type=float, help="Relative tolerance, in place of the table's.")
+@click.option("--atol", type=float, help="Absolute tolerance in units of the output's RMS, in place of the table's.")
+@click.option("--protocol", type=click.Choice(["cooled", "sustained"]), default="cooled", show_default=True)
+@click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts a cell.")
+@click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs a burst.")
+@click.option(
+    "--idle", type=click.FloatRange(0, 3600), default=0.3, show_default=True, help="Seconds of rest before a burst."
+)
+@click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--csv", is_flag=True, help="Print TritonBench's CSV in place of the table.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write TritonBench's CSV to this file.")
+@click.option("--output-json", type=click.Path(path_type=Path), help="Write TritonBench's JSON to this file.")
+@click.option("--records", type=click.Path(path_type=Path), help="Append records (JSON lines) for `groupbench ingest`.")
+@click.option("--plan", type=click.Path(path_type=Path), help="Measure what this file says (see ci/nightly.toml).")
+@click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated.")
+@click.option("--host", type=click.Choice(["auto", "builtin", "tritonbench"]), default="auto", show_default=True)
+@click.option("--commit", help="Hash of the code measured, where the tree has no .git.")
+@click.option("--branch", help="Branch of the code measured.")
+@click.option("--trigger", default="manual", show_default=True, help="Why this run: manual, nightly, ...")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0.1), default=300, show_default=True, help="Seconds a cell may stay silent."
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--list-operators", is_flag=True, help="List operators and their suites.")
+@click.option("--list-backends", is_flag=True, help="List the backends of --op, or of every operator.")
+@click.option("--list-metrics", is_flag=True, help="List the metrics.")
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")
+@click.version_option(package_name="groupbench")
+def command(**options: Any) -> None:
+    """Measure operators: latency and accuracy of every backend over named suites of shapes.
+
+    \b
+    tritonbench --op grouped_gemm
+    tritonbench --op grouped_gemm --suite ragged --only triton_pointer,torch_grouped_mm
+    tritonbench --op grouped_gemm --shapes 4,1024,512,256 G=3,M_g=0|1|129,N=96,K=64
+
+    Runs on TritonBench where it is installed, with its own flags and backends too, else on the built-in host.
+    """
+    sys.exit(_run(options))
+
+
+def _run(options: dict[str, Any]) -> int:
+    from groupbench.operators import listing
+    from groupbench.operators.hosts import builtin, tritonbench
+
+    if options["list_operators"] or options["list_backends"] or options["list_metrics"]:
+        listing.show(options)
+        return 0
+    if options["plan"] is None and not options["ops"]:
+        raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
+    if options["plan"] is not None and options["ops"]:
+        raise UsageError("--plan says what is measured; it does not go with --op")
+    on_tritonbench = _picks_tritonbench(options)
+    if options["rest"] and not on_tritonbench:
+        raise UsageError(
+            f"unknown option or argument: {' '.join(options['rest'])} (TritonBench's own flags need its host)"
+        )
+    device = builtin.resolve_device(options["device"])
+    session = _session(options)
+    if on_tritonbench:
+        return tritonbench.measure(options, device, session)
+    return builtin.measure(_selections(options, device, session), device, session)
+
+
+def _picks_tritonbench(options: dict[str, Any]) -> bool:
+    """Plans are the built-in host's: it isolates and interleaves cells, which a night wants."""
+    from groupbench.operators.hosts.tritonbench import is_installed
+
+    if options["host"] == "tritonbench":
+        if options["plan"] is not None:
+            raise UsageError("--plan runs on the built-in host")
+        if not is_installed():
+            raise UsageError("TritonBench is not installed: pip install 'groupbench[tritonbench]', or --host builtin")
+        return True
+    return options["host"] == "auto" and options["plan"] is None and is_installed()
+
+
+def _session(options: dict[str, Any]) -> Any:
+    from groupbench.operators import table
+    from groupbench.operators.session import Session
+
+    unknown = [name for name in options["metrics"] if name not in table.METRICS]
+    if unknown and not _picks_tritonbench(options):
+        raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.METRICS)}")
+    return Session(
+        records_path=options["records"],
+        csv=options["csv"],
+        output=options["output"],
+        output_json=options["output_json"],
+        metrics=options["metrics"] or table.DEFAULT_METRICS,
+        baseline=options["baseline"],
+        commit=options["commit"],
+        branch=options["branch"],
+        trigger=options["trigger"],
+        timeout_s=options["timeout"],
+        quiet=options["quiet"],
+    )
+
+
+def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
+    from groupbench.operators import plan, registry
+    from groupbench.operators.measure.protocol import Protocol
+
+    plugins = tuple(options["plugins"])
+    if options["plan"] is not None:
+        session.plan, selections = plan.read_plan(options["plan"], device, plugins)
+        return selections
+    if options["baseline"]:
+        for op in options["ops"]:
+            registry.get_backend(registry.get_operator(op, plugins), options["baseline"])
+    protocol = Protocol(
+        options["protocol"],
+        options["bursts"],
+        options["samples"],
+        idle_s=options["idle"],
+        cudagraph=options["cudagraph"],
+    )
+    return [
+        plan.Selection(
+            operator=op,
+            suites=options["suites"],
+            shapes=tuple(options["shapes"]),
+            dtypes=tuple(name for name in options["precision"] if name != "bypass"),
+            only=options["only"],
+            skip=options["skip"],
+            mode=options["mode"],
+            protocol=protocol,
+            seed=options["seed"],
+            input_ids=tuple(_integer(text) for text in options["input_id"]),
+            num_inputs=options["num_inputs"],
+            rtol=options["rtol"],
+            atol=options["atol"],
+            plugins=plugins,
+        )
+        for op in options["ops"]
+    ]
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--input-id {text!r} is no number") from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Console entry point: every expected failure is one line and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        command(prog_name="tritonbench", standalone_mode=False)
+    except click.ClickException as error:
+        print(f"tritonbench: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except GroupbenchError as error:
+        print(f"tritonbench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

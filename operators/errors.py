@@ -1,0 +1,17 @@
+"""What can go wrong before anything is measured. Each ends a command with one line and the exit code beside it."""
+
+from __future__ import annotations
+
+
+class GroupbenchError(Exception):
+    """The root: the message is for the user."""
+
+    exit_code = 2
+
+
+class UsageError(GroupbenchError):
+    """The command asks for what does not exist or does not parse."""
+
+
+class Unavailable(GroupbenchError):
+    """Raised by a backend's `prepare` where it cannot run on these inputs: becomes the cell's status, with the text."""

@@ -1,0 +1,258 @@
+"""Runs jobs and yields their records: one process a cell, the backends of a problem side by side.
+
+Backends of one problem are alive together so that their bursts can take turns: each round goes over all of them, starting
+one further than the round before, and the GPU idles before every burst. What one cell does to itself costs the others
+nothing; what cannot run is a record too, with its status and the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from groupbench.operators.measure import environment
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
+from groupbench.operators.measure.worker import Worker, call
+from groupbench.operators.operator import Operator, Target
+from groupbench.operators.registry import get_operator
+from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Environment, Kernel, Latency, Record, Run, Status
+
+# What a process holds beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
+PROCESS_MIB = 1500
+MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the parent knows of the device without opening it."""
+
+    environment: Environment
+    capability: tuple[int, int] | None
+
+
+@dataclass
+class Progress:
+    """Called as the run goes on; the default is silence."""
+
+    describe: Callable[[str], None] = lambda text: None
+    advance: Callable[[float], None] = lambda cells: None
+
+
+@dataclass
+class _Live:
+    """A cell in the making."""
+
+    job: Job
+    worker: Worker
+    prepared: Prepared | None = None
+    failure: Failure | None = None
+    bursts: list[Burst] = field(default_factory=list)
+
+
+def probe(device: str) -> Machine:
+    """The machine behind "cuda", "cpu" or "auto" (CUDA where there is one). Raises GroupbenchError."""
+    return call(_probe, device)
+
+
+def _probe(device: str) -> Machine:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
+    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    return Machine(environment.detect(device), capability)
+
+
+def execute(jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress) -> Iterator[Record]:
+    """A record for every job, in the jobs' order within each problem, as they are finished.
+
+    On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
+    """
+    done: set[Job] = set()
+    try:
+        for _, problem in groupby(jobs, key=_problem):
+            for record, job in _problem_records(list(problem), machine, run, timeout_s, progress):
+                done.add(job)
+                yield record
+    except KeyboardInterrupt:
+        for job in jobs:
+            if job not in done:
+                yield _record(job, machine, run, "skipped", "interrupted before it was measured")
+        raise
+
+
+def _problem(job: Job) -> tuple[Any, ...]:
+    return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.protocol, job.device)
+
+
+def _problem_records(
+    jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress
+) -> Iterator[tuple[Record, Job]]:
+    operator = get_operator(jobs[0].operator, jobs[0].plugins)
+    target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
+    able: list[Job] = []
+    for job in jobs:
+        reason = _unavailable(operator, job, target)
+        if reason is None:
+            able.append(job)
+        else:
+            progress.advance(1)
+            yield _record(job, machine, run, "unavailable", reason), job
+    size = _batch_size(operator, jobs[0], machine.environment)
+    for first in range(0, len(able), size):
+        yield from _batch_records(able[first : first + size], machine, run, timeout_s, progress)
+
+
+def _unavailable(operator: Operator, job: Job, target: Target) -> str | None:
+    try:
+        return operator.backend(job.backend).unavailable(target)
+    except Exception as error:  # a plugin's fault: its cell says so, the others go on
+        return f"its `unavailable` raised {type(error).__name__}: {error}"
+
+
+def _batch_records(
+    jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress
+) -> Iterator[tuple[Record, Job]]:
+    cells: list[_Live] = []
+    try:
+        for job in jobs:
+            cells.append(_Live(job, Worker(job, timeout_s)))
+        progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
+        for cell in cells:
+            cell.worker.send("load")
+        for cell in cells:
+            _keep(cell, cell.worker.receive())
+        steps = jobs[0].protocol.bursts + 1
+        for cell in cells:
+            progress.describe(f"{_name(cell.job)}: preparing")
+            if cell.failure is None:
+                _keep(cell, cell.worker.ask("prepare"))
+            progress.advance(1 / steps)
+        for number in range(jobs[0].protocol.bursts):
+            for cell in _rotated(cells, number):
+                progress.describe(f"{_name(cell.job)}: burst {number + 1}")
+                if _wants_burst(cell, number):
+                    if cell.job.device == "cuda":
+                        time.sleep(cell.job.protocol.idle_s)
+                    _keep(cell, cell.worker.ask("burst"))
+                progress.advance(1 / steps)
+        for cell in cells:
+            yield _finished(cell, machine, run), cell.job
+    except BaseException:  # an interrupt does not wait for what is still running
+        for cell in cells:
+            cell.worker.kill()
+        raise
+    finally:
+        for cell in cells:
+            cell.worker.close()
+
+
+def _wants_burst(cell: _Live, number: int) -> bool:
+    """An interpreted kernel's time is no speed, so one is enough; a wrong result's is still worth knowing."""
+    if cell.failure is not None or cell.prepared is None:
+        return False
+    return cell.prepared.timing != "interpreted" or number == 0
+
+
+def _rotated(cells: list[_Live], number: int) -> list[_Live]:
+    start = number % len(cells)
+    return cells[start:] + cells[:start]
+
+
+def _keep(cell: _Live, answer: Any) -> None:
+    match answer:
+        case Failure():
+            cell.failure = answer
+        case Prepared():
+            cell.prepared = answer
+        case Burst():
+            cell.bursts.append(answer)
+
+
+def _name(job: Job) -> str:
+    return f"{job.operator}/{job.backend} {job.shape} {job.dtype}"
+
+
+def _finished(cell: _Live, machine: Machine, run: Run) -> Record:
+    prepared, failure = cell.prepared, cell.failure
+    extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.worker.started, 3)}
+    if prepared is not None:
+        extra |= {"accuracy": prepared.accuracy, "kernels": prepared.kernels}
+        if cell.bursts:
+            extra["latency"] = _latency(prepared, cell.bursts)
+    if failure is not None:
+        return _record(cell.job, machine, run, _status(failure), failure.message, **extra)
+    if prepared is not None and prepared.problem is not None:
+        return _record(cell.job, machine, run, "wrong", prepared.problem, **extra)
+    return _record(cell.job, machine, run, "ok", None, **extra)
+
+
+def _status(failure: Failure) -> Status:
+    return failure.status  # type: ignore[return-value]
+
+
+def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
+    telemetry = tuple(burst.telemetry for burst in bursts if burst.telemetry)
+    return Latency(
+        timing=prepared.timing,
+        bursts_ms=tuple(burst.samples_ms for burst in bursts),
+        telemetry=telemetry if len(telemetry) == len(bursts) else (),
+        prepare_ms=prepared.prepare_ms,
+        enqueue_ms=prepared.enqueue_ms,
+    )
+
+
+def _record(
+    job: Job,
+    machine: Machine,
+    run: Run,
+    status: Status,
+    message: str | None,
+    latency: Latency | None = None,
+    accuracy: Accuracy | None = None,
+    kernels: tuple[Kernel, ...] = (),
+    duration_s: float | None = None,
+) -> Record:
+    operator = get_operator(job.operator, job.plugins)
+    shape = operator.parse_shape(job.shape)
+    return Record(
+        schema=SCHEMA,
+        run=run,
+        environment=machine.environment,
+        cell=Cell(
+            operator=job.operator,
+            backend=job.backend,
+            shape=job.shape,
+            dtype=job.dtype,
+            mode=job.mode,
+            protocol=job.protocol.label,
+            seed=job.seed,
+            dims=shape.dims,
+            flops=operator.flops(shape),
+            min_bytes=operator.min_bytes(shape, job.dtype),
+        ),
+        status=status,
+        message=message,
+        baseline=job.backend == operator.baseline,
+        latency=latency,
+        accuracy=accuracy,
+        kernels=kernels,
+        duration_s=duration_s,
+    )
+
+
+def _batch_size(operator: Operator, job: Job, environment: Environment) -> int:
+    """How many processes of this problem fit in memory at once.
+
+    Each keeps its inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
+    """
+    problem_mib = operator.min_bytes(operator.parse_shape(job.shape), job.dtype) / 2**20
+    have_mib = environment.gpu_memory_mib if job.device == "cuda" else environment.memory_mib
+    if not have_mib:
+        return 1
+    return max(1, int((MEMORY_SHARE * have_mib - 6 * problem_mib) / (2.5 * problem_mib + PROCESS_MIB)))

@@ -1,0 +1,234 @@
+"""Grouped GEMM: C[rows of g] = A[rows of g] @ B[g], the product in every mixture-of-experts layer.
+
+Inputs are what a layer has at hand: A with the rows of all experts packed, one B for each expert, and the offset at
+which each expert's rows end, on the device. Backends import their kernels when they are prepared, so that listing them
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from groupbench.operators import shapes
+from groupbench.operators.operator import Backend, Example, Operator, Run, Target
+from groupbench.operators.shapes import GroupedShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupedInputs:
+    """rows is the host's copy of what offs says; a shared B has stride 0 over groups."""
+
+    a: Tensor  # [M, K]
+    b: Tensor  # [G, K, N], any strides
+    offs: Tensor  # [G] int32, where each group's rows end
+    rows: tuple[int, ...]  # M_g
+
+
+def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
+    """Random inputs of a shape: standard normal, distinct weights for each expert.
+
+    With `shape.shared`, TritonBench's instead: one B for all groups and uniform values in [0, 1), which are all
+    positive, draw less power and so run at other clocks.
+    """
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = torch.rand if shape.shared else torch.randn
+
+    def values(*size: int) -> Tensor:
+        return draw(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    a = values(shape.M, shape.K)
+    if shape.shared:
+        b = values(shape.K, shape.N).expand(shape.G, -1, -1)
+    elif shape.nk:
+        b = values(shape.G, shape.N, shape.K).transpose(1, 2)
+    else:
+        b = values(shape.G, shape.K, shape.N)
+    return GroupedInputs(a, b, _ends(shape.rows, device), shape.rows)
+
+
+def from_tritonbench(
+    group_a: Sequence[Tensor], group_b: Sequence[Tensor], w: Tensor | None = None, split: Tensor | None = None
+) -> Example:
+    """TritonBench's lists of matrices as our inputs: A is packed, a B that repeats is kept once."""
+    import torch
+
+    rows = tuple(a.shape[0] for a in group_a)
+    shared = all(b is group_b[0] for b in group_b)
+    b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
+    shape = shapes.listed(rows, b.shape[2], b.shape[1], shared=shared)
+    inputs = GroupedInputs(torch.cat(list(group_a)), b, _ends(rows, str(group_a[0].device)), rows)
+    return Example(shape, {v: k for k, v in _dtypes().items()}[b.dtype], inputs)
+
+
+def _ends(rows: tuple[int, ...], device: str) -> Tensor:
+    import torch
+
+    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return _dtypes()[name]
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def reference(x: GroupedInputs) -> Tensor:
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+
+    return grouped_gemm_reference(x.a, x.b, x.offs)
+
+
+def flops(shape: GroupedShape) -> int:
+    return 2 * shape.M * shape.N * shape.K
+
+
+def min_bytes(shape: GroupedShape, dtype: str) -> int:
+    """A once, B once for each expert that has rows (once in all where it is shared), C once."""
+    active = 1 if shape.shared else sum(row > 0 for row in shape.rows)
+    elements = shape.M * shape.K + active * shape.K * shape.N + shape.M * shape.N
+    return elements * {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_torch_loop(x: GroupedInputs) -> Run:
+    import torch
+
+    ends = [sum(x.rows[: g + 1]) for g in range(len(x.rows))]
+    problems = [
+        (x.a[end - row : end], x.b[g], end - row, end)
+        for g, (row, end) in enumerate(zip(x.rows, ends, strict=True))
+        if row
+    ]
+    M, N = x.a.shape[0], x.b.shape[2]
+
+    def run() -> Tensor:
+        out = x.a.new_empty(M, N)
+        for a, b, start, end in problems:
+            torch.matmul(a, b, out=out[start:end])
+        return out
+
+    return run
+
+
+def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
+    import torch.nn.functional as F
+
+    a, b = _aligned(x.a), _aligned(x.b)
+    return lambda: F.grouped_mm(a, b, offs=x.offs)
+
+
+def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
+
+    return prepare_pointer_packed(x.a.split(x.rows), x.b.unbind())
+
+
+def prepare_triton_contiguous(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.contiguous import prepare_contiguous
+
+    return prepare_contiguous(x.a, x.b.transpose(1, 2), x.offs)
+
+
+def prepare_helion_jagged(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_jagged import prepare_helion_jagged
+
+    return prepare_helion_jagged(x.a, x.b, x.offs)
+
+
+def prepare_helion_persistent(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_persistent import prepare_helion_persistent
+
+    return prepare_helion_persistent(x.a, x.b, x.offs)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included)."""
+    step = 16 // x.element_size()
+    inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
+    outer = -3 - inner  # the other one of the last two
+    if (
+        x.stride(inner) == 1
+        and x.stride(outer) % step == 0
+        and (x.dim() == 2 or (x.stride(0) % step == 0 and x.stride(0)))
+    ):
+        return x
+    source = x if inner == -1 else x.transpose(-1, -2)
+    width = source.shape[-1]
+    padded = source.new_empty(*source.shape[:-1], math.ceil(width / step) * step)[..., :width]
+    padded.copy_(source)
+    return padded if inner == -1 else padded.transpose(-1, -2)
+
+
+def no_interpreted_bf16(target: Target) -> str | None:
+    if target.interpreted and target.dtype == "bf16":
+        return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
+    return None
+
+
+GROUPED_GEMM = Operator(
+    name="grouped_gemm",
+    baseline="torch_loop",
+    backends=(
+        Backend(
+            "torch_loop",
+            prepare_torch_loop,
+            "one torch.matmul for each group that has rows, sizes known on the host, into one output",
+        ),
+        Backend(
+            "torch_grouped_mm",
+            prepare_torch_grouped_mm,
+            "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
+        ),
+        Backend(
+            "triton_pointer",
+            prepare_triton_pointer,
+            "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "triton_contiguous",
+            prepare_triton_contiguous,
+            "one expert for each block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_jagged",
+            prepare_helion_jagged,
+            "one program for each group; after Helion's examples/grouped_gemm.py",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_persistent",
+            prepare_helion_persistent,
+            "persistent workers over the tiles of all groups; after Helion's examples/grouped_gemm.py",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+    ),
+    suites={name: tuple(suite.values()) for name, suite in shapes.SUITES.items()},
+    parse_shape=shapes.parse,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    shapes_help=shapes.HELP,
+    from_tritonbench=from_tritonbench,
+)

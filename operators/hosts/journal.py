@@ -1,0 +1,50 @@
+"""What the process that runs TritonBench tells its parent, a line of JSON at a time."""
+
+from __future__ import annotations
+
+import msgspec
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Status
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A cell that an earlier process dealt with: TritonBench's metrics (pickled), or the text of what went wrong."""
+
+    input_id: int
+    backend: str
+    metrics: bytes | None
+    message: str | None
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the child must know beyond TritonBench's own flags.
+
+    op      the operator as TritonBench names it
+    own     the operator of ours that stands behind it, None where it is TritonBench's
+    """
+
+    op: str
+    own: str | None
+    plugins: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    seed: int = 0
+    protocol: Protocol = Protocol()
+    journal: str = ""
+    finished: tuple[Finished, ...] = ()
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A cell begins (`begun`), or is done (`cell`)."""
+
+    input_id: int
+    backend: str
+    baseline: bool = False
+    begun: Cell | None = None
+    cell: Cell | None = None
+    status: Status = "ok"
+    message: str | None = None
+    latency: Latency | None = None
+    accuracy: Accuracy | None = None
+    kernels: tuple[Kernel, ...] = ()
+    duration_s: float | None = None
+    metrics: bytes | None = None

@@ -1,0 +1,333 @@
+"""Every touch of TritonBench's internals (commit 10b14473): our backends in its operators, our operators in its list, and a
+record of each cell. A test fails when one of the names used here is gone.
+
+With our launcher this module runs as the child process. With TritonBench's own run.py, `plugin` is the way in:
+
+    python run.py --op grouped_gemm --plugin groupbench.operators.hosts.tritonbench_adapter.plugin
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import torch
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.hosts.journal import Event, Finished, Setup
+from groupbench.operators.measure import accuracy, compiled
+from groupbench.operators.measure.cell import describe, is_oom
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
+from groupbench.operators.operator import Backend, Example, Operator, Target
+from groupbench.operators.registry import get_operator, load_plugin, operator_names
+from groupbench.operators.tolerances import TOLERANCES
+from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
+from tritonbench.components.do_bench import Latency as TritonBenchLatency
+from tritonbench.operators import op as operator_list
+from tritonbench.utils import run_utils, triton_op
+
+PACKAGE = "tritonbench.operators"
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def plugin() -> None:
+    """Add our backends to those of TritonBench's operators that we have backends for."""
+    for name in operator_names():
+        module = sys.modules.get(f"{PACKAGE}.{name}")
+        if module is not None:
+            add_backends(module.Operator, name, get_operator(name))
+
+
+def add_backends(cls: type, tb_name: str, operator: Operator, own: bool = False) -> None:
+    """Register the operator's backends as methods of a TritonBench operator class.
+
+    own: the class is ours, so that the operator's baseline is the baseline there too.
+    """
+    for backend in operator.backends:
+        triton_op.register_benchmark(
+            operator_name=tb_name,
+            func_name=backend.name,
+            baseline=own and backend.name == operator.baseline,
+            fwd_only=True,
+            cls=cls,
+        )(_method(operator, backend))
+
+
+def _target(dtype: str) -> Target:
+    cuda = torch.cuda.is_available()
+    return Target(
+        device="cuda" if cuda else "cpu",
+        dtype=dtype,
+        interpreted=_interpreted(),
+        capability=torch.cuda.get_device_capability() if cuda else None,
+    )
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _method(operator: Operator, backend: Backend) -> Any:
+    def prepare(self: Any, *example_inputs: Any) -> Any:
+        example = _example(operator, example_inputs)
+        reason = backend.unavailable(_target(example.dtype))
+        if reason is not None:
+            raise NotImplementedError(reason)  # what TritonBench shows in the cell and goes on after
+        try:
+            return backend.prepare(example.inputs)
+        except Unavailable as unavailable:
+            raise NotImplementedError(str(unavailable)) from unavailable
+
+    prepare.__name__ = backend.name
+    return prepare
+
+
+# --- operators of ours ------------------------------------------------------------------------------------------------
+
+
+def own_operator(setup: Setup, operator: Operator) -> type:
+    """A TritonBench operator class that runs one of ours on the suites chosen."""
+
+    class Own(triton_op.BenchmarkOperator):
+        DEFAULT_PRECISION = operator.dtypes[0]
+        DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
+        FWD_ONLY = operator.modes == ("fwd",)
+
+        def get_input_iter(self) -> Any:
+            for text in setup.shapes:
+                shape = operator.parse_shape(text)
+                dtype = DTYPES[self.dtype]
+                example = Example(shape, dtype, operator.make_inputs(shape, dtype, self.device, setup.seed))
+                # As a function, which TritonBench hands on untouched; it refuses types that it does not know.
+                yield (lambda example=example: example,)
+
+        def get_available_num_inputs(self) -> int:
+            return len(setup.shapes)
+
+        def get_x_val(self, example_inputs: Any) -> str:
+            return str(_example(operator, example_inputs).shape)
+
+        def tflops(self, fn_name: str, example_inputs: Any, metrics: Any) -> float:
+            return operator.flops(_example(operator, example_inputs).shape) / metrics.latency / 1e9
+
+        def accuracy(self, fn: Any, baseline_fn: Any) -> bool:
+            """Against the reference in higher precision, not against another backend."""
+            return self.groupbench_accuracy(fn)[1] is None
+
+        def _measure_latency(self, fn: Any, warmup: Any, rep: Any, repcnt: Any) -> Any:
+            """Cooled bursts; outliers stay in."""
+            protocol = setup.protocol
+            interpreted = _interpreted() and operator.backend(self._cur_backend_name).kind != "torch"
+            timer = GpuTimer(fn, protocol) if self.device == "cuda" else CpuTimer(fn, protocol, interpreted)
+            self.groupbench_enqueue_ms = timer.enqueue_ms
+            self.groupbench_bursts = []
+            for _ in range(1 if interpreted else protocol.bursts):
+                if self.device == "cuda":
+                    time.sleep(protocol.idle_s)
+                self.groupbench_bursts.append(tuple(timer.burst()))
+            times = [ms for burst in self.groupbench_bursts for ms in burst]
+            return TritonBenchLatency(times, remove_outliers=False)
+
+    return _in_module(Own, setup.op)
+
+
+def _in_module(cls: type, tb_name: str) -> type:
+    """TritonBench finds an operator's name in its class's module path."""
+    cls.__module__ = f"{PACKAGE}.{tb_name}"
+    cls.__qualname__ = cls.__name__ = "Operator"
+    return cls
+
+
+def add_operator(tb_name: str, cls: type) -> None:
+    """Make `--op tb_name` find the class: a module below tritonbench.operators, and a name in the list of operators."""
+    module = ModuleType(f"{PACKAGE}.{tb_name}")
+    module.Operator = cls  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    setattr(sys.modules[PACKAGE], tb_name, module)
+    listed = operator_list._list_opbench_paths
+    # TritonBench takes the last part of each path as the operator's name.
+    operator_list._list_opbench_paths = lambda: [*listed(), tb_name]
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def recording(base: type, setup: Setup, ours: Operator | None) -> type:
+    """A subclass of a TritonBench operator that tells the parent of each cell, and survives a backend that raises."""
+    finished = {(done.input_id, done.backend): done for done in setup.finished}
+
+    class Recording(base):  # type: ignore[misc, valid-type]
+        groupbench_bursts: list[tuple[float, ...]] | None = None
+        groupbench_enqueue_ms: float | None = None
+
+        def _get_bm_func(self, bm_func_name: str) -> Any:
+            start = time.perf_counter()
+            fn = super()._get_bm_func(bm_func_name)
+            fn()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.groupbench_prepare_ms = 1e3 * (time.perf_counter() - start)
+            self.groupbench_fn = fn
+            return fn
+
+        def _do_bench(self, input_id: int, fn_name: str, *args: Any, **kwargs: Any) -> Any:
+            baseline = bool(kwargs.get("baseline"))
+            done = finished.get((input_id, fn_name))
+            if done is not None and (done.metrics is None or not baseline):
+                return _restored(done)
+            event = Event(input_id, fn_name, baseline, begun=_cell(self, fn_name, setup, ours))
+            _tell(setup, event)
+            start = time.perf_counter()
+            self.groupbench_bursts = self.groupbench_fn = None
+            facts: dict[str, Any] = {}
+            with compiled.watched() as kernels:
+                try:
+                    metrics = super()._do_bench(input_id, fn_name, *args, **kwargs)
+                except Exception as error:
+                    metrics = triton_op.BenchmarkOperatorMetrics(error_msg=describe(error), extra_metrics={})
+                    facts = {"status": "oom" if is_oom(error) else "error", "message": describe(error)}
+            if not facts:
+                facts = self._groupbench_facts(metrics, ours)
+            if done is None:  # a baseline run again for its output has its record already
+                _tell(
+                    setup,
+                    msgspec.structs.replace(
+                        event,
+                        begun=None,
+                        cell=event.begun,
+                        kernels=tuple(kernels),
+                        duration_s=round(time.perf_counter() - start, 3),
+                        metrics=_pickled(metrics),
+                        **facts,
+                    ),
+                )
+            return metrics
+
+        def _groupbench_facts(self, metrics: Any, ours: Operator | None) -> dict[str, Any]:
+            latency = _latency(self, metrics, ours)
+            if metrics.error_msg:
+                status = "oom" if "OOM" in metrics.error_msg else "unavailable"
+                return {"status": status, "message": metrics.error_msg, "latency": latency}
+            measured, problem = None, None
+            if ours is not None and self.groupbench_fn is not None:
+                try:
+                    measured, problem = self.groupbench_accuracy(self.groupbench_fn)
+                except Exception as error:
+                    return {"status": "error", "message": describe(error), "latency": latency}
+            elif metrics.accuracy is False:
+                problem = "its output differs from the baseline's by more than TritonBench's tolerance"
+            if problem is None and latency is None and measured is None:
+                return {"status": "error", "message": "TritonBench measured neither latency nor accuracy"}
+            status = "ok" if problem is None else "wrong"
+            return {"status": status, "message": problem, "latency": latency, "accuracy": measured}
+
+        def groupbench_accuracy(self, fn: Any) -> tuple[Accuracy, str | None]:
+            assert ours is not None
+            key = self._cur_input_id
+            if getattr(self, "_groupbench_reference", (None, None))[0] != key:
+                self._groupbench_reference = (key, ours.reference(_example(ours, self.example_inputs).inputs))
+            args = self.tb_args
+            tolerance = TOLERANCES[DTYPES[self.dtype]].with_overrides(args.rtol, args.atol)
+            return accuracy.check(fn, self._groupbench_reference[1], tolerance)
+
+    return _in_module(Recording, setup.op)
+
+
+def _example(ours: Operator, example_inputs: Any) -> Example:
+    """The inputs as our backends take them: our own operator's, or TritonBench's converted."""
+    if callable(example_inputs[0]):
+        return example_inputs[0]()
+    assert ours.from_tritonbench is not None
+    return ours.from_tritonbench(*example_inputs)
+
+
+def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
+    dtype = DTYPES.get(op.dtype, op.tb_args.precision)
+    own_timing = setup.own is not None
+    facts: dict[str, Any] = {"shape": str(op.get_x_val(op.example_inputs))}
+    if ours is not None:
+        shape = _example(ours, op.example_inputs).shape
+        facts = {
+            "shape": str(shape),
+            "dims": shape.dims,
+            "flops": ours.flops(shape),
+            "min_bytes": ours.min_bytes(shape, dtype),
+        }
+    return Cell(
+        operator=setup.own or setup.op,
+        backend=backend,
+        dtype=dtype,
+        mode=op.mode.value,
+        host="tritonbench",
+        protocol=setup.protocol.label if own_timing else f"tritonbench:{op.tb_args.latency_measure_mode}",
+        seed=setup.seed,
+        **facts,
+    )
+
+
+def _latency(op: Any, metrics: Any, ours: Operator | None) -> Latency | None:
+    times = getattr(metrics.latency, "times", None)
+    if not times:
+        return None
+    kind = next((b.kind for b in ours.backends if b.name == op._cur_backend_name), "triton") if ours else "triton"
+    timing: Timing = "gpu" if op.device == "cuda" else "interpreted" if _interpreted() and kind != "torch" else "cpu"
+    bursts = op.groupbench_bursts or [tuple(max(float(ms), 1e-6) for ms in times)]
+    return Latency(
+        timing=timing,
+        bursts_ms=tuple(bursts),
+        prepare_ms=op.groupbench_prepare_ms,
+        enqueue_ms=op.groupbench_enqueue_ms,
+    )
+
+
+def _restored(done: Finished) -> Any:
+    if done.metrics is not None:
+        return pickle.loads(done.metrics)  # written by this user's own process a moment ago
+    return triton_op.BenchmarkOperatorMetrics(error_msg=done.message, extra_metrics={})
+
+
+def _pickled(metrics: Any) -> bytes | None:
+    with contextlib.suppress(Exception):
+        return pickle.dumps(metrics)
+    return None
+
+
+def _tell(setup: Setup, event: Event) -> None:
+    with Path(setup.journal).open("ab") as file:
+        file.write(msgspec.json.encode(event) + b"\n")
+
+
+def main() -> None:
+    """Run TritonBench on the arguments behind the setup file's name."""
+    setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
+    arguments = sys.argv[2:]
+    name = setup.own or setup.op
+    loaded = [load_plugin(path) for path in setup.plugins] if name not in operator_names() else []
+    for function in loaded:
+        function()  # TritonBench's own kind of plugin, for its own operators
+    ours = get_operator(name, setup.plugins) if name in operator_names() else None
+    if setup.own is not None:
+        assert ours is not None
+        cls = own_operator(setup, ours)
+        add_backends(cls, setup.op, ours, own=True)
+        add_operator(setup.op, recording(cls, setup, ours))
+    elif not setup.op.startswith("aten::"):
+        module = importlib.import_module(f"{PACKAGE}.{setup.op}")
+        base = module.Operator
+        if ours is not None:
+            add_backends(base, setup.op, ours)
+        module.Operator = recording(base, setup, ours)
+    sys.argv = ["run.py", *arguments]
+    run_utils.tritonbench_run(arguments)
+
+
+if __name__ == "__main__":
+    main()

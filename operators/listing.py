@@ -1,0 +1,26 @@
+"""What there is to measure: operators, suites, backends, metrics. None of it needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupbench.operators import table
+from groupbench.operators.registry import get_operator, operator_names
+
+
+def show(options: dict[str, Any]) -> None:
+    """Print the lists that the flags ask for."""
+    operators = [get_operator(name, tuple(options["plugins"])) for name in options["ops"] or operator_names()]
+    for operator in operators:
+        if options["list_operators"]:
+            print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
+            for name, suite in operator.suites.items():
+                print(f"  suite {name}: {len(suite)} shapes, {suite[0]} ...")
+        if options["list_backends"]:
+            print(f"{operator.name}:")
+            for backend in operator.backends:
+                mark = " (baseline)" if backend.name == operator.baseline else ""
+                print(f"  {backend.name}{mark}: {backend.source}")
+    if options["list_metrics"]:
+        for name, (meaning, _) in table.METRICS.items():
+            print(f"{name}: {meaning}")

@@ -1,0 +1,165 @@
+"""Is the output right? Compared with a reference in higher precision, on memory that was poisoned beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.tolerances import Tolerance
+from groupbench.tracker.record import Accuracy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BLOCK = 64
+
+
+def check(run: Callable[[], Any], reference: Tensor, tolerance: Tolerance) -> tuple[Accuracy, str | None]:
+    """Run twice on poisoned memory and compare with the reference.
+
+    Returns what was measured, and what is wrong with the output, or None where nothing is.
+    """
+    import torch
+
+    with poisoned():
+        first = _output(run(), reference)
+        kept = first.clone()
+        # A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`:
+        # leave NaN in its output, and in the block that the allocator is likely to hand out next.
+        first.fill_(math.nan)
+        del first
+        second = _output(run(), reference)
+    if second.is_cuda:
+        torch.cuda.synchronize()
+    accuracy, problem = compare(second, reference, tolerance)
+    repeatable = bool(torch.equal(_bits(kept), _bits(second)))
+    if problem is None and not repeatable:
+        problem = compare(kept, reference, tolerance)[1]
+        problem = problem and f"another run of the same call: {problem}"
+    return _with(accuracy, repeatable=repeatable), problem
+
+
+def compare(out: Tensor, reference: Tensor, tolerance: Tolerance) -> tuple[Accuracy, str | None]:
+    """Errors of `out` [M, N] against `reference` [M, N], and in words what exceeds the tolerance, or None."""
+    import torch
+
+    if out.numel() == 0:
+        return Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0), None
+    missing = torch.isnan(out) & ~torch.isnan(reference)
+    unwritten = missing.float().mean().item()
+    wide = out.to(reference.dtype)
+    # NaN and infinity in the same place on both sides is agreement, anywhere else the largest possible error.
+    same = (wide == reference) | (torch.isnan(wide) & torch.isnan(reference))
+    error = torch.where(same, 0.0, wide - reference).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
+    expected = reference.abs().nan_to_num_(0.0, 0.0, 0.0)
+    scale = expected.square().mean().sqrt().item()
+    outside = error > tolerance.atol * scale + tolerance.rtol * expected
+    mismatch = outside.float().mean().item()
+    rms = _ratio(error.square().mean().sqrt().item(), scale)
+    worst = _worst_block(error, expected, scale)
+    first_bad = tuple(torch.nonzero(outside)[0].tolist()) if mismatch else None
+    accuracy = Accuracy(
+        rms=_finite(rms),
+        max_abs=_finite(error.max().item()),
+        worst_block_rms=_finite(worst),
+        mismatch=mismatch,
+        unwritten=unwritten,
+        first_bad=first_bad,
+    )
+    where = f", the first at {list(first_bad)}" if first_bad else ""
+    if unwritten:
+        return accuracy, f"{_percent(unwritten)} of the output was never written or is NaN{where}"
+    if rms > tolerance.rms:
+        return accuracy, f"relative RMS error {rms:.2g} (allowed {tolerance.rms:.2g}){where}"
+    if worst > tolerance.rms:
+        return accuracy, f"relative RMS error {worst:.2g} in a row or block (allowed {tolerance.rms:.2g}){where}"
+    if mismatch:
+        return accuracy, f"{_percent(mismatch)} of the elements are outside the tolerance{where}"
+    return accuracy, None
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Within, floating-point tensors that Python code allocates without filling them hold NaN."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    fresh = {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+
+    class Poison(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func in fresh and result.is_floating_point():
+                result.fill_(math.nan)
+            return result
+
+    with Poison():
+        yield
+
+
+def _output(out: Any, reference: Tensor) -> Tensor:
+    """The output as one [M, N] tensor; a list of each group's is put together."""
+    import torch
+
+    if isinstance(out, (list, tuple)) and out and all(isinstance(part, torch.Tensor) for part in out):
+        out = torch.cat(list(out))
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"the backend returned {type(out).__name__}, not a tensor")
+    if out.shape != reference.shape:
+        raise ValueError(f"the backend returned shape {list(out.shape)}, expected {list(reference.shape)}")
+    return out
+
+
+def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
+    """Largest relative RMS of any row and any block of 64 x 64: an error that a mean over everything would hide.
+
+    A twentieth of the whole output's RMS is added to the denominator, so that a row that cancels to nothing is not
+    divided by nothing.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    floor = (0.05 * scale) ** 2
+
+    def worst(e: Tensor, r: Tensor) -> float:
+        return (e / (r + floor).clamp_min(torch.finfo(r.dtype).tiny)).max().sqrt().item()
+
+    e, r = error.square(), expected.square()
+    rows = worst(e.mean(-1), r.mean(-1))
+    e, r = (F.avg_pool2d(x[None, None], BLOCK, ceil_mode=True) for x in (e.flatten(0, -2), r.flatten(0, -2)))
+    return max(rows, worst(e, r))
+
+
+def _bits(x: Tensor) -> torch.Tensor:
+    import torch
+
+    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.int8}[x.element_size()])
+
+
+def _ratio(error: float, scale: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / scale if scale else math.inf
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _with(accuracy: Accuracy, **changes: Any) -> Accuracy:
+    import msgspec
+
+    return msgspec.structs.replace(accuracy, **changes)

@@ -1,0 +1,193 @@
+"""One cell in a process of its own: inputs, backend, accuracy, bursts.
+
+The parent asks over a pipe, one request and one answer at a time, so that several cells can be alive together and their
+bursts interleaved; whatever this process does (crash, hang, corrupt its GPU context), its neighbours do not feel it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
+from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.tolerances import TOLERANCES
+from groupbench.tracker.record import Accuracy, Kernel, Telemetry, Timing
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure, small enough to send to a process anywhere."""
+
+    operator: str
+    backend: str
+    shape: str
+    dtype: str
+    device: str
+    mode: str = "fwd"
+    seed: int = 0
+    interpreted: bool = False
+    protocol: Protocol = Protocol()
+    rtol: float | None = None
+    atol: float | None = None
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Answer to `prepare`: everything but the latency."""
+
+    timing: Timing
+    prepare_ms: float
+    enqueue_ms: float | None
+    accuracy: Accuracy
+    problem: str | None  # what is wrong with the output
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Answer to `burst`."""
+
+    samples_ms: tuple[float, ...]
+    telemetry: Telemetry | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Any answer may be this instead: the cell is over."""
+
+    status: str  # error, oom, unavailable
+    message: str
+
+
+def serve(job: Job, connection: Connection, log: str) -> None:
+    """Entry point of the process: answers "load", "prepare", "burst" until the pipe closes."""
+    os.setpgid(0, 0)  # the terminal's Ctrl-C is the parent's to handle, and a kill reaches what a backend starts
+    _redirect(log)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cell = _Cell(job)
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = getattr(cell, request)()
+        except Unavailable as reason:
+            answer = Failure("unavailable", str(reason))
+        except BaseException as error:
+            traceback.print_exc()
+            answer = Failure("oom" if is_oom(error) else "error", describe(error))
+        connection.send(answer)
+
+
+class _Cell:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def load(self) -> str:
+        """Import, open the device, make the inputs: nothing of it is timed."""
+        job = self.job
+        import torch
+
+        if job.device == "cpu":
+            torch.set_num_threads(os.cpu_count() or 1)
+        self.operator = get_operator(job.operator, job.plugins)
+        self.backend = get_backend(self.operator, job.backend)
+        shape = self.operator.parse_shape(job.shape)
+        self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
+        _synchronize(job.device)
+        return "loaded"
+
+    def prepare(self) -> Prepared:
+        from groupbench.operators.measure import accuracy, compiled
+
+        job = self.job
+        reference = self.operator.reference(self.inputs)
+        _synchronize(job.device)
+        start = time.perf_counter()
+        run = self.backend.prepare(self.inputs)
+        run()
+        _synchronize(job.device)
+        prepare_ms = 1e3 * (time.perf_counter() - start)
+        tolerance = TOLERANCES[job.dtype].with_overrides(job.rtol, job.atol)
+        with compiled.watched() as kernels:
+            measured, problem = accuracy.check(run, reference, tolerance)
+        del reference
+        _release(job.device)  # the neighbours' checks want the memory
+        interpreted = job.interpreted and self.backend.kind != "torch"
+        self.timer = GpuTimer(run, job.protocol) if job.device == "cuda" else CpuTimer(run, job.protocol, interpreted)
+        timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if interpreted else "cpu"
+        self.nvml = _nvml() if job.device == "cuda" else None
+        return Prepared(timing, prepare_ms, self.timer.enqueue_ms, measured, problem, tuple(kernels))
+
+    def burst(self) -> Burst:
+        samples = self.timer.burst()
+        return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:1000] if text else type(error).__name__
+
+
+def is_oom(error: BaseException) -> bool:
+    """Out of memory, on the GPU or the host; torch's CPU allocator says it in a RuntimeError's text."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _release(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def _nvml() -> Any:
+    import torch
+    from groupbench.operators.measure.telemetry import Nvml
+
+    return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
+def _redirect(log: str) -> None:
+    """What a backend prints goes to a file, whose end explains a crash; the table on the screen stays whole."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.enable()
+
+
+def tail(log: Path, characters: int = 400) -> str:
+    """What a cell's log says of its death, in one line: the fault handler's first lines, or else the end."""
+    try:
+        text = " ".join(log.read_text(errors="replace").split())
+    except OSError:
+        return ""
+    fault = text.find("Fatal Python error")
+    return text[fault : fault + characters] if fault >= 0 else text[-characters:]

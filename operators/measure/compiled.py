@@ -1,0 +1,77 @@
+"""Which Triton kernels a call launches, with what the compiler said of them.
+
+The hash is of each kernel's PTX without line numbers and comments: equal hashes mean that the code did not change,
+whatever the latency did. Triton offers no hook that hands over the compiled kernel at launch, so the one method that
+returns it is watched, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from groupbench.tracker.record import Kernel
+
+_SCALARS = (bool, int, float, str)
+_CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+@contextmanager
+def watched() -> Iterator[list[Kernel]]:
+    """Within, every distinct Triton kernel launched is added to the list; none is where Triton interprets."""
+    kernels: dict[str, Kernel] = {}
+    found: list[Kernel] = []
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        yield found
+        return
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = original(self, *args, **kwargs)
+        kernel = _describe(compiled, kwargs)
+        if kernel is not None:
+            kernels.setdefault(kernel.hash or kernel.name, kernel)
+        return compiled
+
+    with mock.patch.object(JITFunction, "run", run):
+        yield found
+    found.extend(kernels.values())
+
+
+def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
+    try:
+        metadata = compiled.metadata
+        config = {key: getattr(metadata, key) for key in _CONFIG if getattr(metadata, key, None) is not None}
+        config |= {key: value for key, value in kwargs.items() if key.isupper() and isinstance(value, _SCALARS)}
+        return Kernel(
+            name=metadata.name,
+            hash=code_hash(compiled.asm["ptx"]),
+            registers=_number(compiled, "n_regs"),
+            spills=_number(compiled, "n_spills"),
+            shared_bytes=metadata.shared,
+            config=config,
+        )
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _number(compiled: Any, name: str) -> int | None:
+    value = getattr(compiled, name, None)
+    return value if isinstance(value, int) else None
+
+
+def code_hash(ptx: str) -> str:
+    """Of what the GPU would run: moving the source by a line leaves it as it is."""
+    code = []
+    for line in ptx.splitlines():
+        stripped = line.split("//")[0].strip()
+        if stripped.startswith(".section"):
+            break  # debug information to the end of the file
+        if stripped and not stripped.startswith((".loc", ".file")):
+            code.append(stripped)
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]

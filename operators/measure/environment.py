@@ -1,0 +1,98 @@
+"""Where a run happens: hardware, driver and versions, as far as they can be found out."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.measure.telemetry import Nvml
+from groupbench.tracker.record import Environment
+
+# Environment variables that change what is compiled or how it runs.
+SETTING_PREFIXES = (
+    "TRITON_",
+    "HELION_",
+    "TORCHINDUCTOR_",
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_CUDA",
+)
+# ... but for those that only say where things lie.
+PLACES = ("_DIR", "_PATH", "_HOME", "_CACHE")
+
+
+def detect(device: str) -> Environment:
+    """The environment of this process. With device "cuda", torch is asked, which opens the GPU."""
+    facts: dict[str, Any] = {}
+    if device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        uuid = f"GPU-{properties.uuid}"
+        nvml = Nvml(uuid)
+        limit = nvml.get("nvmlDeviceGetPowerManagementLimit")
+        driver = _driver(nvml)
+        facts = {
+            "gpu": properties.name,
+            "gpu_uuid": uuid,
+            "gpu_memory_mib": properties.total_memory >> 20,
+            "sm_count": properties.multi_processor_count,
+            "driver": driver,
+            "cuda": torch.version.cuda,
+            "power_limit_w": None if limit is None else limit / 1000,
+            "max_sm_clock_mhz": nvml.get("nvmlDeviceGetMaxClockInfo", 1),
+        }
+    return Environment(
+        device="cuda" if device == "cuda" else "cpu",
+        cpu=_cpu(),
+        cpu_count=os.cpu_count(),
+        memory_mib=_memory_mib(),
+        os=f"{platform.system()} {platform.release()}",
+        host=platform.node() or None,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        triton=_version("triton"),
+        helion=_version("helion"),
+        tritonbench=_version("tritonbench"),
+        groupbench=_version("groupbench"),
+        settings={
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith(SETTING_PREFIXES) and not key.endswith(PLACES)
+        },
+        **facts,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver(nvml: Nvml) -> str | None:
+    if not nvml:
+        return None
+    driver = nvml._nvml.nvmlSystemGetDriverVersion()
+    return driver.decode() if isinstance(driver, bytes) else driver
+
+
+def _cpu() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or None
+
+
+def _memory_mib() -> int | None:
+    try:
+        return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20
+    except (ValueError, OSError):
+        return None

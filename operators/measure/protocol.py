@@ -1,0 +1,148 @@
+"""How latency is taken.
+
+A GPU's power management is the noise of a benchmark: a compute-bound kernel's time depends on what ran in the half second
+before it. Within a burst, samples agree to 0.2 %; bursts taken back to back differ by 5 %. So the GPU idles before each
+burst, a burst is short, several bursts are taken with other backends' in between, and the burst is the unit. Measured on an
+H100 with clocks not locked, medians of such bursts repeat to 0.04-0.4 % at 0.1-0.6 ms.
+
+`cooled` is that. `sustained` warms the GPU with the same kernel first, and is 18 % slower for the same kernel: a number
+says which it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+FLUSH_BYTES = 256 << 20  # five times an H100's L2
+SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is only idle time
+MAX_LEAD_MS = 20.0
+CPU_BURST_S = 0.25
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """name: cooled or sustained; idle_s before each burst; warmups and samples in each; warm_s of load if sustained."""
+
+    name: str = "cooled"
+    bursts: int = 4
+    samples: int = 10
+    warmups: int = 3
+    idle_s: float = 0.3
+    warm_s: float = 1.0
+    cudagraph: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in ("cooled", "sustained"):
+            raise UsageError(f"no protocol {self.name!r}; there are: cooled, sustained")
+        if self.bursts < 1 or self.samples < 1 or not 0 <= self.idle_s <= 3600:
+            raise UsageError("--bursts and --samples are at least 1, --idle is 0 to 3600 seconds")
+
+    @property
+    def label(self) -> str:
+        """The part of a series' identity: what shifts the level is in it, how many bursts there were is not."""
+        parts = [self.name]
+        if self.name == "cooled" and self.idle_s != Protocol.idle_s:
+            parts.append(f"idle={self.idle_s:g}s")
+        if self.cudagraph:
+            parts.append("cudagraph")
+        return "+".join(parts)
+
+
+class GpuTimer:
+    """Times one callable on the current CUDA device."""
+
+    def __init__(self, run: Callable[[], Any], protocol: Protocol) -> None:
+        import torch
+
+        self.torch = torch
+        self.protocol = protocol
+        self.flush_buffer = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self.run = _captured(run) if protocol.cudagraph else run
+        self.enqueue_ms = self._enqueue_ms()
+        self.lead_cycles = int(min(2 * self.enqueue_ms + 0.05, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS)
+
+    def burst(self) -> list[float]:
+        """Milliseconds of each run. The L2 is overwritten before each, and the GPU kept busy while the host launches.
+
+        Without that lead, a call that takes the host longer to launch than the GPU to run would be timed as its launch.
+        """
+        cuda = self.torch.cuda
+        if self.protocol.name == "sustained":
+            self._load(self.protocol.warm_s)
+        for _ in range(self.protocol.warmups):
+            self.flush_buffer.zero_()
+            self.run()
+        pairs = []
+        for _ in range(self.protocol.samples):
+            self.flush_buffer.zero_()
+            cuda._sleep(self.lead_cycles)
+            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            start.record()
+            self.run()
+            end.record()
+            pairs.append((start, end))
+        cuda.synchronize()
+        # The event clock ticks in steps; an empty kernel may read 0, which is no latency.
+        return [max(start.elapsed_time(end), 1e-6) for start, end in pairs]
+
+    def _load(self, seconds: float) -> None:
+        stop = time.perf_counter() + seconds
+        while time.perf_counter() < stop:
+            for _ in range(10):
+                self.run()
+            self.torch.cuda.synchronize()
+
+    def _enqueue_ms(self) -> float:
+        """Median host time of a call that finds the GPU idle."""
+        times = []
+        for _ in range(7):
+            self.torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.run()
+            times.append(1e3 * (time.perf_counter() - start))
+        self.torch.cuda.synchronize()
+        return sorted(times)[len(times) // 2]
+
+
+class CpuTimer:
+    """Times one callable by the wall clock: real for torch on a CPU, a mere record for an interpreted kernel."""
+
+    def __init__(self, run: Callable[[], Any], protocol: Protocol, interpreted: bool) -> None:
+        self.run = run
+        self.samples = 1 if interpreted else protocol.samples
+        self.warm = not interpreted
+        self.enqueue_ms = None
+
+    def burst(self) -> list[float]:
+        if self.warm:
+            self.run()
+        times: list[float] = []
+        stop = time.perf_counter() + CPU_BURST_S
+        while len(times) < self.samples and (not times or time.perf_counter() < stop):
+            start = time.perf_counter()
+            self.run()
+            times.append(max(1e3 * (time.perf_counter() - start), 1e-6))
+        return times
+
+
+def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """`run` as the replay of a CUDA graph, captured after a warm-up on a side stream as torch's documentation asks."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay

@@ -1,0 +1,60 @@
+"""What NVML says of the GPU beside a burst. Nothing at all where NVML or its Python package is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupbench.tracker.record import Telemetry
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, by NVML's names without their prefix.
+THROTTLE_REASONS = {
+    0x1: "GpuIdle",
+    0x2: "ApplicationsClocksSetting",
+    0x4: "SwPowerCap",
+    0x8: "HwSlowdown",
+    0x10: "SyncBoost",
+    0x20: "SwThermalSlowdown",
+    0x40: "HwThermalSlowdown",
+    0x80: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+}
+
+
+class Nvml:
+    """One GPU by its UUID, or the first one."""
+
+    def __init__(self, uuid: str | None = None) -> None:
+        self._handle: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml: Any = pynvml
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
+        except Exception:  # no package, no driver, no such card: measuring goes on without telemetry
+            self._handle = None
+
+    def __bool__(self) -> bool:
+        return self._handle is not None
+
+    def get(self, function: str, *args: Any) -> Any:
+        """The value of an NVML function of the device, or None where this card does not offer it."""
+        if self._handle is None:
+            return None
+        try:
+            return getattr(self._nvml, function)(self._handle, *args)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+    def telemetry(self) -> Telemetry | None:
+        """The card as it is now."""
+        if self._handle is None:
+            return None
+        power = self.get("nvmlDeviceGetPowerUsage")
+        reasons = self.get("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        return Telemetry(
+            sm_clock_mhz=self.get("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            temperature_c=self.get("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            power_w=None if power is None else power / 1000,
+            throttle=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit and bit != 0x1),
+        )

@@ -1,0 +1,148 @@
+"""The parent's end of a cell's process: start it, ask it, give up on it.
+
+Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh process a
+cell costs a fraction of a second and still shares no CUDA context with any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.measure.cell import Failure, Job, serve, tail
+
+PRELOAD = ("torch", "triton", "groupbench.operators.measure.cell", "groupbench.operators.measure.accuracy")
+HOST_MEMORY_SHARE = 0.8
+
+
+@cache
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([name for name in PRELOAD if importlib.util.find_spec(name)])
+    return context
+
+
+class Worker:
+    """One cell's process. Every question is answered, by it or, when it cannot, by a Failure in its place."""
+
+    def __init__(self, job: Job, timeout_s: float) -> None:
+        self.job = job
+        self.timeout_s = timeout_s
+        self.started = time.monotonic()
+        handle, name = tempfile.mkstemp(prefix="groupbench-cell-", suffix=".log")
+        os.close(handle)
+        self.log = Path(name)
+        self._asked = ""
+        self._connection, theirs = multiprocessing.Pipe()
+        self._process = _context().Process(target=_serve_limited, args=(job, theirs, name), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, request: str) -> None:
+        """Ask without waiting; `receive` gets the answer."""
+        self._asked = request
+        with contextlib.suppress(OSError):  # a dead process is noticed by receive
+            self._connection.send(request)
+
+    def receive(self) -> Any:
+        try:
+            if not self._connection.poll(self.timeout_s):
+                self.kill()
+                return Failure("timeout", f"no answer within {self.timeout_s:g} s to: {self._asked}")
+            return self._connection.recv()
+        except Exception as error:  # closed by its death, or an answer that does not unpickle
+            self._process.join(5)
+            return self._obituary(error)
+
+    def ask(self, request: str) -> Any:
+        self.send(request)
+        return self.receive()
+
+    def kill(self) -> None:
+        """End the process and whatever it started, now."""
+        if self._process.pid is not None and self._process.is_alive():
+            kill_group(self._process.pid)
+        self._process.join(10)
+
+    def close(self) -> None:
+        """Let the process end, killing it where it does not."""
+        self._connection.close()
+        self._process.join(5)
+        self.kill()
+        self.log.unlink(missing_ok=True)
+
+    def _obituary(self, error: Exception) -> Failure:
+        code = self._process.exitcode
+        log = tail(self.log)
+        said = f"; it last wrote: {log}" if log else ""
+        if code is None:
+            self.kill()
+            return Failure("error", f"its answer to {self._asked} could not be read: {error!r}{said}")
+        if code == -signal.SIGKILL:
+            return Failure("oom", f"killed during {self._asked}, as the system does when host memory runs out{said}")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Failure("error", f"the process died ({how}) during {self._asked}{said}")
+
+
+def kill_group(pid: int) -> None:
+    """End a process and the group it leads, without asking."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _serve_limited(job: Job, connection: Connection, log: str) -> None:
+    """`serve`, as the first to go when host memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if job.device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (int(HOST_MEMORY_SHARE * total),) * 2)
+    serve(job, connection, log)
+
+
+def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
+    """The result of a function run in a process of its own, so that this one never opens the GPU.
+
+    Raises GroupbenchError with what the process said when it fails.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = _context().Process(target=_call, args=(function, args, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        ok, value = ours.recv() if ours.poll(timeout_s) else (False, f"no answer within {timeout_s:g} s")
+    except EOFError:
+        process.join(5)
+        ok, value = False, f"the process died with exit code {process.exitcode}"
+    finally:
+        if process.is_alive():
+            process.join(5)
+            process.kill()
+    if not ok:
+        raise GroupbenchError(value)
+    return value
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        connection.send((True, function(*args)))
+    except ModuleNotFoundError as error:
+        connection.send((False, f"{error.name} is not installed: pip install 'groupbench[measure]'"))
+    except Exception as error:
+        connection.send((False, f"{type(error).__name__}: {error}"))

@@ -1,0 +1,104 @@
+"""What an operator is: facts and plain functions, no base class.
+
+An operator knows how to make inputs of a shape, the same maths in higher precision, and its backends. A backend
+turns inputs into a callable; whatever a caller does once (packing, compiling, tuning, tables) it does before
+returning the callable, and whatever a caller pays for on every step (allocating the output included) inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Shape(Protocol):
+    """A problem. `str(shape)` is its canonical text, which the operator's `parse_shape` reads back."""
+
+    @property
+    def dims(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and on what a backend is asked to run; all that `unavailable` may look at."""
+
+    device: str  # "cuda" or "cpu"
+    dtype: str  # "fp16", "bf16", "fp32"
+    interpreted: bool = False  # Triton and Helion kernels run in Triton's interpreter
+    capability: tuple[int, int] | None = None  # of the GPU, e.g. (9, 0)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs with what they are of. Opaque on purpose: TritonBench would walk into a tuple and cast what it finds."""
+
+    shape: Any
+    dtype: str
+    inputs: Any
+
+
+Run = Callable[[], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute an operator.
+
+    name         as users type it: `--only name`
+    prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated
+    source       what it is, and where the idea is from
+    kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
+    unavailable  why it cannot run on a target, or None; asked before anything is made
+    operator     which operator it belongs to; only a plugin needs to say
+    """
+
+    name: str
+    prepare: Callable[[Any], Run]
+    source: str
+    kind: str = "torch"
+    unavailable: Callable[[Target], str | None] = field(default=lambda target: None)
+    operator: str = ""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Facts and functions of one benchmarked operation.
+
+    suites       name -> shapes; the first one is the default
+    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes
+    make_inputs  (shape, dtype name, device, seed) -> inputs; any object, handed to `prepare` and `reference`
+    reference    inputs -> output in fp32 or better
+    flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once
+    from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
+    """
+
+    name: str
+    backends: tuple[Backend, ...]
+    baseline: str
+    suites: Mapping[str, tuple[Any, ...]]
+    parse_shape: Callable[[str], Any]
+    make_inputs: Callable[[Any, str, str, int], Any]
+    reference: Callable[[Any], torch.Tensor]
+    flops: Callable[[Any], int]
+    min_bytes: Callable[[Any, str], int]
+    modes: tuple[str, ...] = ("fwd",)
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
+    shapes_help: str = ""
+    from_tritonbench: Callable[..., Example] | None = None
+
+    def backend(self, name: str) -> Backend:
+        """The backend of that name. Raises KeyError."""
+        for backend in self.backends:
+            if backend.name == name:
+                return backend
+        raise KeyError(name)
+
+    def with_backends(self, more: tuple[Backend, ...]) -> Operator:
+        """The same operator with further backends, which replace their namesakes."""
+        names = {backend.name for backend in more}
+        kept = tuple(backend for backend in self.backends if backend.name not in names)
+        return replace(self, backends=(*kept, *more))

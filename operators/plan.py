@@ -1,0 +1,175 @@
+"""What a run measures: the product of operators, shapes, backends, dtypes, as a list of jobs.
+
+From the command line's flags, or from a plan file (TOML) that says what a night holds:
+
+    name = "nightly"
+
+    [[measure]]
+    operator = "grouped_gemm"
+    suites = ["smoke"]          # and/or shapes = ["G,M,N,K", ...]
+    dtypes = ["fp16"]
+    device = "cpu"              # this entry is for machines without a GPU; "cuda" for those with one; absent: both
+    only = ["torch_loop"]       # optional, as are skip, protocol, bursts, samples, idle, seed, mode
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from groupbench.operators.errors import UsageError
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.operator import Operator
+from groupbench.operators.registry import get_backend, get_operator
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One `[[measure]]` of a plan file."""
+
+    operator: str
+    suites: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    device: str | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    mode: str = "fwd"
+    protocol: str = "cooled"
+    bursts: int = Protocol.bursts
+    samples: int = Protocol.samples
+    idle: float = Protocol.idle_s
+    seed: int = 0
+
+
+class PlanFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: str
+    measure: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cells of one operator; empty tuples mean the operator's own default."""
+
+    operator: str
+    suites: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    mode: str = "fwd"
+    protocol: Protocol = field(default_factory=Protocol)
+    seed: int = 0
+    input_ids: tuple[int, ...] = ()
+    num_inputs: int | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    plugins: tuple[str, ...] = ()
+
+
+def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> tuple[str, list[Selection]]:
+    """(name, selections for this device) of a plan file. Raises UsageError."""
+    try:
+        plan = msgspec.convert(tomllib.loads(path.read_text()), PlanFile, strict=True)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"plan {path}: {error}") from error
+    for entry in plan.measure:
+        if entry.device not in (None, "cuda", "cpu"):
+            raise UsageError(f"plan {path}: device {entry.device!r} is neither cuda nor cpu")
+    selections = [
+        Selection(
+            operator=entry.operator,
+            suites=entry.suites,
+            shapes=entry.shapes,
+            dtypes=entry.dtypes,
+            only=entry.only,
+            skip=entry.skip,
+            mode=entry.mode,
+            protocol=Protocol(entry.protocol, entry.bursts, entry.samples, idle_s=entry.idle),
+            seed=entry.seed,
+            plugins=plugins,
+        )
+        for entry in plan.measure
+        if entry.device in (None, device)
+    ]
+    if not selections:
+        raise UsageError(f"plan {path}: nothing in it is for device {device}")
+    return plan.name, selections
+
+
+def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
+    """The cells of a selection: shapes outermost, so that backends of one shape stand together.
+
+    Raises UsageError for anything that does not exist.
+    """
+    operator = get_operator(selection.operator, selection.plugins)
+    if selection.mode not in operator.modes:
+        raise UsageError(f"{operator.name} has no mode {selection.mode!r}; there are: {', '.join(operator.modes)}")
+    dtypes = selection.dtypes or (("fp16",) if device == "cpu" else operator.dtypes[:1])
+    for dtype in dtypes:
+        if dtype not in operator.dtypes:
+            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+    names = [get_backend(operator, name).name for name in selection.only or [b.name for b in operator.backends]]
+    skipped = {get_backend(operator, name).name for name in selection.skip}
+    names = [name for name in dict.fromkeys(names) if name not in skipped]
+    if not names:
+        raise UsageError("--only and --skip leave no backend")
+    shapes = select_shapes(operator, selection, device)
+    return [
+        Job(
+            operator=operator.name,
+            backend=name,
+            shape=shape,
+            dtype=dtype,
+            device=device,
+            mode=selection.mode,
+            seed=selection.seed,
+            interpreted=interpreted,
+            protocol=selection.protocol,
+            rtol=selection.rtol,
+            atol=selection.atol,
+            plugins=selection.plugins,
+        )
+        for shape, dtype, name in itertools.product(shapes, dtypes, names)
+    ]
+
+
+def select_shapes(operator: Operator, selection: Selection, device: str) -> list[str]:
+    """Texts of the shapes that suites, --shapes, --input-id and --num-inputs pick, each once."""
+    suites = selection.suites or (() if selection.shapes else (default_suite(operator, device),))
+    shapes: list[Any] = []
+    for suite in suites:
+        if suite not in operator.suites:
+            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
+        shapes += operator.suites[suite]
+    try:
+        shapes += [operator.parse_shape(text) for text in selection.shapes]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    texts = list(dict.fromkeys(map(str, shapes)))
+    return [texts[i] for i in input_ids(len(texts), selection.input_ids, selection.num_inputs)]
+
+
+def default_suite(operator: Operator, device: str) -> str:
+    """The operator's first suite on a GPU; on a CPU, where that may take hours, one made for it."""
+    for name in (device, "smoke" if device == "cpu" else ""):
+        if name in operator.suites:
+            return name
+    return next(iter(operator.suites))
+
+
+def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:
+    """TritonBench's --input-id and --num-inputs: several ids, or a first one and how many. Raises UsageError."""
+    bad = [i for i in ids if not 0 <= i < count]
+    if bad:
+        raise UsageError(f"--input-id {bad[0]}: there are inputs 0 to {count - 1}")
+    if number is not None and (number < 1 or len(ids) > 1):
+        raise UsageError("--num-inputs is at least 1 and goes with at most one --input-id")
+    if len(ids) > 1:
+        return list(dict.fromkeys(ids))
+    first = ids[0] if ids else 0
+    return list(range(first, count if number is None else min(count, first + number)))

@@ -1,0 +1,92 @@
+"""The operators there are, and the backends that other packages add to them.
+
+A plugin is what an entry point of the group `groupbench.backends` names, or `--plugin module.attribute`: a Backend, several
+of them, or a function without arguments that returns either. Which operator a backend belongs to is its `operator`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.canary import CANARY
+from groupbench.operators.errors import UsageError
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.operator import Backend, Operator
+
+OPERATORS: tuple[Operator, ...] = (GROUPED_GEMM, CANARY)
+
+
+def operator_names() -> list[str]:
+    return [operator.name for operator in OPERATORS]
+
+
+def get_operator(name: str, plugins: Iterable[str] = ()) -> Operator:
+    """The operator of that name with all its backends: its own, installed plugins', then those of `plugins`.
+
+    Raises UsageError where there is no such operator or a plugin does not load.
+    """
+    for operator in OPERATORS:
+        if operator.name == name:
+            return operator.with_backends(tuple(b for b in _plugin_backends(tuple(plugins)) if b.operator == name))
+    raise UsageError(f"no operator {name!r}; there are: {', '.join(operator_names())}")
+
+
+def get_backend(operator: Operator, name: str) -> Backend:
+    """Raises UsageError, listing the operator's backends."""
+    try:
+        return operator.backend(name)
+    except KeyError:
+        names = ", ".join(backend.name for backend in operator.backends)
+        raise UsageError(f"{operator.name} has no backend {name!r}; there are: {names}") from None
+
+
+def _plugin_backends(plugins: tuple[str, ...]) -> list[Backend]:
+    backends = []
+    for entry_point in entry_points(group="groupbench.backends"):
+        try:
+            loaded = entry_point.load()
+        except Exception as error:
+            raise UsageError(
+                f"entry point {entry_point.name} = {entry_point.value} does not load: {error!r}"
+            ) from error
+        backends += _as_backends(loaded, entry_point.value)
+    for plugin in plugins:
+        backends += _as_backends(load_plugin(plugin), plugin)
+    return backends
+
+
+def load_plugin(path: str) -> Any:
+    """What `module.attribute` names; modules in the current folder are found too. Raises UsageError."""
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module_name:
+        raise UsageError(f"plugin {path!r} is not of the form module.attribute")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:
+        raise UsageError(f"plugin {path!r} does not load: {type(error).__name__}: {error}") from error
+
+
+def _as_backends(loaded: Any, origin: str) -> list[Backend]:
+    if callable(loaded) and not isinstance(loaded, Backend):
+        try:
+            loaded = loaded()
+        except Exception as error:
+            raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
+    backends = [loaded] if isinstance(loaded, Backend) else list(loaded) if isinstance(loaded, Iterable) else None
+    if backends is None or not all(isinstance(backend, Backend) for backend in backends):
+        raise UsageError(f"plugin {origin!r} gives neither a Backend nor several: {loaded!r}")
+    for backend in backends:
+        if backend.operator not in operator_names():
+            raise UsageError(
+                f"plugin {origin!r}: backend {backend.name!r} names operator {backend.operator!r}; "
+                f"there are: {', '.join(operator_names())}"
+            )
+    return backends

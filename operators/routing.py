@@ -1,0 +1,77 @@
+"""How many rows each expert gets: the loads a mixture-of-experts router makes, drawn once and for all.
+
+A routing is text, so that a shape can carry it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)`, `multinomial`, each with
+`+empty(0.1)` behind it where a tenth of the experts get nothing. The same text, G and M always give the same rows:
+numpy's legacy generator is frozen by its own promise (NEP 19), unlike the newer one.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TEXT = re.compile(
+    r"(?P<name>balanced|multinomial|uniform|zipf)"
+    r"(?:\((?P<args>[0-9.]+(?:,[0-9.]+)?)\))?"
+    r"(?:\+empty\((?P<empty>0?\.[0-9]+|0)\))?"
+)
+_ARGS = {"balanced": 0, "multinomial": 0, "uniform": 2, "zipf": 1}
+HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE)"
+
+
+def check(text: str) -> None:
+    """Raises ValueError where `text` is no routing."""
+    _parse(text)
+
+
+def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
+    """Rows of each of `groups` experts, `total` in all.
+
+    balanced       total / groups, the remainder over the first experts
+    uniform(a,b)   loads drawn from U(a, b) times the mean
+    zipf(s)        each row goes to the expert of rank r with probability ~ r^-s; ranks are shuffled over experts
+    multinomial    each row goes to any expert alike
+    +empty(share)  that share of the experts, chosen at random, get no row
+    """
+    import numpy as np
+
+    name, args, empty = _parse(text)
+    random = np.random.RandomState(zlib.crc32(f"{text} {groups} {total}".encode()))
+    order = random.permutation(groups)
+    active = order[: max(1, groups - int(round(groups * empty)))]
+    counts = np.zeros(groups, dtype=np.int64)
+    n = len(active)
+    if name == "balanced":
+        counts[np.sort(active)] = total // n + (np.arange(n) < total % n)
+    elif name == "uniform":
+        counts[active] = _apportion(random.uniform(args[0], args[1], n), total)
+    else:
+        weights = np.arange(1, n + 1) ** -args[0] if name == "zipf" else np.ones(n)
+        counts[active] = random.multinomial(total, weights / weights.sum())
+    return tuple(int(count) for count in counts)
+
+
+def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"routing {text!r} is not one of: {HELP}")
+    args = tuple(float(value) for value in match["args"].split(",")) if match["args"] else ()
+    if len(args) != _ARGS[match["name"]]:
+        raise ValueError(f"routing {text!r}: {match['name']} takes {_ARGS[match['name']]} numbers; one of: {HELP}")
+    if match["name"] == "uniform" and not 0 <= args[0] <= args[1] > 0:
+        raise ValueError(f"routing {text!r}: uniform takes LOW <= HIGH, HIGH above 0")
+    return match["name"], args, float(match["empty"] or 0)
+
+
+def _apportion(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that sum to `total`, in proportion: the largest remainders are rounded up."""
+    import numpy as np
+
+    exact = weights / weights.sum() * total
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts

@@ -1,0 +1,199 @@
+"""One invocation: where its records go, what is on the screen meanwhile, and how it ends. Both hosts use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from groupbench.operators import table
+from groupbench.operators.errors import UsageError
+from groupbench.operators.executor import Progress
+from groupbench.operators.measure.commit import find_commit
+from groupbench.tracker.record import Environment, Record, Run, encode
+
+EXIT_WRONG = 1
+EXIT_INCOMPLETE = 3
+EXIT_INTERRUPTED = 130
+
+
+@dataclass
+class Session:
+    """Options of an invocation that do not say what is measured, and the records so far."""
+
+    records_path: Path | None = None
+    csv: bool = False
+    output: Path | None = None
+    output_json: Path | None = None
+    metrics: tuple[str, ...] = table.DEFAULT_METRICS
+    baseline: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    trigger: str = "manual"
+    plan: str | None = None
+    timeout_s: float = 300
+    quiet: bool = False
+    shows_table: bool = True  # False where the host has shown its own
+    records: list[Record] = field(default_factory=list)
+    run: Run | None = None
+
+    def open(self, host: str, environment: Environment) -> None:
+        """Say where this runs, and make sure, before anything is measured, that its results can be written.
+
+        Raises UsageError.
+        """
+        import msgspec
+
+        commit = find_commit(self.commit)
+        if self.branch:
+            commit = msgspec.structs.replace(commit, branch=self.branch)
+        self.run = Run(
+            id=uuid.uuid4().hex,
+            started=datetime.now(UTC),
+            commit=commit,
+            trigger=self.trigger,
+            plan=self.plan,
+            command=" ".join(sys.argv[1:]) or None,
+        )
+        for path in (self.records_path, self.output, self.output_json):
+            if path is not None:
+                check_writable(path)
+        device = environment.gpu or f"CPU ({environment.cpu})"
+        versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
+        known = [text for text in versions if not text.endswith(" None")]
+        commit_text = commit.hash[:10] + ("+" if commit.dirty else "")
+        self.say(f"groupbench: {host} · {device} · {' · '.join(known)} · commit {commit_text}")
+
+    def say(self, text: str) -> None:
+        """The first line belongs to the result; with --csv, standard output is for the table alone."""
+        print(text, file=sys.stderr if self.csv else sys.stdout, flush=True)
+
+    def collect(self, produce: Callable[[Run, Progress], Iterator[Record]], total: int) -> int:
+        """Take records as they come, write each at once, then show the table. Returns the exit code.
+
+        An interrupt ends the measuring; what was measured is kept and shown.
+        """
+        assert self.run is not None
+        interrupted = False
+        with self._writer() as write, _progress(total, self.quiet) as progress:
+            try:
+                for record in produce(self.run, progress):
+                    self.records.append(record)
+                    write(record)
+            except KeyboardInterrupt:
+                interrupted = True
+        self.show()
+        return EXIT_INTERRUPTED if interrupted else self.exit_code()
+
+    def show(self) -> None:
+        """The table, in the formats asked for, and a line of counts."""
+        if self.shows_table:
+            self._show_table()
+        counts = Counter(record.status for record in self.records)
+        self.say(f"{len(self.records)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        if self.records_path is not None:
+            self.say(f"records: {self.records_path}")
+
+    def _show_table(self) -> None:
+        from rich.console import Console
+
+        if self.csv:
+            table.write_csv(self.records, self.metrics, self.baseline, sys.stdout)
+        else:
+            console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+            console.print(table.screen_table(self.records, self.metrics, self.baseline))
+        for path, write in ((self.output, table.write_csv), (self.output_json, table.write_json)):
+            if path is not None:
+                with _atomic(path) as file:
+                    write(self.records, self.metrics, self.baseline, file)
+
+    def exit_code(self) -> int:
+        """0, 1 where a result is wrong, 3 where something planned was not measured or nothing was."""
+        statuses = {record.status for record in self.records}
+        if "wrong" in statuses:
+            return EXIT_WRONG
+        if statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
+            return EXIT_INCOMPLETE
+        return 0
+
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[Callable[[Record], None]]:
+        if self.records_path is None:
+            yield lambda record: None
+            return
+        with self.records_path.open("ab") as file:
+
+            def write(record: Record) -> None:
+                file.write(encode(record))
+                file.flush()
+
+            yield write
+
+
+def check_writable(path: Path) -> None:
+    """Raises UsageError where `path` could not be written; makes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _atomic(path: Path) -> Iterator[IO[str]]:
+    """A file that appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", newline="") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Progress]:
+    """A bar with the current cell and the time left on a terminal; a line a cell, on standard error, elsewhere."""
+    if quiet:
+        yield Progress()
+    elif sys.stderr.isatty():
+        from rich import progress
+        from rich.console import Console
+
+        columns: list[Any] = [
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+        ]
+        with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("starting", total=total)
+            yield Progress(
+                describe=lambda text: bar.update(task, description=text),
+                advance=lambda cells: bar.advance(task, cells),
+            )
+    else:
+        done = 0.0
+
+        def describe(text: str) -> None:
+            if text.endswith(": preparing"):
+                print(
+                    f"[{int(done + 1e-6) + 1}/{total}] {text.removesuffix(': preparing')}", file=sys.stderr, flush=True
+                )
+
+        def advance(cells: float) -> None:
+            nonlocal done
+            done += cells
+
+        yield Progress(describe, advance)

@@ -1,0 +1,186 @@
+"""Records as people read them: a table on the screen, and TritonBench's own CSV and JSON for the tools that parse those."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from typing import IO, TYPE_CHECKING, Any
+
+from groupbench.tracker.record import Latency, Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Value = float | bool | str | None
+
+
+def median_ms(latency: Latency) -> float:
+    """Median over bursts of each burst's median."""
+    return statistics.median(statistics.median(burst) for burst in latency.bursts_ms)
+
+
+def spread(latency: Latency) -> float:
+    """Half the range of the bursts' medians, relative to the median."""
+    medians = [statistics.median(burst) for burst in latency.bursts_ms]
+    return (max(medians) - min(medians)) / 2 / median_ms(latency)
+
+
+def _speed(record: Record) -> float | None:
+    """Latency in ms where it is a speed: measured, right, and not interpreted."""
+    latency = record.latency
+    return None if latency is None or latency.timing == "interpreted" else median_ms(latency)
+
+
+def _rate(record: Record, amount: int | None, unit: float) -> float | None:
+    ms = _speed(record)
+    return amount / ms / unit if ms and amount else None
+
+
+def _accuracy(name: str) -> Callable[[Record, Record | None], Value]:
+    return lambda record, baseline: None if record.accuracy is None else getattr(record.accuracy, name)
+
+
+def _latency(name: str) -> Callable[[Record, Record | None], Value]:
+    return lambda record, baseline: None if record.latency is None else getattr(record.latency, name)
+
+
+def _speedup(record: Record, baseline: Record | None) -> float | None:
+    ours, theirs = _speed(record), _speed(baseline) if baseline else None
+    return theirs / ours if ours and theirs else None
+
+
+# name -> (what it is, value of a record and the baseline's)
+METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
+    "latency": ("ms, median over bursts", lambda r, b: None if r.latency is None else median_ms(r.latency)),
+    "speedup": ("baseline's latency over this one's", _speedup),
+    "tflops": ("10^12 floating-point operations a second, real rows only", lambda r, b: _rate(r, r.cell.flops, 1e9)),
+    "gbps": ("10^9 bytes a second of the least traffic possible", lambda r, b: _rate(r, r.cell.min_bytes, 1e6)),
+    "accuracy": (
+        "1 within the tolerance table, 0 outside",
+        lambda r, b: None if r.accuracy is None else r.status != "wrong",
+    ),
+    "rms": ("relative RMS error against the reference", _accuracy("rms")),
+    "max_abs": ("largest absolute error", _accuracy("max_abs")),
+    "mismatch": ("share of elements outside the tolerance", _accuracy("mismatch")),
+    "repeatable": ("two runs agree bit by bit", _accuracy("repeatable")),
+    "prepare_ms": ("ms of packing, compiling and tables, before the clock starts", _latency("prepare_ms")),
+    "enqueue_ms": ("ms the host takes to launch one call", _latency("enqueue_ms")),
+}
+DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
+
+
+def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
+    """The baseline's record of each problem: the operator's own, or the backend called `name`."""
+    return {_problem(r): r for r in records if (r.cell.backend == name if name else r.baseline)}
+
+
+def _problem(record: Record) -> tuple[str, ...]:
+    cell = record.cell
+    return (cell.operator, cell.mode, cell.dtype, cell.shape, cell.protocol, str(cell.seed))
+
+
+def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:
+    """One row a cell. Rows of a problem stand together."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    several = len({(r.cell.operator, r.cell.dtype, r.cell.mode) for r in records}) > 1
+    if several:
+        table.add_column("operator")
+    table.add_column("shape", overflow="fold")
+    table.add_column("backend", no_wrap=True)
+    for name in metrics:
+        table.add_column({"latency": "latency ms", "rms": "rms error"}.get(name, name), justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    base = baselines(records, baseline)
+    previous: tuple[str, ...] | None = None
+    for record in records:
+        problem = _problem(record)
+        fresh = problem != previous
+        if fresh and previous is not None:
+            table.add_section()
+        previous = problem
+        cell = record.cell
+        row = [f"{cell.operator} {cell.mode} {cell.dtype}" if fresh else ""] if several else []
+        row += [escape(cell.shape) if fresh else "", escape(cell.backend)]
+        row += [_shown(name, record, base.get(problem)) for name in metrics]
+        table.add_row(*row, _status_text(record))
+    return table
+
+
+def _shown(name: str, record: Record, baseline: Record | None) -> str:
+    value = METRICS[name][1](record, baseline)
+    if value is None:
+        return ""
+    if name == "latency":
+        assert record.latency is not None
+        if record.latency.timing == "interpreted":
+            return "[dim]interpreted[/dim]"
+        return f"{value:.4f} [dim]±{100 * spread(record.latency):4.1f}%[/dim]"
+    if isinstance(value, bool):
+        return "yes" if value else "[red]no[/red]"
+    if isinstance(value, float):
+        return {"speedup": f"{value:.2f}", "tflops": f"{value:.3g}", "rms": f"{value:.1e}"}.get(name, f"{value:.4g}")
+    return str(value)
+
+
+def _status_text(record: Record) -> str:
+    from rich.markup import escape
+
+    if record.status == "ok":
+        repeats = record.accuracy is None or record.accuracy.repeatable is not False
+        return "[green]ok[/green]" if repeats else "[green]ok[/green], but two runs differ"
+    style = "dim" if record.status in ("unavailable", "skipped") else "bold red"
+    return f"[{style}]{record.status}[/{style}] {escape(record.message or '')}"
+
+
+def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
+    """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last. Empty where nothing was measured."""
+    headers, rows = _wide(records, metrics, baseline)
+    writer = csv.writer(file, delimiter=";", lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows([["" if value is None else _number(value) for value in row] for row in rows])
+    averages: list[Any] = ["average"]
+    for column in range(1, len(headers)):
+        numbers = [row[column] for row in rows if isinstance(row[column], (int, float))]
+        averages.append(sum(numbers) / len(numbers) if numbers else "")
+    writer.writerow(averages)
+
+
+def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
+    """TritonBench's JSON: one flat object, `tritonbench_{op}_{mode}[x_{shape}-{backend}]_{metric}`."""
+    headers, rows = _wide(records, metrics, baseline)
+    name = f"{records[0].cell.operator}_{records[0].cell.mode}" if records else ""
+    values = {}
+    for row in rows:
+        for header, value in zip(headers[1:], row[1:], strict=True):
+            backend, metric = header.rsplit("-", 1)
+            values[f"tritonbench_{name}[x_{row[0]}-{backend}]_{metric}"] = _number(value)
+    json.dump(values, file, indent=4)
+    file.write("\n")
+
+
+def _wide(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> tuple[list[str], list[list[Any]]]:
+    base = baselines(records, baseline)
+    backends = list(dict.fromkeys(record.cell.backend for record in records))
+    cells: dict[str, dict[str, Record]] = {}
+    dtypes = {record.cell.dtype for record in records}
+    for record in records:
+        x_val = record.cell.shape if len(dtypes) == 1 else f"{record.cell.shape},{record.cell.dtype}"
+        cells.setdefault(x_val, {})[record.cell.backend] = record
+    headers = ["x_val", *(f"{backend}-{metric}" for backend in backends for metric in metrics)]
+    rows: list[list[Any]] = []
+    for x_val, of in cells.items():
+        row: list[Any] = [x_val]
+        for backend in backends:
+            record = of.get(backend)
+            row += [METRICS[m][1](record, base.get(_problem(record))) if record else None for m in metrics]
+        rows.append(row)
+    return headers, rows
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, bool) else value

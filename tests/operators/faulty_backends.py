@@ -1,0 +1,107 @@
+"""Backends that fail in every way there is, as a plugin: `--plugin faulty_backends.BACKENDS`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.grouped_gemm import prepare_torch_loop
+from groupbench.operators.operator import Backend
+
+
+def crashes(inputs):
+    os.kill(os.getpid(), 11)
+
+
+def exits(inputs):
+    os._exit(7)
+
+
+def hangs(inputs):
+    def run():
+        time.sleep(3600)
+
+    return run
+
+
+def raises(inputs):
+    raise RuntimeError("no such\ninstruction")
+
+
+def eats_memory(inputs):
+    import torch
+
+    return lambda: torch.empty(1 << 50, dtype=torch.uint8)
+
+
+def half(inputs):
+    """Writes the first half of the rows."""
+    right = prepare_torch_loop(inputs)
+
+    def run():
+        out = inputs.a.new_empty(inputs.a.shape[0], inputs.b.shape[2])
+        rows = out.shape[0] // 2
+        out[:rows] = right()[:rows]
+        return out
+
+    return run
+
+
+def one_percent(inputs):
+    right = prepare_torch_loop(inputs)
+    return lambda: right() * 1.01
+
+
+def one_element(inputs):
+    """Right but for the last element."""
+    right = prepare_torch_loop(inputs)
+
+    def run():
+        out = right()
+        out[-1, -1] *= 1.1
+        return out
+
+    return run
+
+
+def flaky(inputs):
+    """Right every time, but not bit by bit the same."""
+    right = prepare_torch_loop(inputs)
+    calls = iter(range(10**9))
+
+    def run():
+        out = right()
+        out[0, 0] *= 1 + 2**-10 * (next(calls) % 2)
+        return out
+
+    return run
+
+
+def wrong_shape(inputs):
+    return lambda: inputs.a.new_zeros(3)
+
+
+def returns_nothing(inputs):
+    return lambda: None
+
+
+def not_here(inputs):
+    raise Unavailable("needs a flux capacitor")
+
+
+FAULTS = (
+    crashes,
+    exits,
+    hangs,
+    raises,
+    eats_memory,
+    half,
+    one_percent,
+    one_element,
+    flaky,
+    wrong_shape,
+    returns_nothing,
+    not_here,
+)
+BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm") for fault in FAULTS)
