@@ -1,0 +1,234 @@
+"""Grouped GEMM over blocks of rows that belong to one expert each: backend `triton_contiguous`.
+
+    out[r] = a[r] @ w[e(r)].T        a [M, K]   w [E, N, K]   out [M, N]
+
+The row space is cut into blocks of `group_size_m` rows, and a block names the expert of all its rows, so a
+tile (no taller than a block) needs one weight matrix and finds it with a single load. A program takes every
+`num_programs`-th tile of one flat list, in super-grouped order.
+
+Ragged groups do not end at block borders. Preparation pads each group to whole blocks, not the data: it
+builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
+
+    group sizes 3, 0, 5;  group_size_m = 4:     block experts   0        2        2
+                                                row map         0 1 2 -  3 4 5 6  7 - - -
+
+A is loaded through the map and the result is stored through it. A padded copy of A would cost a write and a
+read of all rows on every step; the map costs four bytes a row, read once a tile, and these loads make an
+address for every row anyway. Padding rows load zeros and store nothing, so the output is dense, and a NaN
+can neither come from padding nor get there. Where all groups fill their blocks there is no map, and its
+code is compiled away.
+
+The weights are addressed by their strides: [E, N, K] as checkpoints store them, or a transposed view of
+[E, K, N], both without a copy.
+
+The design is that of gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM).
+Changes: the expert is loaded once a tile instead of in each step over K, sizes are run-time values (no
+compilation for a new row count), strides, the row map, and a tile order that starts every column of tiles
+at its first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, worker_count
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ContiguousConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    super_group_m: int  # tile rows of a super-group, see tile_order.py
+    num_warps: int
+    num_stages: int
+    group_size_m: int = 128  # rows of a block
+    programs_per_sm: int = 1
+
+    def __post_init__(self) -> None:
+        if self.group_size_m % self.block_m:
+            raise ValueError(
+                f"block_m={self.block_m} must divide group_size_m={self.group_size_m}: a tile has one expert"
+            )
+
+
+CONFIGS = {
+    # 128 rows a block is what MoE dispatchers pad to; the tutorial found super-groups of 32 rows of tiles
+    # best. 4 stages of 32 KiB fit in shared memory. A best guess for Hopper, not tuned yet.
+    "cuda": ContiguousConfig(128, 128, 64, super_group_m=32, num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
+    # registers too.
+    "cuda_fp32": ContiguousConfig(64, 64, 32, super_group_m=32, num_warps=4, num_stages=3),
+    # The interpreter pays by operation, hardly by element. Two tiles a block, so that the difference is
+    # exercised.
+    "cpu": ContiguousConfig(32, 32, 32, super_group_m=2, num_warps=4, num_stages=1, group_size_m=64),
+}
+
+
+def default_config(device: torch.device, dtype: torch.dtype) -> ContiguousConfig:
+    if device.type != "cuda":
+        return CONFIGS["cpu"]
+    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+
+
+@triton.jit
+def _contiguous_kernel(
+    a_ptr,  # [M, K]
+    w_ptr,  # [E, N, K]
+    out_ptr,  # [M, N]
+    block_experts_ptr,  # [rows / GROUP_SIZE_M]
+    row_map_ptr,  # [rows], or None: the identity
+    rows,  # padded rows, a multiple of GROUP_SIZE_M
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_we,
+    stride_wn,
+    stride_wk,
+    stride_om,
+    stride_block,
+    HAS_MAP: tl.constexpr,
+    EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K: the loop needs no mask along K
+    PRECISION: tl.constexpr,
+    GROUP_SIZE_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUPER_GROUP_M: tl.constexpr,
+):
+    tiles_m = rows // BLOCK_M
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+        tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, SUPER_GROUP_M)
+        first_row = tile_m * BLOCK_M
+        expert = tl.load(block_experts_ptr + (first_row // GROUP_SIZE_M) * stride_block).to(tl.int64)
+
+        row = first_row + tl.arange(0, BLOCK_M)
+        if HAS_MAP:
+            row = tl.load(row_map_ptr + row)
+        # Constants fold: without a map and with an even K, the loop's loads of A have no mask at all.
+        row_ok = (row >= 0) | (not HAS_MAP)
+        row = row.to(tl.int64)  # row * stride passes 2**31 where M * K does
+        offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_ok = offs_n < N
+
+        a_ptrs = a_ptr + row[:, None] * stride_am + offs_k[None, :] * stride_ak
+        w_ptrs = w_ptr + expert * stride_we
+        w_ptrs += offs_k[:, None] * stride_wk + offs_n[None, :] * stride_wn
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            k_ok = (offs_k < K - k) | EVEN_K
+            a = tl.load(a_ptrs, mask=row_ok[:, None] & k_ok[None, :], other=0.0)
+            w = tl.load(w_ptrs, mask=k_ok[:, None] & n_ok[None, :], other=0.0)
+            acc = tl.dot(a, w, acc, input_precision=PRECISION)
+            a_ptrs += BLOCK_K * stride_ak
+            w_ptrs += BLOCK_K * stride_wk
+
+        out_ptrs = out_ptr + row[:, None] * stride_om + offs_n[None, :]
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_ok[:, None] & n_ok[None, :])
+
+
+def launch_contiguous(
+    a: Tensor,  # [M, K], any strides
+    w: Tensor,  # [E, N, K], any strides
+    block_experts: Tensor,  # [blocks], int32 or int64, any stride
+    row_map: Tensor | None,  # [blocks * group_size_m] int32, -1 for padding; None: the identity
+    config: ContiguousConfig,
+) -> Tensor:  # [M, N]; rows that the map does not name are left as allocated
+    """Allocate the output and launch; checks nothing."""
+    (M, K), N = a.shape, w.size(1)
+    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+    rows = block_experts.numel() * config.group_size_m
+    tiles = rows // config.block_m * triton.cdiv(N, config.block_n)
+    if tiles == 0:
+        return out
+    _contiguous_kernel[(min(tiles, worker_count(a.device, config.programs_per_sm)),)](
+        a,
+        w,
+        out,
+        block_experts,
+        row_map,
+        rows,
+        N,
+        K,
+        *a.stride(),
+        *w.stride(),
+        out.stride(0),
+        block_experts.stride(0),
+        HAS_MAP=row_map is not None,
+        EVEN_K=K % config.block_k == 0,
+        PRECISION="ieee" if a.dtype == torch.float32 else "tf32",
+        GROUP_SIZE_M=config.group_size_m,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SUPER_GROUP_M=config.super_group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+def grouped_gemm_contiguous(
+    a: Tensor,  # [M, K], M a multiple of group_size_m
+    w: Tensor,  # [E, N, K], any strides
+    expert_indices: Tensor,  # [M], int32 or int64; all rows of a block name the same expert
+    config: ContiguousConfig | None = None,
+) -> Tensor:  # [M, N]
+    """The tutorial's interface: an expert index for every row, of which the first in each block is read."""
+    config = _legal(a, w, config)
+    if a.ndim != 2 or w.ndim != 3 or a.size(1) != w.size(2):
+        raise ValueError(f"expected a [M, K] and w [E, N, K], got {tuple(a.shape)} and {tuple(w.shape)}")
+    if expert_indices.shape != (a.size(0),) or a.size(0) % config.group_size_m:
+        raise ValueError(
+            f"need an expert index for each of {a.size(0)} rows (got {tuple(expert_indices.shape)}), "
+            f"and rows in whole blocks of group_size_m={config.group_size_m}"
+        )
+    return launch_contiguous(a, w, expert_indices[:: config.group_size_m], None, config)
+
+
+def prepare_contiguous(
+    a: Tensor,  # [M, K], any strides
+    w: Tensor,  # [E, N, K], any strides
+    offs: Tensor,  # [E], int32 or int64 end offsets
+    config: ContiguousConfig | None = None,
+) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
+    """Cut the groups into blocks and compile; the callable allocates the output and launches once."""
+    config = _legal(a, w, config)
+    ends = group_ends(a, w.transpose(1, 2), offs)
+    size = config.group_size_m
+    experts: list[int] = []
+    row_map: list[int] = []
+    for expert, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        blocks = triton.cdiv(end - start, size)
+        experts += [expert] * blocks
+        row_map += [*range(start, end), *[-1] * (start + blocks * size - end)]
+    block_experts = torch.tensor(experts, dtype=torch.int32, device=a.device)
+    padded = len(row_map) > ends[-1]
+    map_on_device = torch.tensor(row_map, dtype=torch.int32, device=a.device) if padded else None
+
+    def run() -> Tensor:
+        out = launch_contiguous(a, w, block_experts, map_on_device, config)
+        if ends[-1] < out.size(0):
+            out[ends[-1] :].zero_()
+        return out
+
+    if a.device.type == "cuda":
+        run()  # compiles
+    return run
+
+
+def _legal(a: Tensor, w: Tensor, config: ContiguousConfig | None) -> ContiguousConfig:
+    require_runnable(a, w)
+    config = config or default_config(a.device, a.dtype)
+    if reason := illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, a.dtype):
+        raise ValueError(f"{config}: {reason}")
+    return config

@@ -1,0 +1,108 @@
+"""Grouped GEMM in Helion, a loop over the rows of each group: backend `helion_jagged`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+One program computes one column of tiles of one group: it reads the group's borders from the device and
+walks down its rows, so the grid (G x N tiles) is known on the host while group sizes stay on the device. A
+group without rows is a loop of no steps. The work of a program is as uneven as the groups are;
+`helion_persistent` shares it out.
+
+b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all
+groups as an expanded view (stride 0), through the same kernel. K and N belong to the layer and are
+compile-time constants, so that tiles which divide them need no mask; M and G are not, since routing changes
+them at every step.
+
+From Helion's examples/grouped_gemm.py, first kernel. There the grid is the group count alone, and four groups
+leave all but four SMs of a GPU idle; there B is one [K, N] matrix for all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import helion
+import helion.language as hl
+import torch
+from groupbench.kernels.grouped_gemm.support import group_ends, offset_table, require_runnable
+from torch import Tensor
+
+# block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
+CONFIGS = {
+    # As for the Triton kernels: 64 accumulators a thread, four stages in shared memory. A best guess for
+    # Hopper, not tuned yet. Loop order [1, 0] makes neighbours in the grid share a group, and with it the
+    # rows of A, in L2.
+    "cuda": helion.Config(block_sizes=[128, 128, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
+    # registers too.
+    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=3),
+    # For Triton's interpreter, which pays by operation and hardly by element.
+    "cpu": helion.Config(block_sizes=[32, 32, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=1),
+}
+
+
+def default_config(device: torch.device, dtype: torch.dtype) -> helion.Config:
+    if device.type != "cuda":
+        return CONFIGS["cpu"]
+    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+
+
+# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+@helion.kernel(static_shapes=False, dot_precision="ieee")
+def grouped_gemm_jagged(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    group_offsets: Tensor,  # [G + 1], int32 or int64
+) -> Tensor:  # [M, N]; rows past group_offsets[-1] are left as allocated
+    M = a.size(0)
+    K = hl.specialize(a.size(1))
+    G = b.size(0)
+    N = hl.specialize(b.size(2))
+    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+    for tile_g, tile_n in hl.tile([G, N], block_size=[1, None]):
+        g = tile_g.id
+        start = group_offsets[g]
+        rows = group_offsets[g + 1] - start
+        for tile_m in hl.tile(rows):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(K):
+                # Helion masks tile_m at `rows`: rows of the next group are neither read nor written.
+                acc = torch.addmm(acc, a[start + tile_m.index, tile_k], b[g, tile_k, tile_n])
+            out[start + tile_m.index, tile_n] = acc.to(out.dtype)
+    return out
+
+
+def prepare_helion_jagged(
+    a: Tensor,  # [M, K], any strides
+    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: helion.Config | None = None,
+) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
+    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    require_runnable(a, b)
+    ends = group_ends(a, b, offs)
+    args = (a, b, offset_table(a, b, offs))
+    M, N = a.size(0), b.size(2)
+    if M == 0 or N == 0:
+        # Helion cannot trace a tile over zero columns, and there is nothing to compute.
+        return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+    config = config or default_config(a.device, a.dtype)
+    compiled = grouped_gemm_jagged.bind(args).compile_config(config)
+
+    def run() -> Tensor:
+        out = compiled(*args)
+        if ends[-1] < M:
+            out[ends[-1] :].zero_()
+        return out
+
+    if a.device.type == "cuda":
+        run()  # compiles what Helion generated
+    return run
+
+
+def tune_helion_jagged(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+) -> helion.Config:
+    """Search, for minutes, for the best config for these inputs; `prepare_helion_jagged` takes it."""
+    return grouped_gemm_jagged.autotune((a, b, offset_table(a, b, offs)))

@@ -1,0 +1,150 @@
+"""Grouped GEMM in Helion with as many programs as SMs: backend `helion_persistent`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+The tiles of all groups are numbered through, and worker w of W computes tiles w, w + W, w + 2W, ... Group
+sizes stay on the device: each worker walks the groups, and carries from one to the next where its first
+tile lies,
+
+    first = w                          in group 0
+    first = (first - tiles_g) mod W    from group g to group g + 1
+
+so groups with fewer tiles than workers land on different workers, and a worker's tiles differ in number
+from any other's by one at most. Inside a group the tiles go down the rows first: workers that run together
+share columns of b.
+
+b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all
+groups as an expanded view (stride 0), through the same kernel. K, N and the worker count are compile-time
+constants; M and G are not, since routing changes them at every step.
+
+From Helion's examples/grouped_gemm.py, second kernel, with these repairs: a worker there steps through as
+many iterations as the group has tiles and skips all but every W-th of them; the numbering there starts
+again at worker 0 in each group; the output there is filled with zeros first; tiles there end at 128; and B
+is one matrix there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import helion
+import helion.language as hl
+import torch
+from groupbench.kernels.grouped_gemm.support import (
+    group_ends,
+    offset_table,
+    require_runnable,
+    worker_count,
+)
+from torch import Tensor
+
+# block_sizes are those of the tile in M, N and K.
+CONFIGS = {
+    # As for the Triton kernels: 64 accumulators a thread, four stages in shared memory. A best guess for
+    # Hopper, not tuned yet.
+    "cuda": helion.Config(block_sizes=[128, 128, 64], num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
+    # registers too.
+    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
+    # For Triton's interpreter, which pays by operation and hardly by element.
+    "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
+}
+
+
+def default_config(device: torch.device, dtype: torch.dtype) -> helion.Config:
+    if device.type != "cuda":
+        return CONFIGS["cpu"]
+    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+
+
+# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+@helion.kernel(static_shapes=False, dot_precision="ieee")
+def grouped_gemm_persistent(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    group_offsets: Tensor,  # [G + 1], int32 or int64
+    workers: int,
+) -> Tensor:  # [M, N]; rows past group_offsets[-1] are left as allocated
+    M = a.size(0)
+    K = hl.specialize(a.size(1))
+    G = b.size(0)
+    N = hl.specialize(b.size(2))
+    workers = hl.specialize(workers)
+    BLOCK_M = hl.register_block_size(16, 256)
+    BLOCK_N = hl.register_block_size(16, 256)
+    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+    for worker in hl.grid(workers):
+        # A tensor, as Helion carries no Python number through a device loop.
+        first = hl.full([], 0, dtype=torch.int64) + worker
+        for g in hl.grid(G):
+            start = group_offsets[g]
+            end = group_offsets[g + 1]
+            tiles_m = (end - start + BLOCK_M - 1) // BLOCK_M
+            tiles = tiles_m * ((N + BLOCK_N - 1) // BLOCK_N)
+            for tile in hl.grid(first, tiles, workers):
+                row = start + (tile % tiles_m) * BLOCK_M + hl.arange(BLOCK_M)
+                col = (tile // tiles_m) * BLOCK_N + hl.arange(BLOCK_N)
+                row_ok = (row < end)[:, None]
+                col_ok = (col < N)[None, :]
+                acc = hl.zeros([BLOCK_M, BLOCK_N], dtype=torch.float32)
+                for tile_k in hl.tile(K):
+                    a_tile = hl.load(a, [row, tile_k], extra_mask=row_ok)
+                    b_tile = hl.load(b, [g, tile_k, col], extra_mask=col_ok)
+                    acc = torch.addmm(acc, a_tile, b_tile)
+                hl.store(out, [row, col], acc.to(out.dtype), extra_mask=row_ok & col_ok)
+            # Floor modulo: never negative, as in Python.
+            first = (first - tiles) % workers
+    return out
+
+
+def prepare_helion_persistent(
+    a: Tensor,  # [M, K], any strides
+    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: helion.Config | None = None,
+    workers: int | None = None,  # one for each SM
+) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
+    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    require_runnable(a, b)
+    ends = group_ends(a, b, offs)
+    M, N = a.size(0), b.size(2)
+    if M == 0 or N == 0:
+        return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+    config = config or default_config(a.device, a.dtype)
+    args = _arguments(a, b, offs, workers)
+    compiled = grouped_gemm_persistent.bind(args).compile_config(config)
+
+    def run() -> Tensor:
+        out = compiled(*args)
+        if M == 1 or N == 1:
+            out = out[:M, :N]
+        if ends[-1] < M:
+            out[ends[-1] :].zero_()
+        return out
+
+    if a.device.type == "cuda":
+        run()  # compiles what Helion generated
+    return run
+
+
+def tune_helion_persistent(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    workers: int | None = None,
+) -> helion.Config:
+    """Search, for minutes, for the best config for these inputs; `prepare_helion_persistent` takes it."""
+    return grouped_gemm_persistent.autotune(_arguments(a, b, offs, workers))
+
+
+def _arguments(a: Tensor, b: Tensor, offs: Tensor, workers: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}: at least one has to do the work")
+    # Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not
+    # fit any more. A second row or column, which is the first one again, keeps the dimension; the caller
+    # cuts it off.
+    if a.size(0) == 1:
+        a = a.expand(2, -1)
+    if b.size(2) == 1:
+        b = b.expand(-1, -1, 2)
+    return a, b, offset_table(a, b, offs), workers or worker_count(a.device)

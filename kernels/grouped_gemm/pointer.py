@@ -1,0 +1,234 @@
+"""Grouped GEMM over G separate matrices, found through a table of pointers: backend `triton_pointer`.
+
+    C_g = A_g @ B_g        A_g [M_g, K_g]   B_g [K_g, N_g]   C_g [M_g, N_g]     g = 0..G-1
+
+Every group has its own M, N and K, and its matrices lie anywhere in memory, so nothing is packed or copied.
+A table on the device holds one row a group (`FIELDS`). The schedule is static and made on the device: the
+tiles of all groups are numbered through, a program takes tile `program_id`, then every `num_programs`-th
+tile, and finds the group that owns it by walking the table, which it never has to walk backwards.
+
+Layout. A and B may have any leading dimension; the direction of unit stride is the same for all A (and for
+all B) and is a compile-time constant, since the compiler can vectorise loads only along a stride that it
+knows to be 1. B may be [N, K] weights seen through a transpose. The outputs lie one after the other in one
+buffer, and the table holds element offsets into it: a call allocates once and launches once, and copies
+nothing to the device.
+
+The schedule is that of Triton's tutorial 08-grouped-gemm. Beyond it: masks at every edge (the tutorial takes
+full tiles only), strides and transposed B, a super-grouped tile order, 64-bit addresses, alignment that is
+measured instead of asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, worker_count
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from torch import Tensor
+
+# One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
+FIELDS = ("a_address", "b_address", "c_offset", "M", "N", "K", "lda", "ldb")
+
+
+@dataclass(frozen=True)
+class PointerConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int  # tile rows of a super-group, see tile_order.py
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 1
+
+
+CONFIGS = {
+    # 128x128 with 8 warps keeps 64 accumulators a thread; 4 stages of 32 KiB hide a load from L2 and fit in
+    # shared memory (131 of 227 KiB). A best guess for Hopper, not tuned yet.
+    "cuda": PointerConfig(128, 128, 64, group_m=8, num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
+    # registers too.
+    "cuda_fp32": PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3),
+    # The interpreter pays by operation, hardly by element: large enough for few tiles, small enough for
+    # ragged ones.
+    "cpu": PointerConfig(32, 32, 32, group_m=2, num_warps=4, num_stages=1),
+}
+
+
+def default_config(device: torch.device, dtype: torch.dtype) -> PointerConfig:
+    if device.type != "cuda":
+        return CONFIGS["cpu"]
+    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+
+
+@triton.jit
+def _pointer_kernel(
+    table_ptr,  # [G, 8] int64, columns as in FIELDS
+    c_ptr,  # [sum(M_g * N_g)]
+    G,
+    A_K_UNIT: tl.constexpr,  # A has unit stride along K, else along M
+    B_N_UNIT: tl.constexpr,  # B has unit stride along N, else along K
+    ALIGN: tl.constexpr,  # elements: divides every address, leading dimension and size along a unit stride
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    dtype = c_ptr.dtype.element_ty
+    ALIGN_BYTES: tl.constexpr = ALIGN * dtype.primitive_bitwidth // 8
+    offs_k = tl.arange(0, BLOCK_K)
+    tile = tl.program_id(0)
+    first = 0  # number of the first tile of group g
+    for g in range(G):
+        row = table_ptr + g * 8
+        M = tl.load(row + 3).to(tl.int32)
+        # Values from memory carry no alignment: without these promises every load would be one element
+        # wide. The sizes along a unit stride are among them, since a mask that ends at an odd place splits
+        # a vector.
+        N = tl.multiple_of(tl.load(row + 4).to(tl.int32), [ALIGN])
+        if not A_K_UNIT:
+            M = tl.multiple_of(M, [ALIGN])
+        tiles_m = tl.cdiv(M, BLOCK_M)
+        tiles_n = tl.cdiv(N, BLOCK_N)
+        end = first + tiles_m * tiles_n
+        while tile < end:
+            a_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
+            b_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
+            c_offset = tl.multiple_of(tl.load(row + 2), [ALIGN])
+            K = tl.load(row + 5).to(tl.int32)
+            if A_K_UNIT or not B_N_UNIT:
+                K = tl.multiple_of(K, [ALIGN])
+            lda = tl.multiple_of(tl.load(row + 6), [ALIGN])
+            ldb = tl.multiple_of(tl.load(row + 7), [ALIGN])
+
+            tile_m, tile_n = super_grouped(tile - first, tiles_m, tiles_n, GROUP_M)
+            offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            m_ok = offs_m < M
+            n_ok = offs_n < N
+            # lda and ldb are int64, so the products below cannot overflow.
+            if A_K_UNIT:
+                a_ptrs = a_ptr + offs_m[:, None] * lda + offs_k[None, :]
+                a_step = BLOCK_K
+            else:
+                a_ptrs = a_ptr + offs_m[:, None] + offs_k[None, :] * lda
+                a_step = BLOCK_K * lda
+            if B_N_UNIT:
+                b_ptrs = b_ptr + offs_k[:, None] * ldb + offs_n[None, :]
+                b_step = BLOCK_K * ldb
+            else:
+                b_ptrs = b_ptr + offs_k[:, None] + offs_n[None, :] * ldb
+                b_step = BLOCK_K
+
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            for k in range(0, K, BLOCK_K):
+                # The K tail must be zero on both sides: what lies behind it may be NaN, and 0 * NaN is NaN.
+                k_ok = offs_k < K - k
+                a = tl.load(a_ptrs, mask=m_ok[:, None] & k_ok[None, :], other=0.0)
+                b = tl.load(b_ptrs, mask=k_ok[:, None] & n_ok[None, :], other=0.0)
+                acc = tl.dot(a, b, acc, input_precision=PRECISION)
+                a_ptrs += a_step
+                b_ptrs += b_step
+
+            c_ptrs = c_ptr + c_offset + offs_m[:, None].to(tl.int64) * N + offs_n[None, :]
+            tl.store(c_ptrs, acc.to(dtype), mask=m_ok[:, None] & n_ok[None, :])
+            tile += tl.num_programs(0)
+        first = end
+
+
+def prepare_pointer(
+    group_a: Sequence[Tensor],  # G of [M_g, K_g]
+    group_b: Sequence[Tensor],  # G of [K_g, N_g]
+    config: PointerConfig | None = None,
+) -> Callable[[], list[Tensor]]:  # G of [M_g, N_g], views of one buffer
+    """Build the table and compile; the callable allocates the output buffer and launches once."""
+    run = _prepare(group_a, group_b, config)
+    shapes = [(a.size(0), b.size(1)) for a, b in zip(group_a, group_b, strict=True)]
+    numels = [m * n for m, n in shapes]
+    return lambda: [c.view(shape) for c, shape in zip(run().split(numels), shapes, strict=True)]
+
+
+def prepare_pointer_packed(
+    group_a: Sequence[Tensor],  # G of [M_g, K_g]
+    group_b: Sequence[Tensor],  # G of [K_g, N], one N for all
+    config: PointerConfig | None = None,
+) -> Callable[[], Tensor]:  # [sum(M_g), N]
+    """Like `prepare_pointer` for groups of equal N, whose outputs are then the rows of one matrix."""
+    run = _prepare(group_a, group_b, config)
+    columns = {b.size(1) for b in group_b}
+    if len(columns) > 1:
+        raise ValueError(f"a packed output needs one N for all groups, got {sorted(columns)}")
+    shape = (sum(a.size(0) for a in group_a), columns.pop())
+    return lambda: run().view(shape)
+
+
+def _prepare(
+    group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig | None
+) -> Callable[[], Tensor]:  # [sum(M_g * N_g)]
+    if not group_a or len(group_a) != len(group_b):
+        raise ValueError(f"need as many A as B and at least one, got {len(group_a)} and {len(group_b)}")
+    for g, (a, b) in enumerate(zip(group_a, group_b, strict=True)):
+        if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
+            raise ValueError(f"group {g}: cannot multiply {tuple(a.shape)} by {tuple(b.shape)}")
+    require_runnable(*group_a, *group_b)
+    device, dtype = group_a[0].device, group_a[0].dtype
+    config = config or default_config(device, dtype)
+    if reason := illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype):
+        raise ValueError(f"{config}: {reason}")
+
+    matrices_a, a_k_unit = _one_direction(group_a)
+    matrices_b, b_n_unit = _one_direction(group_b)
+    rows: list[list[int]] = []
+    total, tiles, align = 0, 0, 16 // dtype.itemsize
+    for a, b in zip(matrices_a, matrices_b, strict=True):
+        m, k = a.shape
+        n = b.size(1)
+        lda, ldb = a.stride(0 if a_k_unit else 1), b.stride(0 if b_n_unit else 1)
+        rows.append([a.data_ptr(), b.data_ptr(), total, m, n, k, lda, ldb])
+        align = gcd(align, n, lda, ldb, a.data_ptr() // dtype.itemsize, b.data_ptr() // dtype.itemsize)
+        align = gcd(align, 0 if a_k_unit else m, k if a_k_unit or not b_n_unit else 0)  # gcd(x, 0) is x
+        total += m * n
+        tiles += triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    table = torch.tensor(rows, dtype=torch.int64, device=device)
+    # The table knows addresses only: the callable must own the matrices, and the copies that a layout may
+    # have cost.
+    operands = list(zip(matrices_a, matrices_b, strict=True))
+    grid = (min(tiles, worker_count(device, config.programs_per_sm)),)
+
+    def run() -> Tensor:
+        out = torch.empty(total, dtype=dtype, device=device)
+        if tiles:
+            _pointer_kernel[grid](
+                table,
+                out,
+                len(operands),
+                A_K_UNIT=a_k_unit,
+                B_N_UNIT=b_n_unit,
+                ALIGN=align,
+                PRECISION="ieee" if dtype == torch.float32 else "tf32",
+                BLOCK_M=config.block_m,
+                BLOCK_N=config.block_n,
+                BLOCK_K=config.block_k,
+                GROUP_M=config.group_m,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )
+        return out
+
+    if device.type == "cuda":
+        run()  # compiles
+    return run
+
+
+def _one_direction(matrices: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+    """The matrices with unit stride along one direction, and whether that is along the rows (dimension 1)."""
+    for dim in (1, 0):
+        # The stride of a dimension of one element is never used, whatever torch says it is.
+        if all(matrix.stride(dim) == 1 or matrix.size(dim) <= 1 for matrix in matrices):
+            return list(matrices), dim == 1
+    return [matrix.contiguous() for matrix in matrices], True

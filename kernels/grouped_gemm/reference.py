@@ -1,0 +1,56 @@
+"""Grouped GEMM in plain torch, for accuracy: what every kernel of this folder is checked against.
+
+    out[offs[g-1]:offs[g]] = a[offs[g-1]:offs[g]] @ b[g]        g = 0..G-1, with offs[-1] read as 0 for g = 0
+
+Inputs are widened before the product (fp32 and fp64 to fp64, halves to fp32) and the result stays wide, so
+that its own rounding is far below what a kernel may differ by. TF32 keeps 10 bits of mantissa, no more than
+fp16: it is off meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def grouped_gemm_reference(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+) -> Tensor:  # [M, N], fp64 or fp32; rows past offs[-1] are zero
+    """One matmul a group, in a wider dtype."""
+    wide = _wide(a.dtype)
+    out = torch.zeros(a.size(0), b.size(2), dtype=wide, device=a.device)
+    start = 0
+    with _without_tf32():
+        for g, end in enumerate(offs.tolist()):
+            out[start:end] = a[start:end].to(wide) @ b[g].to(wide)
+            start = end
+    return out
+
+
+def reference_list(
+    group_a: Sequence[Tensor],  # G of [M_g, K_g]
+    group_b: Sequence[Tensor],  # G of [K_g, N_g]
+) -> list[Tensor]:  # G of [M_g, N_g], fp64 or fp32
+    """The same for groups that are separate tensors, each of its own size."""
+    with _without_tf32():
+        return [a.to(_wide(a.dtype)) @ b.to(_wide(b.dtype)) for a, b in zip(group_a, group_b, strict=True)]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

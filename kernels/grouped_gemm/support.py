@@ -1,0 +1,110 @@
+"""Which operands the grouped-GEMM kernels take, and what every `prepare_*` asks of them first.
+
+Letters, here and in every kernel of this folder:
+
+    G   groups (experts)                 a     [M, K]      rows of all groups, one group after the other
+    M   rows of all groups together      b     [G, K, N]   one matrix a group, any strides
+    M_g rows of group g                  offs  [G]         end offsets: group g owns rows offs[g-1]..offs[g]
+
+Rows past offs[-1] belong to no group; every backend gives zeros there, like the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+# What one thread block may use on Hopper: 228 KiB less 1 KiB that the system keeps.
+SHARED_MEMORY_BYTES = 227 * 1024
+
+
+def interpreted() -> bool:
+    """True where Triton runs kernels in its interpreter (TRITON_INTERPRET=1) instead of compiling them."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def unsupported(dtype: torch.dtype, interpreted: bool) -> str | None:
+    """Why the Triton and Helion backends cannot run `dtype`, or None where they can."""
+    if dtype not in DTYPES:
+        return f"{dtype} is not one of {', '.join(map(str, DTYPES))}"
+    if interpreted and dtype == torch.bfloat16:
+        # The interpreter keeps bf16 as its uint16 bit pattern and multiplies that: wrong by 1e10 (Triton
+        # 3.7.1).
+        return "Triton's interpreter computes tl.dot in bf16 wrongly; use fp16"
+    return None
+
+
+def illegal_tile(
+    block_m: int, block_n: int, block_k: int, num_stages: int = 1, dtype: torch.dtype = torch.float16
+) -> str | None:
+    """Why a tile cannot be compiled, or None where it can; launchers, tests and pruners all ask here."""
+    for name, size in (("block_m", block_m), ("block_n", block_n), ("block_k", block_k)):
+        if size < 16 or size & (size - 1):
+            return f"{name}={size}: tl.dot needs powers of two, 16 at least"
+    # Triton 3.7.1 on sm_90: wgmma reads its operands where they were loaded to, so every stage has a
+    # buffer; the FMA units of fp32 read registers, which are the last stage.
+    buffers = num_stages if dtype.itemsize == 2 else max(num_stages - 1, 1)
+    shared = (block_m + block_n) * block_k * dtype.itemsize * buffers
+    if shared > SHARED_MEMORY_BYTES:
+        return f"{num_stages} stages of A and B tiles take {shared} bytes of {SHARED_MEMORY_BYTES}"
+    return None
+
+
+def require_runnable(*operands: Tensor) -> None:
+    """Raise ValueError unless the operands share a dtype and a device that the kernels can run on here."""
+    first = operands[0]
+    for operand in operands[1:]:
+        if operand.dtype != first.dtype or operand.device != first.device:
+            raise ValueError(
+                "all matrices of a grouped GEMM need one dtype and one device: "
+                f"got {first.dtype} on {first.device} and {operand.dtype} on {operand.device}"
+            )
+    if reason := unsupported(first.dtype, interpreted()):
+        raise ValueError(reason)
+    if first.device.type == "cpu" and not interpreted():
+        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+
+
+def group_ends(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64
+) -> list[int]:
+    """The end offsets on the host (one device sync), after checking that shapes and offsets fit together."""
+    if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(1):
+        raise ValueError(f"expected a [M, K] and b [G, K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
+    if offs.ndim != 1 or offs.numel() == 0 or offs.numel() != b.size(0):
+        raise ValueError(
+            f"offs needs an end offset for each of {b.size(0)} groups, at least one; got {tuple(offs.shape)}"
+        )
+    if offs.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"offs must be int32 or int64, got {offs.dtype}")
+    ends: list[int] = offs.tolist()
+    for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end < start:
+            raise ValueError(f"offs must not decrease: offs[{g}] = {end} after {start}")
+    if ends[-1] > a.size(0):
+        raise ValueError(f"offs[-1] = {ends[-1]} lies past the {a.size(0)} rows of a")
+    return ends
+
+
+def offset_table(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # [G + 1]
+    """Start of every group and end of the last, on a's device, for kernels that Helion generates.
+
+    Row indices get the table's dtype: int64 where an element of a or out lies past 2**31. Helion looks at the
+    sizes of its inputs for that, and so misses an output which is larger than they are.
+    """
+    wide = a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
+    dtype = torch.int64 if wide else torch.int32
+    return torch.cat([offs.new_zeros(1), offs]).to(device=a.device, dtype=dtype)
+
+
+def worker_count(device: torch.device, per_sm: int = 1) -> int:
+    """Programs of a persistent grid: the GPU's SMs, or 4 on a CPU, enough to see them take turns."""
+    if device.type == "cuda":
+        return per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+    return 4

@@ -1,0 +1,150 @@
+"""Cases, inputs and checks of the kernel tests. Without a GPU the kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    # Read when triton is imported: before any test module imports a kernel.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    sizes: tuple[int, ...]  # rows of each group
+    n: int = 48
+    k: int = 64
+    weights: str = "rows"  # as [G, K, N]; "columns": stored as [G, N, K]; "shared": one matrix, expanded
+    pad_a: int = 0  # columns of A's storage that are not A's
+    tail: int = 0  # rows past the last group
+    offs: torch.dtype = torch.int32
+
+
+CASES = (
+    Case("even", (32, 32)),
+    Case("one_group", (37,)),
+    Case("empty_group_first", (0, 17, 32)),
+    Case("empty_group_between", (20, 0, 0, 15)),
+    Case("empty_group_last", (20, 33, 0)),
+    Case("one_row_group", (32, 1, 40)),
+    Case("all_one_row", (1, 1, 1, 1, 1)),
+    Case("one_row_in_all", (0, 1, 0)),
+    Case("one_row_and_one_column", (1,), n=1),
+    Case("one_row_past_a_tile", (33, 65, 17)),
+    Case("one_group_owns_all", (0, 0, 90, 0)),
+    Case("more_groups_than_workers", (5, 3, 0, 16, 2, 7, 1, 4, 9)),
+    Case("ragged_n_and_k", (21, 40), n=53, k=45),
+    Case("k_below_a_tile", (18, 9), k=5),
+    Case("n_below_a_tile", (18, 9), n=3),
+    Case("n_and_k_of_one", (18, 9), n=1, k=1),
+    Case("no_k", (18, 0, 9), k=0),
+    Case("no_n", (18, 9), n=0),
+    Case("no_rows", (0, 0, 0)),
+    Case("no_rows_one_group", (0,)),
+    Case("no_rows_in_groups", (0, 0), tail=7),
+    Case("rows_past_the_groups", (19, 0, 30), tail=11),
+    Case("strided_rows", (21, 40), k=45, pad_a=7),
+    Case("weights_by_columns", (21, 0, 40), n=53, k=45, weights="columns"),
+    Case("weights_shared", (21, 0, 40), n=53, k=45, weights="shared"),
+    Case("int64_offsets", (21, 0, 40), offs=torch.int64),
+    Case("many_tiles", (130, 70), n=150, k=70),
+)
+
+DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))
+
+# (relative RMS, largest error over the reference's RMS): one rounding of the output, and the order of a sum.
+TOLERANCES = {
+    torch.float32: (1e-5, 1e-4),
+    torch.float16: (1e-3, 5e-3),
+    torch.bfloat16: (5e-3, 4e-2),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", CASES, ids=[case.name for case in CASES])
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return DEVICE
+
+
+@pytest.fixture(scope="session")
+def make_case() -> type[Case]:
+    """To write a case in a test file: a conftest cannot be imported."""
+    return Case
+
+
+@pytest.fixture(scope="session")
+def make_inputs() -> Callable[[Case, torch.dtype], tuple[Tensor, Tensor, Tensor]]:
+    """(a [M, K], b [G, K, N], offs [G]) of a case; storage that is not part of a or b is NaN."""
+
+    def make(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        groups, rows = len(case.sizes), sum(case.sizes)
+        a = torch.full((rows + case.tail, case.k + case.pad_a), float("nan"), dtype=dtype)
+        a[:rows, : case.k] = torch.randn(rows, case.k).to(dtype)
+        a = a.to(DEVICE)[:, : case.k]
+        if case.weights == "columns":
+            b = torch.randn(groups, case.n, case.k).to(DEVICE, dtype).transpose(1, 2)
+        elif case.weights == "shared":
+            b = torch.randn(case.k, case.n).to(DEVICE, dtype).expand(groups, -1, -1)
+        else:
+            b = torch.randn(groups, case.k, case.n).to(DEVICE, dtype)
+        return a, b, torch.tensor(case.sizes).cumsum(0).to(DEVICE, case.offs)
+
+    return make
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """Within it, torch.empty gives NaN: an element that no kernel writes shows."""
+
+    @contextmanager
+    def poison() -> Iterator[None]:
+        empty = torch.empty
+
+        def nan(*args: object, **kwargs: object) -> Tensor:
+            out = empty(*args, **kwargs)  # type: ignore[call-overload]
+            return out.fill_(float("nan")) if out.is_floating_point() else out
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", nan)
+            yield
+
+    return poison
+
+
+@pytest.fixture(scope="session")
+def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
+    """Compare an output with the reference, and name the worst element where they differ too much."""
+
+    def compare(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+        assert out.dtype == dtype
+        assert out.shape == expected.shape
+        if out.numel() == 0:
+            return
+        error = (out.double() - expected.double()).abs()
+        bad = (~error.isfinite()).nonzero()
+        assert len(bad) == 0, f"{len(bad)} elements are not finite, the first at {bad[0].tolist()}"
+        scale = expected.double().square().mean().sqrt().clamp_min(1e-30)
+        rms, worst = (error.square().mean().sqrt() / scale).item(), (error.max() / scale).item()
+        at = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
+        limit_rms, limit_worst = TOLERANCES[dtype]
+        assert rms < limit_rms, f"relative RMS error {rms:.2e}, the worst element is {at}"
+        assert worst < limit_worst, f"largest error {worst:.2e} of the RMS, at {at}"
+
+    return compare

@@ -1,0 +1,104 @@
+"""Every backend on every case: the same call, (a, b, offs) -> [M, N]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from groupbench.kernels.grouped_gemm import contiguous, helion_jagged, helion_persistent, pointer
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+from torch import Tensor
+
+Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
+
+
+def prepare_pointer(a: Tensor, b: Tensor, offs: Tensor) -> Callable[[], Tensor]:
+    starts = [0, *offs.tolist()]
+    run = pointer.prepare_pointer_packed([a[start:end] for start, end in pairwise(starts)], list(b))
+    # The pointer kernel knows groups only: rows past them are the caller's.
+    return lambda: torch.nn.functional.pad(run(), (0, 0, 0, a.size(0) - starts[-1]))
+
+
+BACKENDS: dict[str, Prepare] = {
+    "triton_pointer": prepare_pointer,
+    "triton_contiguous": lambda a, b, offs: contiguous.prepare_contiguous(a, b.transpose(1, 2), offs),
+    "helion_jagged": helion_jagged.prepare_helion_jagged,
+    "helion_persistent": helion_persistent.prepare_helion_persistent,
+}
+
+
+@pytest.fixture(params=BACKENDS.values(), ids=BACKENDS)
+def prepare(request) -> Prepare:
+    return request.param
+
+
+def test_matches_the_reference(prepare, case, dtype, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(case, dtype)
+    run = prepare(a, b, offs)
+    with poisoned():
+        out = run()
+    expected = grouped_gemm_reference(a, b, offs)
+    check(out, expected, dtype)
+
+
+def test_a_second_call_repeats_the_first_in_a_new_tensor(prepare, make_case, make_inputs):
+    run = prepare(*make_inputs(make_case("two", (21, 40)), torch.float16))
+    first, second = run(), run()
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_reads_its_inputs_on_every_call(prepare, make_case, make_inputs):
+    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+    run = prepare(a, b, offs)
+    before = run()
+    a.mul_(2)
+    assert torch.equal(run(), before * 2)
+
+
+def test_one_nan_stays_in_its_row(prepare, make_case, make_inputs):
+    a, b, offs = make_inputs(make_case("three", (21, 5, 40), k=45), torch.float16)
+    a[23, 7] = float("nan")
+    bad = prepare(a, b, offs)().isnan()
+    assert bad[23].all()
+    assert bad.sum() == b.size(2)
+
+
+@pytest.mark.parametrize("config_of", ["cuda", "cuda_fp32"])
+def test_configs_of_the_gpu_are_right_too(config_of, make_case, make_inputs, poisoned, check):
+    """The interpreter's tiles are small; these ones leave masks of other shapes."""
+    dtype = torch.float32 if config_of == "cuda_fp32" else torch.float16
+    a, b, offs = make_inputs(make_case("ragged", (129, 0, 30), n=140, k=72), dtype)
+    groups = list(a.split([129, 0, 30]))
+    runs = [
+        pointer.prepare_pointer_packed(groups, list(b), pointer.CONFIGS[config_of]),
+        contiguous.prepare_contiguous(a, b.transpose(1, 2), offs, contiguous.CONFIGS[config_of]),
+        helion_jagged.prepare_helion_jagged(a, b, offs, helion_jagged.CONFIGS[config_of]),
+        helion_persistent.prepare_helion_persistent(a, b, offs, helion_persistent.CONFIGS[config_of]),
+    ]
+    expected = grouped_gemm_reference(a, b, offs)
+    for run in runs:
+        with poisoned():
+            out = run()
+        check(out, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b, offs: (a.double(), b.double(), offs), "not one of"),
+        (lambda a, b, offs: (a, b.float(), offs), "one dtype and one device"),
+    ],
+    ids=["fp64", "mixed_dtypes"],
+)
+def test_refuses_operands_it_cannot_multiply(prepare, change, message, make_case, make_inputs):
+    with pytest.raises(ValueError, match=message):
+        prepare(*change(*make_inputs(make_case("two", (21, 40)), torch.float16)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes bf16 rightly")
+def test_refuses_bf16_in_the_interpreter(prepare, make_case, make_inputs):
+    with pytest.raises(ValueError, match="use fp16"):
+        prepare(*make_inputs(make_case("two", (21, 40)), torch.bfloat16))

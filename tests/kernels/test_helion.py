@@ -1,0 +1,84 @@
+"""What the Helion kernels do beyond the shared cases: workers, offset tables, no tuning unasked."""
+
+from __future__ import annotations
+
+import helion
+import pytest
+import torch
+from groupbench.kernels.grouped_gemm import helion_jagged, helion_persistent
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+from helion.runtime import default_launcher
+from helion.runtime.kernel import BoundKernel
+
+PREPARE = {
+    "helion_jagged": helion_jagged.prepare_helion_jagged,
+    "helion_persistent": helion_persistent.prepare_helion_persistent,
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 64])
+def test_any_number_of_workers(workers, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("uneven", (70, 0, 1, 33, 5), n=70), torch.float16)
+    run = helion_persistent.prepare_helion_persistent(a, b, offs, workers=workers)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+def test_workers_share_the_tiles_of_small_groups(make_case, make_inputs, poisoned):
+    """Seven groups of one tile on four workers: two tiles each, one for the last. Restarted at every group, the
+    numbering would give all seven to worker 0."""
+    a, b, offs = make_inputs(make_case("small", (16,) * 7, n=16), torch.float16)
+    args = (a, b, torch.cat([offs.new_zeros(1), offs]), 4)
+    kernel = helion_persistent.grouped_gemm_persistent.bind(args)
+    compiled = kernel.compile_config(helion.Config(block_sizes=[16, 16, 16]))
+
+    def rows_written_by_the_first(workers):
+        def launch(kernel, grid, *args, **kwargs):
+            return default_launcher(kernel, (workers,), *args, **kwargs)
+
+        with poisoned():
+            out = compiled(*args, _launcher=launch)
+        return int(out.isfinite().all(1).sum())
+
+    assert [rows_written_by_the_first(workers) for workers in (1, 2, 3, 4)] == [32, 64, 96, 112]
+
+
+def test_refuses_no_workers(make_case, make_inputs):
+    with pytest.raises(ValueError, match="workers=0"):
+        helion_persistent.prepare_helion_persistent(*make_inputs(make_case("one", (4,)), torch.float16), workers=0)
+
+
+@pytest.mark.parametrize("blocks", [(16, 64, 32), (64, 16, 16), (256, 16, 16), (16, 256, 64)])
+@pytest.mark.parametrize("prepare", PREPARE.values(), ids=PREPARE)
+def test_any_tile(prepare, blocks, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("ragged", (30, 0, 70), n=53, k=45), torch.float16)
+    run = prepare(a, b, offs, helion.Config(block_sizes=list(blocks)))
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+@pytest.mark.parametrize("table", [torch.int32, torch.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize(
+    ("module", "kernel", "extra"),
+    [
+        (helion_jagged, helion_jagged.grouped_gemm_jagged, ()),
+        (helion_persistent, helion_persistent.grouped_gemm_persistent, (3,)),
+    ],
+    ids=PREPARE,
+)
+def test_offset_tables_of_either_width(module, kernel, extra, table, make_case, make_inputs, check):
+    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+    args = (a, b, torch.cat([offs.new_zeros(1), offs]).to(table), *extra)
+    compiled = kernel.bind(args).compile_config(module.default_config(a.device, a.dtype))
+    check(compiled(*args), grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+@pytest.mark.parametrize("prepare", PREPARE.values(), ids=PREPARE)
+def test_never_tunes_unasked(prepare, make_case, make_inputs, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("autotuning started")
+
+    monkeypatch.setattr(BoundKernel, "autotune", refuse)
+    prepare(*make_inputs(make_case("one_more_shape", (21, 12), n=37, k=29), torch.float16))()

@@ -1,0 +1,74 @@
+"""What is refused before a kernel sees it, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, offset_table, unsupported
+
+
+@pytest.mark.parametrize(
+    ("asked", "interpreted", "reason"),
+    [
+        (torch.float16, True, None),
+        (torch.float32, True, None),
+        (torch.bfloat16, False, None),
+        (torch.bfloat16, True, "use fp16"),
+        (torch.float64, False, "not one of"),
+        (torch.int8, False, "not one of"),
+    ],
+)
+def test_unsupported(asked, interpreted, reason):
+    answer = unsupported(asked, interpreted)
+    assert answer is None if reason is None else reason in answer
+
+
+@pytest.mark.parametrize(
+    ("tile", "reason"),
+    [
+        ((128, 128, 64, 4, torch.float16), None),
+        ((16, 16, 16), None),
+        ((8, 128, 64), "block_m=8"),
+        ((128, 96, 64), "block_n=96"),
+        ((128, 128, 0), "block_k=0"),
+        ((128, 256, 64, 5, torch.float16), "of 232448"),
+        ((128, 128, 64, 4, torch.float32), None),
+        ((128, 128, 64, 5, torch.float32), "of 232448"),
+    ],
+)
+def test_illegal_tile(tile, reason):
+    answer = illegal_tile(*tile)
+    assert answer is None if reason is None else reason in answer
+
+
+A, B = torch.zeros(6, 4), torch.zeros(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "offs", "message"),
+    [
+        (A, B, [3, 7], "past the 6 rows"),
+        (A, B, [4, 3], "must not decrease"),
+        (A, B, [-1, 3], "must not decrease"),
+        (A, B, [3], "each of 2 groups"),
+        (A, B[:0], [], "at least one"),
+        (A, B.transpose(1, 2), [3, 6], "expected a"),
+        (A, B[0], [3, 6], "expected a"),
+        (A, B, [3.0, 6.0], "int32 or int64"),
+    ],
+    ids=["past_a", "decreasing", "negative", "too_few", "no_groups", "other_k", "no_group_dim", "float"],
+)
+def test_group_ends_refuses(a, b, offs, message):
+    with pytest.raises(ValueError, match=message):
+        group_ends(a, b, torch.tensor(offs, dtype=torch.int32 if not offs else None))
+
+
+@pytest.mark.parametrize(
+    ("rows", "stride", "columns", "width"),
+    [(100, 64, 64, torch.int32), (2**20, 2**11, 64, torch.int64), (2**20, 64, 2**11, torch.int64)],
+    ids=["small", "large_a", "large_out"],
+)
+def test_offset_table_is_wide_where_an_index_is(rows, stride, columns, width):
+    a, b = torch.empty(rows, stride, device="meta"), torch.empty(2, stride, columns, device="meta")
+    table = offset_table(a, b, torch.tensor([3, 5], dtype=torch.int32))
+    assert (table.shape, table.dtype) == ((3,), width)
