@@ -1,1 +1,1 @@
-"""What was measured: records, the store, history, judgement and reports. Imports no torch, no kernel, no operator."""
+"""What was measured: records, store, history, judgement, reports. Imports no torch and no kernels."""

@@ -36,6 +36,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]  # may list the rows of every group
 
 
 class RecordError(ValueError):
@@ -100,7 +101,7 @@ class Cell(_Struct):
 
     operator: Name
     backend: Name
-    shape: Name  # canonical text that names the whole problem
+    shape: ShapeText  # canonical text that names the whole problem
     dtype: Name  # fp16, bf16, fp32, ...
     mode: Name = "fwd"
     host: Name = "builtin"  # builtin, tritonbench

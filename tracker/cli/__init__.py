@@ -1,0 +1,117 @@
+"""The `groupbench` command. Commands are loaded when they are called: the help of all needs none of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import click
+from groupbench.tracker.errors import USAGE, TrackerError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+COMMANDS = {
+    "ingest": ("ingest:ingest", "Store files of records."),
+    "history": ("history:history", "How each series went from commit to commit."),
+    "compare": ("compare:compare", "Two commits side by side."),
+    "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
+    "report": ("report:report", "Write one HTML page that works offline."),
+    "runs": ("runs:runs", "List the newest runs."),
+}
+"""name: (module:attribute below this package, one line of help)"""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, and says each error in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            raise click.UsageError(f"no command {args[0]!r}; known: {', '.join(COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        name = prog_name or "groupbench"
+        for stream in (sys.stdout, sys.stderr):  # a terminal without ± shows ?, and does not fail
+            with suppress(AttributeError, ValueError):
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        self._main_shell_completion(extra, name, complete_var)
+        sys.exit(self._run(list(sys.argv[1:] if args is None else args), name, extra))
+
+    def _run(self, args: list[str], name: str, extra: dict[str, Any]) -> int:
+        try:
+            try:
+                with self.make_context(name, args, **extra) as context:
+                    self.invoke(context)
+                code = 0
+            except click.exceptions.Exit as done:
+                code = done.exit_code
+            sys.stdout.flush()
+            return code
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            return USAGE
+        except click.ClickException as error:
+            return _say(" ".join(error.format_message().split()), error.exit_code)
+        except TrackerError as error:
+            return _say(error.message, error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            return INTERRUPTED
+        except BrokenPipeError:
+            with suppress(OSError, ValueError):  # or the interpreter complains when it flushes at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN_PIPE
+
+
+def _say(message: str, code: int) -> int:
+    from groupbench.tracker.cli.output import printable
+
+    with suppress(BrokenPipeError):
+        click.echo(f"groupbench: {printable(message)}", err=True)
+    return code
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--db",
+    metavar="FILE|URL",
+    envvar="GROUPBENCH_DB",
+    default="groupbench.db",
+    show_default=True,
+    show_envvar=True,
+    help="Database: a SQLite file, or an SQLAlchemy URL.",
+)
+@click.version_option(package_name="groupbench")
+@click.pass_context
+def main(context: click.Context, db: str) -> None:
+    """Latency and accuracy of grouped-GEMM kernels, per commit.
+
+    Exit codes: 0 ok, 1 a regression or a wrong result, 2 usage, 3 incomplete, 4 not comparable.
+    """
+    context.obj = db

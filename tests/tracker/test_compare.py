@@ -1,0 +1,126 @@
+"""`groupbench compare`: pairs, verdicts and words for commits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+
+def verdicts(cli: Cli, *args: str) -> dict[str, str]:
+    result = cli("compare", *args, "--json")
+    return {row["backend"]: row["verdict"] for row in json.loads(result.stdout)["series"]}
+
+
+def test_each_verdict(cli: Cli, stored: Stored, make: Any) -> None:
+    unlike = {"backend": "unlike"}
+    interpreted = {"backend": "interpreted", "timing": "interpreted"}
+    stored(
+        [
+            *[make(n, backend=b) for n in (0,) for b in ("same", "slow", "fast", "wrong", "gone", "oom")],
+            *[make(1, backend=b, ms=ms) for b, ms in (("same", 1.0), ("slow", 1.1), ("fast", 0.9), ("new", 1.0))],
+            make(1, backend="wrong", status="wrong"),
+            make(1, backend="oom", status="oom"),
+            make(0, **unlike),
+            make(1, **unlike, environment={"driver": "2"}),
+            make(0, **interpreted),
+            make(1, ms=9.0, **interpreted),
+            make(0, backend="coarse", rms=1e-3),
+            make(1, backend="coarse", rms=1e-2),
+        ]
+    )
+    assert verdicts(cli, "previous", "latest") == {
+        "same": "ok",
+        "slow": "regressed",
+        "fast": "improved",
+        "wrong": "wrong",
+        "gone": "missing",
+        "oom": "missing",
+        "new": "new",
+        "unlike": "incomparable",
+        "interpreted": "ok",
+        "coarse": "regressed",
+    }
+    text = cli("compare", "previous", "latest")
+    assert text.exit_code == 0
+    lines = text.stdout.rstrip("\n").split("\n")
+    assert lines[0].startswith("A 000ccccccc  B 001ccccccc: 1 wrong, 2 regressed, 2 missing, 1 incomparable")
+    assert lines[-1].startswith("geometric mean of B/A over 4 series: 0.99")
+    assert "driver 570.1 → 2" in text.stdout
+
+
+def test_force_compares_unlike_environments_and_says_so(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, ms=1.1, environment={"driver": "2"})])
+    refused = cli("compare", "000", "001")
+    assert refused.exit_code == 4
+    assert "no latency could be compared" in refused.stdout
+    forced = cli("compare", "000", "001", "--force")
+    assert forced.exit_code == 0
+    assert "forced: driver 570.1 → 2" in forced.stdout
+
+
+def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: Stored, make: Any) -> None:
+    a, b = {"commit": "a" * 40}, {"commit": "b" * 40}
+    stored([make(n, ms=ms, **a) for n, ms in enumerate((1.0, 1.002, 5.0))])
+    stored([make(n, **b) for n in (3, 4)])
+    stored([make(5, ms=9.0, **b, environment={"driver": "2"}), make(6, ms=7.0, **a, environment={"driver": "3"})])
+    (row,) = json.loads(cli("compare", "aaa", "bbb", "--json").stdout)["series"]
+    assert row["runs"] == [3, 2]
+    assert row["a_ms"] == pytest.approx(1.002, rel=1e-3)
+    assert row["ratio"] == pytest.approx(1 / 1.002, rel=1e-3)
+
+
+def test_one_burst_of_one_run_says_nothing(cli: Cli, stored: Stored, make: Any) -> None:
+    def bare(night: int, ms: float) -> Any:
+        record = make(night)
+        return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
+
+    stored([bare(0, 1.0), bare(1, 2.0)])
+    assert verdicts(cli, "000", "001") == {"triton": "~"}
+
+
+def test_nothing_comparable_is_4(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, backend="a"), make(1, backend="b")])
+    assert cli("compare", "previous", "latest").exit_code == 4
+
+
+def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(
+        [
+            make(0, commit="abc1" + "0" * 36, commit_facts={"branch": "main"}),
+            make(1, commit="abc2" + "0" * 36, commit_facts={"branch": "topic"}),
+            make(2, commit="abc2" + "0" * 36, commit_facts={"dirty": True}),
+        ]
+    )
+
+    def sides(a: str, b: str) -> tuple[str, str]:
+        answer = json.loads(cli("compare", a, b, "--json").stdout)
+        return answer["a"], answer["b"]
+
+    one, two = "abc1000000", "abc2000000"
+    assert sides("abc1", "abc2") == (one, two)
+    assert sides("abc2", "abc2+") == (two, two + "+")
+    assert sides("previous", "latest") == (two, two + "+")
+    assert sides("main", "topic") == (one, two)
+    for bad, said in {
+        ("abc", "abc1"): "ambiguous: abc100000000, abc200000000",
+        ("abc1", "abc1"): "the same commit",
+        ("x", "abc1"): "no commit or branch 'x'",
+        ("abc1+", "abc2"): "no run of a dirty tree",
+        ("+", "abc2"): "no commit",
+    }.items():
+        result = cli("compare", *bad)
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(), make(1, commit="000" + "c" * 37)])
+    assert "no previous commit" in cli("compare", "previous", "latest").stderr
+    assert cli("compare", "latest").exit_code == 2

@@ -1,0 +1,257 @@
+"""`groupbench gate`: exit codes, the first line, and what stands below it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+
+def quiet(make: Any, nights: int, **given: Any) -> list[Any]:
+    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **given) for night in range(nights)]
+
+
+def first_line(result: Result) -> str:
+    return result.stdout.split("\n")[0]
+
+
+def test_first_run_is_new(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make()])
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert result.stdout == "GATE ok: nothing to compare with yet. 1 new\n"
+
+
+def test_second_run_is_insufficient_and_says_that_nothing_changed(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(quiet(make, 2))
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert "nothing changed" in first_line(result)
+    assert "1 insufficient" in first_line(result)
+
+
+def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(quiet(make, 3))
+    assert cli("gate", "--strict").exit_code == 3
+    stored([make(3)])
+    assert cli("gate", "--strict").exit_code == 0
+
+
+def test_nothing_changed_is_0(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(quiet(make, 6))
+    result = cli("gate")
+    assert (result.exit_code, result.stdout) == (0, "GATE ok: nothing changed. 1 ok\n")
+
+
+def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=1.03), make(6, backend="torch")])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert first_line(result) == "GATE regression: 1 series regressed. 1 regressed, 1 new"
+    assert "+3.0%" in result.stdout
+    assert "torch" not in result.stdout
+
+
+def test_a_faster_kernel_is_0_and_told(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=0.9)])
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert first_line(result) == "GATE ok: 1 series improved. 1 improved"
+    assert "-10.0%" in result.stdout
+
+
+def test_a_wrong_result_is_1_without_history(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(status="wrong", message="12 % outside")])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert first_line(result) == "GATE regression: 1 result is wrong. 1 wrong"
+    assert "12 % outside" in result.stdout
+
+
+@pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped"])
+def test_a_cell_that_failed_is_3(cli: Cli, stored: Stored, make: Any, status: str) -> None:
+    stored([make(), make(backend="b", status=status, message="because")])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert first_line(result) == "GATE incomplete: 1 series missing. 1 missing, 1 new"
+    assert status in result.stdout
+    assert "because" in result.stdout
+
+
+@pytest.mark.parametrize("status", ["unavailable", "skipped", "error"])
+def test_nothing_measured_is_3(cli: Cli, stored: Stored, make: Any, status: str) -> None:
+    stored([make(status=status)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "nothing was measured" in first_line(result)
+
+
+def test_unavailable_without_history_is_counted_only(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(), make(backend="b", status="unavailable")])
+    result = cli("gate")
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
+    assert "1 new, 1 unavailable" in first_line(result)
+
+
+def test_a_series_that_is_gone_is_3(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(0, backend="torch"), make(1)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "1 missing, 1 insufficient" in first_line(result)
+    assert "absent" in result.stdout
+    assert "torch" in result.stdout
+
+
+def test_a_series_that_became_unavailable_is_3(cli: Cli, stored: Stored, make: Any) -> None:
+    other = {"backend": "torch"}
+    stored([make(0), make(0, **other), make(1), make(1, status="unavailable", message="no module", **other)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "no module" in result.stdout
+
+
+def test_a_latency_that_is_gone_is_3(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, ms=None)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "the previous run has a latency, this one has none" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"plan": "weekly"},
+        {"plan": None},
+        {"environment": {"gpu": "NVIDIA B200"}},
+    ],
+    ids=str,
+)
+def test_other_plans_and_hardware_expect_nothing(cli: Cli, stored: Stored, make: Any, before: dict[str, Any]) -> None:
+    stored([make(0, backend="torch", **before), make(1, plan=before.get("plan") and "nightly")])
+    assert cli("gate").exit_code == 0
+
+
+def test_a_changed_environment_is_4_and_named(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 5), make(5, ms=2.0, environment={"driver": "580.2"})])
+    result = cli("gate")
+    assert result.exit_code == 4
+    assert "1 incomparable" in first_line(result)
+    assert "driver 570.1 → 580.2" in result.stdout
+
+
+def test_only_like_environments_are_history(cli: Cli, stored: Stored, make: Any) -> None:
+    new = {"environment": {"driver": "580.2"}}
+    stored([*quiet(make, 5), *[make(night, ms=2.0, **new) for night in range(5, 9)]])
+    result = cli("gate")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed. 1 ok")
+
+
+def test_the_gravest_decides(cli: Cli, stored: Stored, make: Any) -> None:
+    unlike = make(1, backend="unlike", environment={"driver": "2"})
+    stored([make(0, backend="unlike"), unlike, make(1, backend="b", status="oom")])
+    assert cli("gate").exit_code == 3
+    stored([make(2, backend="unlike", environment={"driver": "3"}), make(2, status="wrong", plan="nightly")])
+    assert cli("gate").exit_code == 1
+
+
+def test_usage_is_2(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make()])
+    assert "no run 'x'" in cli("gate", "--run", "x").stderr
+    for bad in (["--window", "0"], ["--min-effect", "x"], ["--min-effect", "-1"], ["--min-effect", "nan"], ["--nope"]):
+        assert cli("gate", *bad).exit_code == 2
+
+
+def test_an_older_run_is_judged_by_what_came_before(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), *[make(night, ms=1.05) for night in range(6, 9)]])
+    assert cli("gate", "--run", "run-006").exit_code == 1
+    assert cli("gate", "--run", "run-005").exit_code == 0
+    assert "ambiguous" in cli("gate", "--run", "run-").stderr
+
+
+def test_min_effect_and_window(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), *[make(night, ms=1.05) for night in range(6, 10)]])
+    assert cli("gate").exit_code == 1
+    assert cli("gate", "--min-effect", "6%").exit_code == 0
+    assert cli("gate", "--window", "3").exit_code == 0
+
+
+def test_interpreted_timings_are_never_judged(cli: Cli, stored: Stored, make: Any) -> None:
+    given = {"environment": {"device": "cpu", "gpu": None, "cpu": "EPYC"}, "timing": "interpreted"}
+    stored([*[make(night, **given) for night in range(5)], make(5, ms=50.0, **given)])
+    result = cli("gate")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed. 1 ok")
+    stored([make(6, rms=0.1, **given)])
+    assert cli("gate").exit_code == 1
+
+
+def test_a_less_accurate_result_is_1(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 5), make(5, rms=3.2e-3)])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert "rms 0.002 → 0.0032" in result.stdout
+    assert "accuracy" in result.stdout
+
+
+def test_lost_repeatability_is_1(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 5), make(5, repeatable=False)])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert "repeatability" in result.stdout
+    stored([make(6, repeatable=False)])
+    assert cli("gate").exit_code == 0
+
+
+def test_a_wrong_night_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*[make(night, ms=0.1, status="wrong") for night in range(5)], *[make(n) for n in range(5, 9)]])
+    assert first_line(cli("gate")) == "GATE ok: nothing changed. 1 ok"
+
+
+def test_the_accuracy_of_wrong_nights_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*[make(n, status="wrong", rms=1.0) for n in range(5)], *[make(n) for n in range(5, 8)], make(8, rms=0.01)])
+    assert cli("gate").exit_code == 1
+
+
+def test_a_canary_that_moved_makes_the_machine_suspect(cli: Cli, stored: Stored, make: Any) -> None:
+    canary = {"operator": "canary", "backend": "memcpy"}
+    stored([*quiet(make, 6), *quiet(make, 6, **canary), make(6, ms=1.05), make(6, ms=1.05, **canary)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "1 unresolved, 1 suspect" in first_line(result)
+    assert "canary moved: the machine, not the code" in result.stdout
+    assert "machine suspect" in result.stdout
+
+
+def test_a_wrong_result_is_the_codes_whatever_the_canary(cli: Cli, stored: Stored, make: Any) -> None:
+    canary = {"operator": "canary"}
+    stored([*quiet(make, 6, **canary), make(6, ms=1.05, **canary), make(6, status="wrong")])
+    assert cli("gate").exit_code == 1
+
+
+def test_the_same_commit_again_is_said(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, commit="a" * 40), make(1, commit="a" * 40)])
+    assert "same commit as the previous run" in first_line(cli("gate"))
+    stored([make(2, commit="a" * 40, commit_facts={"dirty": True})])
+    assert "same commit" not in first_line(cli("gate"))
+
+
+def test_late_records_of_old_runs_do_not_become_the_newest(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(5)])
+    stored([make(0, status="wrong")])
+    assert cli("gate").exit_code == 0
+
+
+def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=1.03, shape="a|b*c<d>")])
+    stored([*[make(n, backend="x|y") for n in range(6)], make(6, ms=1.05, backend="x|y")])
+    answer = json.loads(cli("gate", "--json").stdout)
+    assert (answer["exit_code"], answer["verdict"], answer["counts"]["regressed"]) == (1, "regression", 1)
+    csv = cli("gate", "--csv")
+    assert csv.stdout.startswith("verdict,cause,operator")
+    assert csv.stderr.startswith("GATE regression")
+    assert r"x\|y" in cli("gate", "--md").stdout

@@ -1,0 +1,192 @@
+"""`groupbench history`: which lines, in which order, and what they say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+
+def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
+    result = cli("history", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_by_series_then_time(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(n, backend=b) for n in (2, 0, 1) for b in ("z", "a")])
+    assert [(r["backend"], r["run"]) for r in rows(cli)] == [(b, f"run-00{n}") for b in ("a", "z") for n in (0, 1, 2)]
+
+
+def test_a_line_says_what_was_measured(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, cell={"flops": 10**12}), make(1, ms=1.1, commit_facts={"dirty": True})])
+    text = cli("history").stdout.split("\n")
+    assert "2026-01-01 03:00" in text[1]
+    assert "000ccccccc " in text[1]
+    assert "001ccccccc+" in text[2]
+    first, second = rows(cli)
+    assert first["tflops"] == pytest.approx(1000, rel=1e-2)
+    assert second["change"] == pytest.approx(0.1, rel=1e-2)
+    assert first["change"] is None
+    assert 0 < first["spread"] < 0.01
+    assert first["rms"] == 2e-3
+
+
+def test_changes_are_within_an_environment_and_changes_of_it_are_named(cli: Cli, stored: Stored, make: Any) -> None:
+    new = {"driver": "580.2"}
+    stored([make(0), make(1, ms=2.0, environment=new), make(2, ms=1.5), make(3, ms=3.0, environment=new)])
+    found = rows(cli)
+    assert [r["change"] and round(r["change"], 2) for r in found] == [None, None, 0.5, 0.5]
+    assert found[1]["environment_changed"] == ["driver 570.1 → 580.2"]
+    assert found[2]["environment_changed"] == ["driver 580.2 → 570.1"]
+    assert "driver 570.1 → 580.2" in cli("history").stdout
+
+
+def test_interpreted_is_no_speed(cli: Cli, stored: Stored, make: Any) -> None:
+    given = {"timing": "interpreted", "cell": {"flops": 10**12}}
+    stored([make(0, **given), make(1, ms=2.0, **given)])
+    assert [(r["timing"], r["tflops"], r["change"]) for r in rows(cli)] == [("interpreted", None, None)] * 2
+    assert "interpreted" in cli("history").stdout
+
+
+def test_a_status_without_value_is_shown_and_skipped_by_changes(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, status="oom"), make(2, status="wrong", ms=0.1), make(3, ms=1.1)])
+    found = rows(cli)
+    assert [r["status"] for r in found] == ["ok", "oom", "wrong", "ok"]
+    assert found[1]["latency_ms"] is None
+    assert found[3]["change"] == pytest.approx(0.1, rel=1e-2)
+
+
+SHAPES = [
+    "G=4,M_g=1024,N=1024,K=1024",
+    "G=8,M=32768,N=4096,K=7168,routing=zipf(1.2),W=nk",
+    "G=8,M=[1|2],N=1",
+    "G=8,M=1,N=1",
+    "100%_\\",
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        *[(shape, [shape]) for shape in SHAPES],
+        ("G=8,*", SHAPES[1:4]),
+        ("*zipf(?.2)*", SHAPES[1:2]),
+        ("G=8,M=[1|2]*", SHAPES[2:3]),
+        ("G=8,M=[12],*", []),
+        ("g=8*", []),
+        ("%", []),
+        ("*%_*", SHAPES[4:]),
+        ("G=_,M=1,N=1", []),
+        ("' OR 1=1 --", []),
+    ],
+)
+def test_shapes(cli: Cli, stored: Stored, make: Any, pattern: str, found: list[str]) -> None:
+    stored([make(shape=shape) for shape in SHAPES])
+    assert sorted(r["shape"] for r in rows(cli, "--shape", pattern)) == sorted(found)
+
+
+def test_filters(cli: Cli, stored: Stored, make: Any) -> None:
+    main = {"commit_facts": {"branch": "main"}}
+    stored(
+        [
+            make(0, **main),
+            make(1, backend="b", mode="bwd", dtype="fp16", **main),
+            make(2, operator="other", environment={"gpu": "B200"}, cell={"protocol": "p", "host": "h"}),
+        ]
+    )
+    for args, runs in {
+        ("--operator", "other"): [2],
+        ("--backend", "b"): [1],
+        ("--backend", "b", "--backend", "triton"): [1, 0, 2],
+        ("--mode", "bwd"): [1],
+        ("--dtype", "fp16"): [1],
+        ("--protocol", "p"): [2],
+        ("--host", "h"): [2],
+        ("--hardware", "*H100*"): [0, 1],
+        ("--hardware", "B200"): [2],
+        ("--branch", "main"): [0, 1],
+        ("--commit", "001"): [1],
+        ("--commit", "latest", "--commit", "previous"): [1, 2],
+        ("--since", "2026-01-02"): [1, 2],
+        ("--until", "2026-01-02"): [0, 1],
+        ("--since", "2026-01-02T04:00+01:00", "--until", "2026-01-02T03:00:01Z"): [1],
+        ("--since", "9999d"): [0, 1, 2],
+        ("--until", "1m"): [0, 1, 2],
+        ("--limit", "1"): [0, 1, 2],
+    }.items():
+        assert sorted(r["run"] for r in rows(cli, *args)) == sorted(f"run-00{n}" for n in runs), args
+
+
+def test_changes_are_told_against_what_the_filter_hides(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, ms=1.1), make(2, ms=1.1)])
+    (row,) = rows(cli, "--commit", "001")
+    assert row["change"] == pytest.approx(0.1, rel=1e-2)
+    assert [r["run"] for r in rows(cli, "--limit", "2")] == ["run-001", "run-002"]
+
+
+def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make()])
+    result = cli("history", "--shape", "none")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no point matches" in result.stderr
+    assert cli("history", "--shape", "none", "--json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--operator", "x"], "no operator 'x'; known: canary, grouped_gemm"),
+        (["--backend", "tritn"], "no backend 'tritn'; known: torch, triton"),
+        (["--since", "yesterday"], "'yesterday' is no date"),
+        (["--since", "2026-13-01"], "is no date"),
+        (["--since", "99999999999d"], "is no date"),
+        (["--until", "9999-12-31"], "is no date"),
+        (["--since", ""], "is no date"),
+        (["--limit", "-1"], "-1"),
+        (["--limit", "x"], "x"),
+        (["--commit", "zzz"], "no commit or branch 'zzz'"),
+        (["--commit", "0"], "is ambiguous"),
+        (["--commit", ""], "no commit"),
+        (["--commit", "%"], "no commit"),
+        (["--nope"], "--nope"),
+        (["extra"], "extra"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: list[str], said: str) -> None:
+    stored([make(0), make(1, operator="canary", backend="torch")])
+    result = cli("history", *args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+HARD = 'a "b" | c\nd, <e> [bold]f[/] 100%\x1b[31m\x07\u202e'
+
+
+def test_any_name_in_any_format(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(backend=HARD, shape=HARD)])
+    assert rows(cli, "--backend", HARD, "--shape", HARD)[0]["backend"] == HARD
+    (row,) = csv.DictReader(io.StringIO(cli("history", "--csv").stdout, newline=""))
+    assert row["backend"] == HARD
+    text = cli("history").stdout
+    assert text.count("\n") == 2
+    assert "[bold]f[/] 100%" in text
+    assert not set("\x1b\x07\u202e") & set(text)
+    table = cli("history", "--md").stdout.rstrip("\n").split("\n")
+    assert len(table) == 3
+    assert r"\|" in table[2]
+    assert "<e>" not in table[2]
+
+
+def test_a_pipe_is_not_cut_to_80_columns(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(shape="G=" + "1," * 300)])
+    assert "1," * 300 in cli("history").stdout

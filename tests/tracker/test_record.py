@@ -1,0 +1,55 @@
+"""Environments: which are alike, and what differs. (The record's own checks are its reader's.)"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from groupbench.tracker.environment import environment_differences, environment_identity, hardware_class
+from groupbench.tracker.record import Environment
+
+BASE = Environment(
+    device="cuda", gpu="H100", driver="570.1", python="3.11.9", cpu="EPYC", host="a", settings={"X": "1"}
+)
+
+
+def changed(**fields: object) -> Environment:
+    return msgspec.structs.replace(BASE, **fields)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"host": "b"}, {"cpu": "Xeon"}, {"python": "3.11.10"}, {"memory_mib": 5}, {"os": "x"}, {"groupbench": "9"}],
+    ids=str,
+)
+def test_metadata_leaves_environments_alike(field: dict[str, object]) -> None:
+    assert environment_identity(changed(**field)) == environment_identity(BASE)
+    assert environment_differences(BASE, changed(**field)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ({"driver": "580.2"}, "driver 570.1 → 580.2"),
+        ({"python": "3.12.1"}, "python 3.11 → 3.12"),
+        ({"power_limit_w": 350.0}, "power_limit_w unknown → 350"),
+        ({"gpu_uuid": "GPU-2"}, "gpu_uuid unknown → GPU-2"),
+        ({"settings": {"X": "2"}}, "setting X 1 → 2"),
+        ({"settings": {}}, "setting X 1 → unknown"),
+    ],
+    ids=str,
+)
+def test_a_declared_field_makes_environments_unlike(field: dict[str, object], told: str) -> None:
+    assert environment_identity(changed(**field)) != environment_identity(BASE)
+    assert environment_differences(BASE, changed(**field)) == [told]
+
+
+def test_the_processor_counts_where_it_is_the_device() -> None:
+    here, there = Environment(device="cpu", cpu="EPYC"), Environment(device="cpu", cpu="Xeon")
+    assert environment_identity(here) != environment_identity(there)
+    assert (hardware_class(here), hardware_class(BASE)) == ("EPYC", "H100")
+    assert hardware_class(Environment(device="cpu")) == "unknown cpu"
+
+
+def test_identity_does_not_depend_on_order() -> None:
+    one, two = changed(settings={"A": "1", "B": "2"}), changed(settings={"B": "2", "A": "1"})
+    assert environment_identity(one) == environment_identity(two)

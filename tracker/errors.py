@@ -1,0 +1,35 @@
+"""The tracker's exceptions: one tree. A message is one line: the cause, and the next step if any."""
+
+from __future__ import annotations
+
+USAGE = 2
+"""Exit code of everything that a user can mend: a wrong option, a file that is not what it should be."""
+
+
+class TrackerError(Exception):
+    """Something that the user can act on. The command line prints the message and exits with `exit_code`."""
+
+    exit_code = USAGE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class StoreError(TrackerError):
+    """The database cannot be opened, read or written."""
+
+
+class IngestError(TrackerError):
+    """A file of records that cannot be stored: names the file and the line."""
+
+
+class QueryError(TrackerError):
+    """A question about something that the database does not hold, or that has several answers."""
+
+
+class ReportError(TrackerError):
+    """A report that cannot be built or written."""

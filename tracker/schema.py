@@ -1,0 +1,181 @@
+"""The tables. Each column's `doc` is its meaning.
+
+A *series* is what stays the same from commit to commit; a *point* is one run's result for it. Times of day
+are UTC. Changes to these classes need a new file in `migrations/versions`: a test compares the two.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+REVISIONS = ("0001",)
+"""Every migration, oldest first, so that opening a database of today need not load alembic."""
+
+HEAD = REVISIONS[-1]
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant. SQLite keeps no time zone: written as UTC, read as UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(MappedAsDataclass, DeclarativeBase, kw_only=True):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+    }
+
+
+def _key() -> Any:
+    return mapped_column(primary_key=True, init=False, doc="internal key")
+
+
+class Commit(Base, kw_only=True):
+    """A state of the code. Only its hash is sure; later records fill in what earlier ones lacked."""
+
+    __tablename__ = "commit"
+
+    id: Mapped[int] = _key()
+    hash: Mapped[str] = mapped_column(unique=True, doc="full hash")
+    parents: Mapped[list[Any] | None] = mapped_column(default=None, doc="parents' hashes, the first is the mainline's")
+    branch: Mapped[str | None] = mapped_column(default=None, doc="branch that it was first measured on")
+    time: Mapped[datetime | None] = mapped_column(default=None, doc="committer's time")
+    author: Mapped[str | None] = mapped_column(default=None, doc="author")
+    subject: Mapped[str | None] = mapped_column(default=None, doc="first line of the message")
+
+
+class Environment(Base, kw_only=True):
+    """Where points were measured: one row for each distinct set of facts."""
+
+    __tablename__ = "environment"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of every fact")
+    identity: Mapped[str] = mapped_column(
+        index=True, doc="hash of the declared fields; points compare where it is equal"
+    )
+    device: Mapped[str] = mapped_column(doc="cuda or cpu")
+    gpu: Mapped[str | None] = mapped_column(doc="GPU model, as the driver names it")
+    gpu_uuid: Mapped[str | None] = mapped_column(doc="which GPU of that model")
+    driver: Mapped[str | None] = mapped_column(doc="GPU driver's version")
+    cuda: Mapped[str | None] = mapped_column(doc="CUDA version that torch was built for")
+    power_limit_w: Mapped[float | None] = mapped_column(doc="enforced power limit")
+    cpu: Mapped[str | None] = mapped_column(doc="processor model")
+    python: Mapped[str | None] = mapped_column(doc="Python version")
+    torch: Mapped[str | None] = mapped_column(doc="torch version")
+    triton: Mapped[str | None] = mapped_column(doc="triton version")
+    helion: Mapped[str | None] = mapped_column(doc="helion version")
+    tritonbench: Mapped[str | None] = mapped_column(doc="TritonBench commit")
+    facts: Mapped[dict[str, Any]] = mapped_column(doc="every fact, as the record gave it")
+
+
+class Run(Base, kw_only=True):
+    """One invocation of the measuring side."""
+
+    __tablename__ = "run"
+    __table_args__ = (Index(None, "plan", "started"),)
+
+    id: Mapped[int] = _key()
+    uuid: Mapped[str] = mapped_column(unique=True, doc="the writer's name for the run")
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True, doc="what was measured")
+    dirty: Mapped[bool] = mapped_column(doc="the tree differed from the commit")
+    started: Mapped[datetime] = mapped_column(index=True, doc="when it began; runs are ordered by it")
+    trigger: Mapped[str] = mapped_column(doc="manual, nightly, ab, ...")
+    plan: Mapped[str | None] = mapped_column(
+        doc="plan that said what to measure; runs of one plan are expected to match"
+    )
+    command: Mapped[str | None] = mapped_column(doc="command line")
+
+
+class Series(Base, kw_only=True):
+    """What stays the same while the code changes."""
+
+    __tablename__ = "series"
+    __table_args__ = (Index(None, "operator", "backend"),)
+
+    id: Mapped[int] = _key()
+    identity: Mapped[str] = mapped_column(
+        unique=True, doc="hash of operator, backend, mode, dtype, shape, host, protocol, hardware and seed"
+    )
+    operator: Mapped[str] = mapped_column(doc="grouped_gemm, ...")
+    backend: Mapped[str] = mapped_column(doc="implementation of the operator")
+    mode: Mapped[str] = mapped_column(doc="fwd or bwd")
+    dtype: Mapped[str] = mapped_column(doc="fp16, bf16, fp32, ...")
+    shape: Mapped[str] = mapped_column(doc="canonical text that names the whole problem")
+    host: Mapped[str] = mapped_column(doc="builtin or tritonbench")
+    protocol: Mapped[str] = mapped_column(doc="how latency is taken")
+    hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model where the device is the cpu")
+    seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
+    dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K")
+    flops: Mapped[int | None] = mapped_column(
+        BigInteger, doc="floating-point operations of real rows, as last recorded"
+    )
+    min_bytes: Mapped[int | None] = mapped_column(
+        BigInteger, doc="bytes when each input is read once and each output written once, as last recorded"
+    )
+
+
+class Point(Base, kw_only=True):
+    """One run's result for one series."""
+
+    __tablename__ = "point"
+    __table_args__ = (UniqueConstraint("run_id", "series_id"), Index(None, "series_id", "run_id"))
+
+    id: Mapped[int] = _key()
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="run that measured it")
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), doc="series that it belongs to")
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True, doc="where it was measured")
+    content: Mapped[str] = mapped_column(doc="hash of the record, to tell a repeat from a contradiction")
+    status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
+    message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
+    baseline: Mapped[bool] = mapped_column(doc="other backends' speed-up in this run is over this one")
+
+    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null where no latency was taken")
+    median_ms: Mapped[float | None] = mapped_column(doc="median of the bursts' medians, of the samples as recorded")
+    low_ms: Mapped[float | None] = mapped_column(doc="smallest of the bursts' medians")
+    high_ms: Mapped[float | None] = mapped_column(doc="largest of the bursts' medians")
+    error: Mapped[float | None] = mapped_column(
+        doc="standard error of log(median_ms) from the spread of its bursts; null with fewer than two"
+    )
+    samples: Mapped[bytes | None] = mapped_column(doc="every sample in ms: little-endian float32, zlib")
+    burst_lengths: Mapped[list[Any] | None] = mapped_column(doc="how many samples each burst holds")
+    prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
+    enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
+    telemetry: Mapped[list[Any] | None] = mapped_column(doc="clock, temperature, power and throttling by burst")
+
+    rms: Mapped[float | None] = mapped_column(doc="‖out - ref‖ / ‖ref‖")
+    max_abs: Mapped[float | None] = mapped_column(doc="largest absolute error")
+    worst_block_rms: Mapped[float | None] = mapped_column(doc="largest relative RMS of any row and any 64 x 64 block")
+    mismatch: Mapped[float | None] = mapped_column(doc="share of elements outside the tolerance table")
+    unwritten: Mapped[float | None] = mapped_column(doc="share of elements that were never written")
+    repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
+    first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
+
+    kernel_hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null where one is unknown")
+    kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
+    duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in")
