@@ -1,8 +1,9 @@
-"""Runs jobs and yields their records: one process a cell, the backends of a problem side by side.
+"""Runs jobs and yields their records: a process a backend, the backends of a problem side by side.
 
-Backends of one problem are alive together so that their bursts can take turns: each round goes over all of them, starting
-one further than the round before, and the GPU idles before every burst. What one cell does to itself costs the others
-nothing; what cannot run is a record too, with its status and the reason.
+Backends of one problem are alive together so that their bursts can take turns: each round goes over all of them,
+starting one further than the round before, and the GPU idles before every burst. A backend keeps its process for the
+next problem, which saves its imports, until a cell fails: then the next one starts in a fresh process. So what one cell
+does to itself costs no other anything; what cannot run is a record too, with its status and the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from groupbench.operators.measure import environment
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Worker, call
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_operator
@@ -47,9 +48,49 @@ class _Live:
 
     job: Job
     worker: Worker
+    started: float = field(default_factory=time.monotonic)
     prepared: Prepared | None = None
     failure: Failure | None = None
     bursts: list[Burst] = field(default_factory=list)
+
+    def ask(self, verb: str) -> None:
+        self.take(self.worker.ask(Request(verb)))
+
+    def take(self, answer: Any) -> None:
+        match answer:
+            case Failure():
+                self.failure = answer
+            case Prepared():
+                self.prepared = answer
+            case Burst():
+                self.bursts.append(answer)
+
+
+class Workers:
+    """The processes, one a backend, started when first asked for."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._alive: dict[tuple[str, ...], Worker] = {}
+
+    def get(self, job: Job) -> Worker:
+        key = (job.operator, job.backend, job.device)
+        if key not in self._alive:
+            self._alive[key] = Worker(job.device, self.timeout_s)
+        return self._alive[key]
+
+    def retire(self, worker: Worker) -> None:
+        """End one that has failed; its backend's next cell gets a fresh process."""
+        self._alive = {key: alive for key, alive in self._alive.items() if alive is not worker}
+        worker.kill()
+        worker.close()
+
+    def close(self, at_once: bool) -> None:
+        for worker in self._alive.values():
+            if at_once:
+                worker.kill()
+            worker.close()
+        self._alive.clear()
 
 
 def probe(device: str) -> Machine:
@@ -74,16 +115,21 @@ def execute(jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progr
     On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
     """
     done: set[Job] = set()
+    workers = Workers(timeout_s)
+    interrupted = True
     try:
         for _, problem in groupby(jobs, key=_problem):
-            for record, job in _problem_records(list(problem), machine, run, timeout_s, progress):
+            for record, job in _problem_records(list(problem), machine, run, workers, progress):
                 done.add(job)
                 yield record
+        interrupted = False
     except KeyboardInterrupt:
         for job in jobs:
             if job not in done:
                 yield _record(job, machine, run, "skipped", "interrupted before it was measured")
         raise
+    finally:
+        workers.close(at_once=interrupted)
 
 
 def _problem(job: Job) -> tuple[Any, ...]:
@@ -91,7 +137,7 @@ def _problem(job: Job) -> tuple[Any, ...]:
 
 
 def _problem_records(
-    jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress
+    jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
     operator = get_operator(jobs[0].operator, jobs[0].plugins)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
@@ -105,7 +151,7 @@ def _problem_records(
             yield _record(job, machine, run, "unavailable", reason), job
     size = _batch_size(operator, jobs[0], machine.environment)
     for first in range(0, len(able), size):
-        yield from _batch_records(able[first : first + size], machine, run, timeout_s, progress)
+        yield from _batch_records(able[first : first + size], machine, run, workers, progress)
 
 
 def _unavailable(operator: Operator, job: Job, target: Target) -> str | None:
@@ -116,40 +162,32 @@ def _unavailable(operator: Operator, job: Job, target: Target) -> str | None:
 
 
 def _batch_records(
-    jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress
+    jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    cells: list[_Live] = []
-    try:
-        for job in jobs:
-            cells.append(_Live(job, Worker(job, timeout_s)))
-        progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
-        for cell in cells:
-            cell.worker.send("load")
-        for cell in cells:
-            _keep(cell, cell.worker.receive())
-        steps = jobs[0].protocol.bursts + 1
-        for cell in cells:
-            progress.describe(f"{_name(cell.job)}: preparing")
-            if cell.failure is None:
-                _keep(cell, cell.worker.ask("prepare"))
-            progress.advance(1 / steps)
-        for number in range(jobs[0].protocol.bursts):
-            for cell in _rotated(cells, number):
-                progress.describe(f"{_name(cell.job)}: burst {number + 1}")
-                if _wants_burst(cell, number):
-                    if cell.job.device == "cuda":
-                        time.sleep(cell.job.protocol.idle_s)
-                    _keep(cell, cell.worker.ask("burst"))
-                progress.advance(1 / steps)
-        for cell in cells:
-            yield _finished(cell, machine, run), cell.job
-    except BaseException:  # an interrupt does not wait for what is still running
-        for cell in cells:
-            cell.worker.kill()
-        raise
-    finally:
-        for cell in cells:
-            cell.worker.close()
+    cells = [_Live(job, workers.get(job)) for job in jobs]
+    progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
+    for cell in cells:
+        cell.worker.send(Request("load", cell.job))
+    for cell in cells:
+        cell.take(cell.worker.receive())
+    bursts = jobs[0].protocol.bursts
+    for cell in cells:
+        progress.describe(f"{_name(cell.job)}: preparing")
+        if cell.failure is None:
+            cell.ask("prepare")
+        progress.advance(1 / (bursts + 1))
+    for number in range(bursts):
+        for cell in _rotated(cells, number):
+            progress.describe(f"{_name(cell.job)}: burst {number + 1}")
+            if _wants_burst(cell, number):
+                if cell.job.device == "cuda":
+                    time.sleep(cell.job.protocol.idle_s)
+                cell.ask("burst")
+            progress.advance(1 / (bursts + 1))
+    for cell in cells:
+        yield _finished(cell, machine, run), cell.job
+        if cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
+            workers.retire(cell.worker)
 
 
 def _wants_burst(cell: _Live, number: int) -> bool:
@@ -164,23 +202,13 @@ def _rotated(cells: list[_Live], number: int) -> list[_Live]:
     return cells[start:] + cells[:start]
 
 
-def _keep(cell: _Live, answer: Any) -> None:
-    match answer:
-        case Failure():
-            cell.failure = answer
-        case Prepared():
-            cell.prepared = answer
-        case Burst():
-            cell.bursts.append(answer)
-
-
 def _name(job: Job) -> str:
     return f"{job.operator}/{job.backend} {job.shape} {job.dtype}"
 
 
 def _finished(cell: _Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
-    extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.worker.started, 3)}
+    extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
         extra |= {"accuracy": prepared.accuracy, "kernels": prepared.kernels}
         if cell.bursts:

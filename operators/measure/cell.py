@@ -1,4 +1,4 @@
-"""One cell in a process of its own: inputs, backend, accuracy, bursts.
+"""One cell at a time in a process of its own: inputs, backend, accuracy, bursts.
 
 The parent asks over a pipe, one request and one answer at a time, so that several cells can be alive together and their
 bursts interleaved; whatever this process does (crash, hang, corrupt its GPU context), its neighbours do not feel it.
@@ -7,6 +7,8 @@ bursts interleaved; whatever this process does (crash, hang, corrupt its GPU con
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -70,19 +72,29 @@ class Failure:
     message: str
 
 
-def serve(job: Job, connection: Connection, log: str) -> None:
-    """Entry point of the process: answers "load", "prepare", "burst" until the pipe closes."""
+@dataclass(frozen=True)
+class Request:
+    """load (with a job), prepare, burst, unload."""
+
+    verb: str
+    job: Job | None = None
+
+
+def serve(connection: Connection, log: str) -> None:
+    """Entry point of the process: answers requests until the pipe closes."""
     os.setpgid(0, 0)  # the terminal's Ctrl-C is the parent's to handle, and a kill reaches what a backend starts
     _redirect(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cell = _Cell(job)
+    cell: _Cell | None = None
     while True:
         try:
-            request = connection.recv()
+            request: Request = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = getattr(cell, request)()
+            if request.job is not None:
+                cell = _Cell(request.job)
+            answer = getattr(cell, request.verb)()
         except Unavailable as reason:
             answer = Failure("unavailable", str(reason))
         except BaseException as error:
@@ -104,10 +116,20 @@ class _Cell:
             torch.set_num_threads(os.cpu_count() or 1)
         self.operator = get_operator(job.operator, job.plugins)
         self.backend = get_backend(self.operator, job.backend)
+        if self.backend.kind != "torch":
+            importlib.import_module(self.backend.kind)  # Helion takes 12 s on a machine that has not seen it
         shape = self.operator.parse_shape(job.shape)
         self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
         _synchronize(job.device)
         return "loaded"
+
+    def unload(self) -> str:
+        """Drop everything but what was imported, so that others find the device's memory free."""
+        job = self.job
+        self.__dict__.clear()
+        gc.collect()
+        _release(job.device)
+        return "unloaded"
 
     def prepare(self) -> Prepared:
         from groupbench.operators.measure import accuracy, compiled

@@ -67,12 +67,18 @@ class GpuTimer:
         self.flush_buffer = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self._enqueue_ms()
-        self.lead_cycles = int(min(2 * self.enqueue_ms + 0.05, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS)
+        run_lead_ms = min(2 * self.enqueue_ms + 0.05, MAX_LEAD_MS)
+        burst_lead_ms = min(1 + protocol.samples * run_lead_ms, MAX_LEAD_MS)
+        self.run_cycles = int(run_lead_ms * SPIN_CYCLES_PER_MS)
+        self.burst_cycles = int(burst_lead_ms * SPIN_CYCLES_PER_MS)
 
     def burst(self) -> list[float]:
-        """Milliseconds of each run. The L2 is overwritten before each, and the GPU kept busy while the host launches.
+        """Milliseconds of each run, the L2 overwritten before each.
 
-        Without that lead, a call that takes the host longer to launch than the GPU to run would be timed as its launch.
+        The GPU spins until the host has queued the burst, so that what is timed is the GPU's work: a call that takes the
+        host longer to launch than the GPU to run would otherwise be timed as its launch. A run that the GPU began before
+        the host had queued all of it is taken again, as often as there are samples; what is left of them then is host-bound
+        and stays as it is.
         """
         cuda = self.torch.cuda
         if self.protocol.name == "sustained":
@@ -80,18 +86,22 @@ class GpuTimer:
         for _ in range(self.protocol.warmups):
             self.flush_buffer.zero_()
             self.run()
-        pairs = []
-        for _ in range(self.protocol.samples):
-            self.flush_buffer.zero_()
-            cuda._sleep(self.lead_cycles)
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            start.record()
-            self.run()
-            end.record()
-            pairs.append((start, end))
-        cuda.synchronize()
+        clean: list[tuple[Any, Any]] = []
+        late: list[tuple[Any, Any]] = []
+        while len(clean) < self.protocol.samples and len(late) < self.protocol.samples:
+            cuda._sleep(self.burst_cycles)
+            for _ in range(self.protocol.samples - len(clean)):
+                self.flush_buffer.zero_()
+                cuda._sleep(self.run_cycles)
+                start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+                start.record()
+                self.run()
+                end.record()
+                (late if start.query() else clean).append((start, end))
+            cuda.synchronize()
+        taken = (clean + late)[: self.protocol.samples]
         # The event clock ticks in steps; an empty kernel may read 0, which is no latency.
-        return [max(start.elapsed_time(end), 1e-6) for start, end in pairs]
+        return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
     def _load(self, seconds: float) -> None:
         stop = time.perf_counter() + seconds

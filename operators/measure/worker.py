@@ -1,7 +1,7 @@
 """The parent's end of a cell's process: start it, ask it, give up on it.
 
-Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh process a
-cell costs a fraction of a second and still shares no CUDA context with any other.
+Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh process
+costs a fraction of a second and still shares no CUDA context with any other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure.cell import Failure, Job, serve, tail
+from groupbench.operators.measure.cell import Failure, Request, serve, tail
 
 PRELOAD = ("torch", "triton", "groupbench.operators.measure.cell", "groupbench.operators.measure.accuracy")
 HOST_MEMORY_SHARE = 0.8
@@ -38,22 +37,20 @@ def _context() -> ForkServerContext:
 class Worker:
     """One cell's process. Every question is answered, by it or, when it cannot, by a Failure in its place."""
 
-    def __init__(self, job: Job, timeout_s: float) -> None:
-        self.job = job
+    def __init__(self, device: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.started = time.monotonic()
         handle, name = tempfile.mkstemp(prefix="groupbench-cell-", suffix=".log")
         os.close(handle)
         self.log = Path(name)
         self._asked = ""
         self._connection, theirs = multiprocessing.Pipe()
-        self._process = _context().Process(target=_serve_limited, args=(job, theirs, name), daemon=True)
+        self._process = _context().Process(target=_serve_limited, args=(device, theirs, name), daemon=True)
         self._process.start()
         theirs.close()
 
-    def send(self, request: str) -> None:
+    def send(self, request: Request) -> None:
         """Ask without waiting; `receive` gets the answer."""
-        self._asked = request
+        self._asked = request.verb
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
             self._connection.send(request)
 
@@ -67,7 +64,7 @@ class Worker:
             self._process.join(5)
             return self._obituary(error)
 
-    def ask(self, request: str) -> Any:
+    def ask(self, request: Request) -> Any:
         self.send(request)
         return self.receive()
 
@@ -104,15 +101,15 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _serve_limited(job: Job, connection: Connection, log: str) -> None:
+def _serve_limited(device: str, connection: Connection, log: str) -> None:
     """`serve`, as the first to go when host memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if job.device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
+    if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (int(HOST_MEMORY_SHARE * total),) * 2)
-    serve(job, connection, log)
+    serve(connection, log)
 
 
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
