@@ -1,7 +1,7 @@
 """Canaries: a copy for bandwidth and a cuBLAS product for compute, measured beside everything else.
 
-They tell that the machine is ill (a slower copy on the same card is no kernel's fault); they are no normaliser, since the
-noise of different kernels is not correlated.
+They tell that the machine is ill (a slower copy on the same card is no kernel's fault); they are no normaliser, since
+the noise of different kernels is not correlated.
 """
 
 from __future__ import annotations

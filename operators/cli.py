@@ -1,4 +1,4 @@
-"""The `tritonbench` command: TritonBench's flags, on TritonBench where it is installed and on the built-in host otherwise."""
+"""The `tritonbench` command: TritonBench's flags, on TritonBench where it is installed, else on the built-in host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import click
+
 from groupbench.operators.errors import GroupbenchError, UsageError
 
 

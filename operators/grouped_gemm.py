@@ -204,7 +204,7 @@ GROUPED_GEMM = Operator(
         Backend(
             "triton_contiguous",
             prepare_triton_contiguous,
-            "one expert for each block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
+            "one expert a block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

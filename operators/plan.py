@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol

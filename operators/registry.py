@@ -1,7 +1,8 @@
 """The operators there are, and the backends that other packages add to them.
 
-A plugin is what an entry point of the group `groupbench.backends` names, or `--plugin module.attribute`: a Backend, several
-of them, or a function without arguments that returns either. Which operator a backend belongs to is its `operator`.
+A plugin is what an entry point of the group `groupbench.backends` names, or `--plugin module.attribute`: a Backend,
+several of them, or a function without arguments that returns either. Which operator a backend belongs to is its
+`operator`.
 """
 
 from __future__ import annotations

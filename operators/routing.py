@@ -42,7 +42,7 @@ def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
     name, args, empty = _parse(text)
     random = np.random.RandomState(zlib.crc32(f"{text} {groups} {total}".encode()))
     order = random.permutation(groups)
-    active = order[: max(1, groups - int(round(groups * empty)))]
+    active = order[: max(1, groups - round(groups * empty))]
     counts = np.zeros(groups, dtype=np.int64)
     n = len(active)
     if name == "balanced":

@@ -176,7 +176,7 @@ def _parse_fields(text: str) -> GroupedShape:
     missing = {"G", "N", "K"} - fields.keys()
     if missing or ("M" in fields) == ("M_g" in fields):
         raise ValueError("it needs G, N, K and either M or M_g")
-    options = {
+    options: dict[str, Any] = {
         "nk": _choice(fields, "W", {"nk": True, "kn": False}),
         "shared": _choice(fields, "B", {"shared": True}),
     }

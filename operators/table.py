@@ -1,4 +1,4 @@
-"""Records as people read them: a table on the screen, and TritonBench's own CSV and JSON for the tools that parse those."""
+"""Records as people read them: a table on the screen, and TritonBench's CSV and JSON for the tools that parse those."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _status_text(record: Record) -> str:
 
 
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
-    """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last. Empty where nothing was measured."""
+    """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last; empty where unmeasured."""
     headers, rows = _wide(records, metrics, baseline)
     writer = csv.writer(file, delimiter=";", lineterminator="\n")
     writer.writerow(headers)
@@ -176,8 +176,8 @@ def _wide(records: list[Record], metrics: tuple[str, ...], baseline: str | None)
     for x_val, of in cells.items():
         row: list[Any] = [x_val]
         for backend in backends:
-            record = of.get(backend)
-            row += [METRICS[m][1](record, base.get(_problem(record))) if record else None for m in metrics]
+            cell = of.get(backend)
+            row += [METRICS[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
         rows.append(row)
     return headers, rows
 

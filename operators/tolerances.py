@@ -2,8 +2,8 @@
 
 An exact product rounded once to a dtype with unit roundoff u (2^-8 bf16, 2^-11 fp16, 2^-24 fp32) is off by 0.4 u RMS
 and u at most. `rms` leaves room for kernels that accumulate in another order, and none for a result that is 1 % off
-anywhere: it is asked of the whole output and of every row and 64 x 64 block of it. `rtol` and `atol` bound each element:
-atol is in units of the output's own RMS, since an element near zero inherits its error from its neighbours.
+anywhere: it is asked of the whole output and of every row and 64 x 64 block of it. `rtol` and `atol` bound each
+element: atol is in units of the output's own RMS, since an element near zero inherits its error from its neighbours.
 """
 
 from __future__ import annotations

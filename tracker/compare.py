@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sqlalchemy.orm import Session
+
 from groupbench.tracker import query
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import judge_pools, judge_rms
 from groupbench.tracker.rows import PointRow, SeriesRow, State, finite
-from sqlalchemy.orm import Session
 
 Compared = Literal["wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~"]
 

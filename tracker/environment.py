@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+
 from groupbench.tracker.record import Environment
 
 IDENTITY_FIELDS = (

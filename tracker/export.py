@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from groupbench.tracker import record as records
 from groupbench.tracker.ingest import unpack_samples
 from groupbench.tracker.rows import RunRow
 from groupbench.tracker.schema import Commit, Environment, Point, Run, Series
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 
 def stored_records(session: Session, run: RunRow | None = None) -> Iterator[records.Record]:

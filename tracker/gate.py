@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sqlalchemy.orm import Session
+
 from groupbench.tracker import query
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.judge import MIN_HISTORY, Verdict, judge_latency, judge_rms
 from groupbench.tracker.rows import MEASURED, Earlier, PointRow, RunRow, SeriesRow, finite
-from sqlalchemy.orm import Session
 
 OK, REGRESSION, INCOMPLETE, INCOMPARABLE = 0, 1, 3, 4
 """Exit codes; 2 is usage. Where several hold, the first of 1, 3, 4, 0."""

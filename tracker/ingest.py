@@ -11,15 +11,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
 from groupbench.tracker import schema
 from groupbench.tracker.environment import digest, environment_identity, hardware_class
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.judge import burst_error
 from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Record, RecordError, Run, read
 from groupbench.tracker.store import Store, cause
-from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
-from sqlalchemy.orm import Session
 
 Numbered = tuple[int, Record]
 
@@ -97,10 +98,6 @@ def ingest(store: Store, records: Sequence[Numbered], source: str) -> Ingested:
 
 def unstorable(record: Record) -> str | None:
     """Why a valid record cannot be stored, or None."""
-    for name in ("seed", "flops", "min_bytes"):
-        value = getattr(record.cell, name)
-        if value is not None and not -(2**63) <= value < 2**63:
-            return f"cell.{name} does not fit 64 bits"
     try:
         for instant in (record.run.started, record.run.commit.time):
             if instant is not None:

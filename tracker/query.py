@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
+from sqlalchemy.orm import Session
+
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.record import Environment
@@ -22,8 +25,6 @@ from groupbench.tracker.rows import (
 )
 from groupbench.tracker.schema import Commit, Point, Run, Series
 from groupbench.tracker.schema import Environment as EnvironmentTable
-from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
-from sqlalchemy.orm import Session
 
 NAMES = ("operator", "backend", "mode", "dtype", "host", "protocol")
 """Fields of a series that are asked for by exact name; an unknown name is a mistake."""
@@ -206,7 +207,8 @@ _POINT_FIELDS = [name for name in PointRow.__dataclass_fields__ if name not in (
 
 def _run_select() -> Select[Any]:
     columns = (Run.id.label("pk"), Run.uuid.label("id"), Run.dirty, Run.started, Run.trigger, Run.plan)
-    return select(*columns, Commit.hash.label("commit"), Commit.branch, Commit.subject).join(Commit)
+    statement: Any = select(*columns, Commit.hash.label("commit"), Commit.branch, Commit.subject).join(Commit)
+    return statement
 
 
 def _run(row: Row[Any]) -> RunRow:

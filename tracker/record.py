@@ -36,6 +36,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]  # may list the rows of every group
 
 
@@ -44,10 +45,13 @@ class RecordError(ValueError):
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Frozen, and strict: an unknown field is a newer writer or a typing error, not something to drop."""
+    """Strict: an unknown field is a newer writer or a typing error, not something to drop.
+
+    Each subclass says `frozen=True` again, which type checkers want to see.
+    """
 
 
-class Commit(_Struct):
+class Commit(_Struct, frozen=True):
     """The state of the code that was measured. All but the hash may be unknown (a copied tree)."""
 
     hash: Name
@@ -59,18 +63,18 @@ class Commit(_Struct):
     subject: str | None = None
 
 
-class Run(_Struct):
+class Run(_Struct, frozen=True):
     """One invocation: all its records carry the same `run`."""
 
     id: Name  # unique, made by the writer
     started: Utc
     commit: Commit
     trigger: str = "manual"  # manual, nightly, ab, ...
-    plan: str | None = None  # name of the plan that said what to measure; runs of one plan are expected to match
+    plan: str | None = None  # name of the plan that said what to measure; a plan's runs are expected to match
     command: str | None = None
 
 
-class Environment(_Struct):
+class Environment(_Struct, frozen=True):
     """Where it ran. Which of these fields make two environments unlike is declared in `environment_identity`."""
 
     device: Literal["cuda", "cpu"]
@@ -96,7 +100,7 @@ class Environment(_Struct):
     settings: dict[str, str] = {}  # environment variables and flags that change what is measured
 
 
-class Cell(_Struct):
+class Cell(_Struct, frozen=True):
     """What was measured: the identity of a series but for the hardware."""
 
     operator: Name
@@ -106,13 +110,13 @@ class Cell(_Struct):
     mode: Name = "fwd"
     host: Name = "builtin"  # builtin, tritonbench
     protocol: Name = "cooled"  # how latency was taken; unlike protocols are never compared
-    seed: int = 0
-    dims: dict[str, int] = {}  # the problem's sizes by letter, for filters: G, M, N, K
-    flops: int | None = None  # of real rows
-    min_bytes: int | None = None  # each input read once, each output written once
+    seed: Int64 = 0
+    dims: dict[str, Int64] = {}  # the problem's sizes by letter, for filters: G, M, N, K
+    flops: Int64 | None = None  # of real rows
+    min_bytes: Int64 | None = None  # each input read once, each output written once
 
 
-class Telemetry(_Struct):
+class Telemetry(_Struct, frozen=True):
     """The GPU beside one burst."""
 
     sm_clock_mhz: int | None = None
@@ -121,7 +125,7 @@ class Telemetry(_Struct):
     throttle: tuple[str, ...] = ()  # active reasons, as NVML names them
 
 
-class Latency(_Struct):
+class Latency(_Struct, frozen=True):
     """Time of one call, every sample kept, by burst. The burst is the unit: samples of one are not independent."""
 
     timing: Timing
@@ -131,7 +135,7 @@ class Latency(_Struct):
     enqueue_ms: float | None = None  # host time to launch one call
 
 
-class Accuracy(_Struct):
+class Accuracy(_Struct, frozen=True):
     """The output against a reference in higher precision. None where the value is not a finite number."""
 
     rms: float | None = None  # ‖out - ref‖ / ‖ref‖
@@ -143,7 +147,7 @@ class Accuracy(_Struct):
     first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside
 
 
-class Kernel(_Struct):
+class Kernel(_Struct, frozen=True):
     """A compiled kernel that the call launched."""
 
     name: str
@@ -154,7 +158,7 @@ class Kernel(_Struct):
     config: dict[str, Any] = {}
 
 
-class Record(_Struct):
+class Record(_Struct, frozen=True):
     """One cell of one run."""
 
     schema: int
@@ -192,6 +196,8 @@ def decode(line: bytes | str) -> Record:
         if version is not None and version != SCHEMA:
             raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
         raise RecordError(str(error)) from error
+    if b"\\u0000" in (line if isinstance(line, bytes) else line.encode()):
+        raise RecordError("text with a NUL character, which no database keeps")
     _check(record)
     return record
 
@@ -232,7 +238,7 @@ def _check(record: Record) -> None:
             raise RecordError("latency.bursts_ms holds a sample that is not a positive number")
         if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
             raise RecordError("latency.telemetry is not one for each burst")
-    elif record.status == "ok" and record.accuracy is None:
+    elif record.status == "ok" and (record.accuracy is None or record.accuracy == Accuracy()):
         raise RecordError("status is ok, but nothing was measured: neither latency nor accuracy")
     if record.status != "ok" and not record.message:
         raise RecordError(f"status is {record.status} without a message")

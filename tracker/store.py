@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from groupbench.tracker.errors import StoreError, TrackerError
-from groupbench.tracker.schema import HEAD, REVISIONS
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
+
+from groupbench.tracker.errors import StoreError, TrackerError
+from groupbench.tracker.schema import HEAD, REVISIONS
 
 BUSY_SECONDS = 30
 """How long one process waits for another's transaction."""

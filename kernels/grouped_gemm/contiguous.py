@@ -35,9 +35,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from collections.abc import Callable
 import helion
 import helion.language as hl
 import torch
-from groupbench.kernels.grouped_gemm.support import group_ends, offset_table, require_runnable
 from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.support import group_ends, offset_table, require_runnable
 
 # block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
 CONFIGS = {

@@ -30,13 +30,14 @@ from collections.abc import Callable
 import helion
 import helion.language as hl
 import torch
+from torch import Tensor
+
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     offset_table,
     require_runnable,
     worker_count,
 )
-from torch import Tensor
 
 # block_sizes are those of the tile in M, N and K.
 CONFIGS = {

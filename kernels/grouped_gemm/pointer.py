@@ -27,9 +27,10 @@ from math import gcd
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from torch import Tensor
 
 # One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
 FIELDS = ("a_address", "b_address", "c_offset", "M", "N", "K", "lda", "ldb")

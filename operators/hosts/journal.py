@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Status
 

@@ -1,7 +1,7 @@
 """TritonBench as the host: its flags, its inputs, its table, our backends beside its own, and a record of every cell.
 
-One process runs TritonBench for one operator. When it dies or hangs, the cell it was at gets its status, and a new process
-goes on with the rest; finished cells are not measured again.
+One process runs TritonBench for one operator. When it dies or hangs, the cell it was at gets its status, and a new
+process goes on with the rest; finished cells are not measured again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from groupbench.operators import executor, plan
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine

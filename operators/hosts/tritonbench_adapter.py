@@ -1,5 +1,7 @@
-"""Every touch of TritonBench's internals (commit 10b14473): our backends in its operators, our operators in its list, and a
-record of each cell. A test fails when one of the names used here is gone.
+"""Every touch of TritonBench's internals (commit 10b14473).
+
+Our backends go into its operators, our operators into its list, and every cell into a record. A test fails when one of
+the names used here is gone.
 
 With our launcher this module runs as the child process. With TritonBench's own run.py, `plugin` is the way in:
 
@@ -19,6 +21,10 @@ from typing import Any
 
 import msgspec
 import torch
+from tritonbench.components.do_bench import Latency as TritonBenchLatency
+from tritonbench.operators import op as operator_list
+from tritonbench.utils import run_utils, triton_op
+
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
@@ -28,9 +34,6 @@ from groupbench.operators.operator import Backend, Example, Operator, Target
 from groupbench.operators.registry import get_operator, load_plugin, operator_names
 from groupbench.operators.tolerances import TOLERANCES
 from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
-from tritonbench.components.do_bench import Latency as TritonBenchLatency
-from tritonbench.operators import op as operator_list
-from tritonbench.utils import run_utils, triton_op
 
 PACKAGE = "tritonbench.operators"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -164,7 +167,7 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
     """A subclass of a TritonBench operator that tells the parent of each cell, and survives a backend that raises."""
     finished = {(done.input_id, done.backend): done for done in setup.finished}
 
-    class Recording(base):  # type: ignore[misc, valid-type]
+    class Recording(base):
         groupbench_bursts: list[tuple[float, ...]] | None = None
         groupbench_enqueue_ms: float | None = None
 
@@ -321,10 +324,10 @@ def main() -> None:
         add_operator(setup.op, recording(cls, setup, ours))
     elif not setup.op.startswith("aten::"):
         module = importlib.import_module(f"{PACKAGE}.{setup.op}")
-        base = module.Operator
+        base: Any = module.Operator
         if ours is not None:
             add_backends(base, setup.op, ours)
-        module.Operator = recording(base, setup, ours)
+        setattr(module, "Operator", recording(base, setup, ours))  # noqa: B010 - a module has no such attribute by type
     sys.argv = ["run.py", *arguments]
     run_utils.tritonbench_run(arguments)
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Job:
     mode: str = "fwd"
     seed: int = 0
     interpreted: bool = False
-    protocol: Protocol = Protocol()
+    protocol: Protocol = field(default_factory=Protocol)
     rtol: float | None = None
     atol: float | None = None
     plugins: tuple[str, ...] = ()
@@ -189,6 +189,7 @@ def _release(device: str) -> None:
 
 def _nvml() -> Any:
     import torch
+
     from groupbench.operators.measure.telemetry import Nvml
 
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")

@@ -1,9 +1,9 @@
 """How latency is taken.
 
-A GPU's power management is the noise of a benchmark: a compute-bound kernel's time depends on what ran in the half second
-before it. Within a burst, samples agree to 0.2 %; bursts taken back to back differ by 5 %. So the GPU idles before each
-burst, a burst is short, several bursts are taken with other backends' in between, and the burst is the unit. Measured on an
-H100 with clocks not locked, medians of such bursts repeat to 0.04-0.4 % at 0.1-0.6 ms.
+A GPU's power management is the noise of a benchmark: a compute-bound kernel's time depends on what ran in the half
+second before it. Within a burst, samples agree to 0.2 %; bursts taken back to back differ by 5 %. So the GPU idles
+before each burst, a burst is short, several bursts are taken with other backends' in between, and the burst is the
+unit. Measured on an H100 with clocks not locked, medians of such bursts repeat to 0.04-0.4 % at 0.1-0.6 ms.
 
 `cooled` is that. `sustained` warms the GPU with the same kernel first, and is 18 % slower for the same kernel: a number
 says which it is.
@@ -75,10 +75,10 @@ class GpuTimer:
     def burst(self) -> list[float]:
         """Milliseconds of each run, the L2 overwritten before each.
 
-        The GPU spins until the host has queued the burst, so that what is timed is the GPU's work: a call that takes the
-        host longer to launch than the GPU to run would otherwise be timed as its launch. A run that the GPU began before
-        the host had queued all of it is taken again, as often as there are samples; what is left of them then is host-bound
-        and stays as it is.
+        The GPU spins until the host has queued the burst, so that what is timed is the GPU's work: a call that takes
+        the host longer to launch than the GPU to run would otherwise be timed as its launch. A run that the GPU began
+        before the host had queued all of it is taken again, as often as there are samples; what is left of them then
+        is host-bound and stays as it is.
         """
         cuda = self.torch.cuda
         if self.protocol.name == "sustained":

@@ -1,7 +1,7 @@
 """The parent's end of a cell's process: start it, ask it, give up on it.
 
-Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh process
-costs a fraction of a second and still shares no CUDA context with any other.
+Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh
+process costs a fraction of a second and still shares no CUDA context with any other.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
+
 from groupbench.kernels.grouped_gemm import contiguous, helion_jagged, helion_persistent, pointer
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
-from torch import Tensor
 
 Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+
 from groupbench.kernels.grouped_gemm import contiguous
 from groupbench.kernels.grouped_gemm.contiguous import (
     ContiguousConfig,

@@ -6,10 +6,11 @@ import gc
 
 import pytest
 import torch
-from groupbench.kernels.grouped_gemm.pointer import PointerConfig, prepare_pointer, prepare_pointer_packed
-from groupbench.kernels.grouped_gemm.reference import reference_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from groupbench.kernels.grouped_gemm.pointer import PointerConfig, prepare_pointer, prepare_pointer_packed
+from groupbench.kernels.grouped_gemm.reference import reference_list
 
 SMALL = PointerConfig(16, 16, 16, group_m=2, num_warps=4, num_stages=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, reference_list
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, offset_table, unsupported
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+
 from groupbench.tracker.cli import main
 from groupbench.tracker.record import Record, encode
 from groupbench.tracker.store import Store, open_store

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+
 from groupbench.tracker.cli import COMMANDS, LazyGroup, main
 
 Cli = Callable[..., Result]

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from groupbench.tracker.judge import burst_error, judge_latency, judge_pools, judge_rms, mad
 from hypothesis import given
 from hypothesis import strategies as st
+
+from groupbench.tracker.judge import burst_error, judge_latency, judge_pools, judge_rms, mad
 
 UNKNOWN = math.nan
 

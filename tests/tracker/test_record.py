@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from groupbench.tracker.environment import environment_differences, environment_identity, hardware_class
 from groupbench.tracker.record import Environment
 

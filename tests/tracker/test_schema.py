@@ -5,9 +5,10 @@ from __future__ import annotations
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+
 from groupbench.tracker.schema import HEAD, REVISIONS, Base
 from groupbench.tracker.store import Store, alembic_config
-from sqlalchemy import inspect
 
 
 def test_the_known_revisions_are_those_of_the_migrations() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from sqlalchemy import text
+
 from groupbench.tracker import store as stores
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.store import Store, open_store
-from sqlalchemy import text
 
 Cli = Callable[..., Result]
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
+
 from groupbench.tracker.errors import USAGE, TrackerError
 
 INTERRUPTED = 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import (
     Column,

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from groupbench.tracker.cli.options import When, reading, series_filters
 from groupbench.tracker.cli.output import (
     Column,

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+
 from groupbench.tracker.cli.output import printable
 
 

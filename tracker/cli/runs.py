@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import Column, Format, date, output_formats, write_table
 
@@ -29,7 +32,7 @@ def runs(db: str, limit: int, form: Format | None) -> None:
 
     with reading(db) as session:
         found = query.runs(session, limit)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "run": row.run.id,
             "started": row.run.started,

@@ -12,12 +12,13 @@ from string import Template
 from typing import Any
 
 import msgspec
+from sqlalchemy.orm import Session
+
 from groupbench.tracker import gate, query
 from groupbench.tracker.environment import IDENTITY_FIELDS, environment_differences
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.report.table import Cell, number, percent, table
 from groupbench.tracker.rows import MEASURED, PointRow, RunSummary
-from sqlalchemy.orm import Session
 
 _TONES = {
     "ok": "good",
@@ -187,7 +188,7 @@ def _changed(judged: gate.Gate) -> str:
 
 
 def _unmeasured(judged: gate.Gate) -> str:
-    rows = []
+    rows: list[list[Cell | str | None]] = []
     for row in judged.rows:
         if row.point is not None and row.point.status in MEASURED:
             continue
@@ -214,7 +215,7 @@ def _results(judged: gate.Gate, points: list[PointRow]) -> str:
     baselines = {
         point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms
     }
-    rows = []
+    rows: list[list[Cell | str | None]] = []
     for point in points:
         series, verdict = point.series, verdicts[point.series.pk]
         over = baselines.get(series.problem)
