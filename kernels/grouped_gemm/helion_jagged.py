@@ -29,10 +29,10 @@ from groupbench.kernels.grouped_gemm.support import group_ends, offset_table, re
 
 # block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
 CONFIGS = {
-    # As for the Triton kernels: 64 accumulators a thread, four stages in shared memory. A best guess for
-    # Hopper, not tuned yet. Loop order [1, 0] makes neighbours in the grid share a group, and with it the
-    # rows of A, in L2.
-    "cuda": helion.Config(block_sizes=[128, 128, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=4),
+    # A program walks all rows of its group, so tall tiles are fewer turns: on an H100 at 4 x 4096^3 in bf16
+    # 0.75 ms with 256 rows, 0.87 ms with 128. Loop order [1, 0] makes neighbours in the grid share a group, and
+    # with it the rows of A, in L2: 0.84 ms against 1.79 ms with 128 experts of 1536 x 2048.
+    "cuda": helion.Config(block_sizes=[128, 256, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=3),
     # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
     # registers too.
     "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=3),

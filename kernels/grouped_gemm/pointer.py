@@ -48,9 +48,9 @@ class PointerConfig:
 
 
 CONFIGS = {
-    # 128x128 with 8 warps keeps 64 accumulators a thread; 4 stages of 32 KiB hide a load from L2 and fit in
-    # shared memory (131 of 227 KiB). A best guess for Hopper, not tuned yet.
-    "cuda": PointerConfig(128, 128, 64, group_m=8, num_warps=8, num_stages=4),
+    # 128x256 with 8 warps keeps 128 accumulators a thread and reads a third less than 128x128 for each product: on an
+    # H100 0.70 ms against 0.94 ms at 4 x 4096^3 in bf16. A fourth stage gains nothing.
+    "cuda": PointerConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=3),
     # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
     # registers too.
     "cuda_fp32": PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3),
