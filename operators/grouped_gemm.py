@@ -138,6 +138,12 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
     return prepare_pointer_packed(x.a.split(x.rows), x.b.unbind())
 
 
+def prepare_triton_flat(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.flat import prepare_flat
+
+    return prepare_flat(_aligned(x.a), x.b, x.offs)
+
+
 def prepare_triton_contiguous(x: GroupedInputs) -> Run:
     from groupbench.kernels.grouped_gemm.contiguous import prepare_contiguous
 
@@ -198,6 +204,13 @@ GROUPED_GEMM = Operator(
             "triton_pointer",
             prepare_triton_pointer,
             "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "triton_flat",
+            prepare_triton_flat,
+            "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm import contiguous, helion_jagged, helion_persistent, pointer
+from groupbench.kernels.grouped_gemm import contiguous, flat, helion_jagged, helion_persistent, pointer
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
@@ -24,6 +24,7 @@ def prepare_pointer(a: Tensor, b: Tensor, offs: Tensor) -> Callable[[], Tensor]:
 
 BACKENDS: dict[str, Prepare] = {
     "triton_pointer": prepare_pointer,
+    "triton_flat": flat.prepare_flat,
     "triton_contiguous": lambda a, b, offs: contiguous.prepare_contiguous(a, b.transpose(1, 2), offs),
     "helion_jagged": helion_jagged.prepare_helion_jagged,
     "helion_persistent": helion_persistent.prepare_helion_persistent,

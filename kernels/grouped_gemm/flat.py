@@ -1,0 +1,322 @@
+"""Grouped GEMM as one flat loop over the tiles of all groups: backend `triton_flat`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+One launch, no host sync. Each of as many programs as there are SMs takes every NUM_PROGRAMS-th tile, and finds from
+the offsets alone which expert's rows the tile has: the tiles of every expert are counted once, and a tile's expert is
+the number of experts whose tiles end before it (a sum over G, no search). Offsets may change between calls, and
+between replays of a CUDA graph.
+
+A and B are read by the tensor memory accelerator (TMA) through descriptors that are made once. A's tile may run into
+the next expert's rows; B's is clipped at its own expert's N and K, since the descriptor has the expert as a dimension
+of its own. What a tile computes for rows that are not its expert's is cut off by a *ragged* descriptor of the output,
+so that the hardware masks and no instruction does. The K tail of both is zero-filled by the hardware.
+
+With few rows an expert, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at
+least, and lets a tile have as few as 16 rows of A.
+
+Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes), `prepare_flat`
+prepares the pointer kernel instead.
+
+Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order
+of tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
+from groupbench.kernels.grouped_gemm.support import (
+    SHARED_MEMORY_BYTES,
+    group_ends,
+    illegal_tile,
+    require_runnable,
+    worker_count,
+)
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+
+TMA_BYTES = 16  # what addresses and strides must be a multiple of
+
+
+@dataclass(frozen=True)
+class FlatConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tile rows of a super-group, see tile_order.py
+    swap: bool = False  # out.T = b.T @ a.T
+    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
+    flatten: bool = True  # one software pipeline over all tiles: a tile's loads start before the last one is stored
+
+
+# For shapes that nobody tuned. What was measured of each, on an H100 over TritonBench's and MoE layers' shapes, is in
+# configs/flat_h100.json.
+CONFIGS = {
+    # Memory-bound: what counts is bytes in flight. 16 rows waste least of the tile when an expert has a few.
+    "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
+    # 128 x 256 keeps 128 accumulators a thread of 8 warps; the split store makes room for its fourth stage.
+    "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
+    # With hundreds of experts their offsets fill registers too, and the split store spills: 1.5 times as slow at G=256.
+    "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
+    # IEEE fp32 goes through FMA units, which read registers.
+    "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
+    # Triton's interpreter pays by operation, hardly by element.
+    "cpu": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),
+    "cpu_swap": FlatConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False),
+}
+
+
+def candidates(mean_rows: float) -> list[FlatConfig]:
+    """What tuning tries for 16-bit dtypes, by the mean rows of an expert."""
+    if mean_rows <= 16:
+        tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
+        return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles]
+    if mean_rows <= 96:
+        swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
+        straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 128, 128, 4, 3), (64, 256, 64, 4, 4)]
+        return [FlatConfig(*tile, group_m=1, swap=True) for tile in swapped] + [FlatConfig(*t) for t in straight]
+    large = [FlatConfig(128, 256, 64, 8, 4, group_m, split_store=True) for group_m in (4, 8, 16)]
+    large += [replace(CONFIGS["large"], flatten=False), CONFIGS["many"]]
+    return large + ([FlatConfig(128, 128, 64, 4, 4), FlatConfig(64, 256, 64, 4, 4)] if mean_rows <= 600 else [])
+
+
+def illegal(config: FlatConfig, dtype: torch.dtype) -> str | None:
+    """Why a config cannot be compiled for Hopper, or None where it can."""
+    reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+    if reason is not None:
+        return reason
+    stages = config.num_stages * (config.block_m + config.block_n) * config.block_k
+    store = config.block_m * config.block_n // (2 if config.split_store else 1)
+    shared = (stages + store) * dtype.itemsize
+    if shared > SHARED_MEMORY_BYTES:
+        return f"{config.num_stages} stages and the output tile take {shared} bytes of {SHARED_MEMORY_BYTES}"
+    if config.swap and config.split_store:
+        return "a swapped tile is stored whole"
+    return None
+
+
+def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool) -> FlatConfig:
+    """The tuned config of this problem on this GPU, else by mean rows an expert."""
+    if device.type == "cpu":
+        return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
+    if dtype == torch.float32:
+        return CONFIGS["fp32"]
+    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    if tuned is not None:
+        return tuned
+    for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small")):
+        if limit >= M / G:
+            return CONFIGS[name]
+    return CONFIGS["large" if G <= 64 else "many"]
+
+
+def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
+    """M is rounded up to a power of two: routing changes it at every step."""
+    return (
+        f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{str(dtype).removeprefix('torch.')},{'nk' if nk else 'kn'}"
+    )
+
+
+@cache
+def _tuned(gpu: str) -> dict[str, FlatConfig]:
+    """What was tuned for a GPU of this name, from configs/flat_<family>.json beside this file."""
+    for path in sorted((Path(__file__).parent / "configs").glob("flat_*.json")):
+        if path.stem.removeprefix("flat_").lower() in gpu.lower():
+            return {key: FlatConfig(**values) for key, values in json.loads(path.read_text())["configs"].items()}
+    return {}
+
+
+@triton.jit
+def _store(desc, start, size, row, column, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write a tile at `row` of an expert's rows start..start + size; the hardware drops what lies past them.
+
+    triton.tools.ragged_tma has this as `store_ragged`, which Triton's interpreter cannot run.
+    """
+    billion, end, inside = to_ragged_indices(start, size, row)
+    desc.store([billion, end, inside, column], tile.reshape(1, 1, ROWS, COLUMNS))
+
+
+@triton.jit
+def _flat_kernel(
+    a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
+    b_desc,  # [G or 1, N, K] or [G or 1, K, N], tiles of one expert
+    out_desc,  # [M, N], ragged along M
+    out_ptr,  # the same memory
+    offs_ptr,  # [G]
+    M,
+    N,
+    K,
+    G: tl.constexpr,
+    G_POW2: tl.constexpr,
+    SHARED_B: tl.constexpr,
+    B_IS_NK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SWAP: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    dtype = out_ptr.dtype.element_ty
+    experts = tl.arange(0, G_POW2)
+    real = experts < G
+    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
+    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
+    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    before = tl.cumsum(counts, 0) - counts  # tile rows of the experts in front
+    tiles_m = tl.sum(counts, 0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS, flatten=FLATTEN):
+        tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
+        g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
+        mine = experts == g
+        start = tl.sum(tl.where(mine, starts, 0), 0)
+        size = tl.sum(tl.where(mine, ends, 0), 0) - start
+        row = (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M  # within the expert's rows
+        column = tile_n * BLOCK_N
+        matrix = 0 if SHARED_B else g
+        if SWAP:
+            acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+        else:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(steps):
+            a = a_desc.load([start + row, step * BLOCK_K])
+            if B_IS_NK:
+                b_nk = b_desc.load([matrix, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
+                if SWAP:
+                    acc = tl.dot(b_nk, a.T, acc, input_precision=PRECISION)
+                else:
+                    acc = tl.dot(a, b_nk.T, acc, input_precision=PRECISION)
+            else:
+                b_kn = b_desc.load([matrix, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+                if SWAP:
+                    acc = tl.dot(b_kn.T, a.T, acc, input_precision=PRECISION)
+                else:
+                    acc = tl.dot(a, b_kn, acc, input_precision=PRECISION)
+        if SWAP:
+            _store(out_desc, start, size, row, column, acc.to(dtype).T, BLOCK_M, BLOCK_N)
+        elif SPLIT_STORE:
+            halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            left, right = tl.split(halves)
+            _store(out_desc, start, size, row, column, left.to(dtype), BLOCK_M, BLOCK_N // 2)
+            _store(out_desc, start, size, row, column + BLOCK_N // 2, right.to(dtype), BLOCK_M, BLOCK_N // 2)
+        else:
+            _store(out_desc, start, size, row, column, acc.to(dtype), BLOCK_M, BLOCK_N)
+    # Rows past the last expert's belong to nobody and are zero.
+    columns = tl.arange(0, BLOCK_N)
+    row_elements = tl.full((), 1, tl.int64) * N
+    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + tl.program_id(0), M, NUM_PROGRAMS):
+        for first in range(0, N, BLOCK_N):
+            at = out_ptr + row_past * row_elements + first + columns
+            tl.store(at, tl.zeros((BLOCK_N,), dtype=dtype), mask=first + columns < N)
+
+
+def prepare_flat(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]; weights stored as [G, N, K] come as a transposed view, one shared by all expanded
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: FlatConfig | None = None,
+) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
+    """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
+
+    Falls back to the pointer kernel, whose sizes are fixed here, where TMA cannot go.
+    """
+    require_runnable(a, b)
+    ends = group_ends(a, b, offs)
+    (M, K), (G, _, N) = a.shape, b.shape
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    weights, nk, shared = _weights(b)
+    config = config or choose_config(M, G, N, K, a.dtype, a.device, nk)
+    if reason := illegal(config, a.dtype):
+        raise ValueError(f"{config}: {reason}")
+    if needs_pointers(a, weights, N) is not None:
+        return _prepare_pointers(a, b, ends)
+    block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
+    a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
+    b_desc = TensorDescriptor.from_tensor(weights, block_b)
+    block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
+    programs = worker_count(a.device)
+
+    def run() -> Tensor:
+        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+        _flat_kernel[(programs,)](
+            a_desc,
+            b_desc,
+            create_ragged_descriptor(out, block_out),
+            out,
+            offs,
+            M,
+            N,
+            K,
+            G=G,
+            G_POW2=triton.next_power_of_2(G),
+            SHARED_B=shared,
+            B_IS_NK=nk,
+            PRECISION="ieee",
+            NUM_PROGRAMS=programs,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            SWAP=config.swap,
+            SPLIT_STORE=config.split_store,
+            FLATTEN=config.flatten,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        return out
+
+    return run
+
+
+def needs_pointers(a: Tensor, weights: Tensor, N: int) -> str | None:
+    """Why these operands cannot be read and written by TMA, or None where they can."""
+    if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) < (9, 0):
+        return "TMA came with Hopper"
+    for name, x in (("a", a), ("b", weights)):
+        if x.stride(-1) != 1:
+            return f"{name} has no dimension of stride 1 where TMA wants it"
+        if x.data_ptr() % TMA_BYTES or any(stride * x.element_size() % TMA_BYTES for stride in x.stride()[:-1]):
+            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
+    if N * a.element_size() % TMA_BYTES:
+        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
+    return None
+
+
+def _weights(b: Tensor) -> tuple[Tensor, bool, bool]:
+    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
+    shared = b.size(0) > 1 and b.stride(0) == 0
+    if shared:
+        b = b[:1]
+    nk = b.stride(1) == 1 and b.stride(2) != 1
+    return (b.transpose(1, 2) if nk else b), nk, shared
+
+
+def _prepare_pointers(a: Tensor, b: Tensor, ends: list[int]) -> Callable[[], Tensor]:
+    starts = [0, *ends[:-1]]
+    run = prepare_pointer_packed([a[s:e] for s, e in zip(starts, ends, strict=True)], list(b))
+    past = a.size(0) - ends[-1]
+    if not past:
+        return run
+    return lambda: torch.cat([out := run(), out.new_zeros(past, out.size(1))])

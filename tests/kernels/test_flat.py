@@ -1,0 +1,96 @@
+"""The flat kernel's own: its configs, its schedule on the device, and where it hands over to pointers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from groupbench.kernels.grouped_gemm import flat
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+
+GPU_CONFIGS = {name: config for name, config in flat.CONFIGS.items() if not name.startswith("cpu")}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return torch.float32 if name == "fp32" else torch.float16
+
+
+@pytest.mark.parametrize("name", GPU_CONFIGS)
+@pytest.mark.parametrize("weights", ["rows", "columns", "shared"])
+def test_every_config_is_right(name, weights, make_case, make_inputs, poisoned, check):
+    case = make_case("ragged", (129, 0, 30, 1), n=144, k=72, weights=weights)
+    a, b, offs = make_inputs(case, dtype_of(name))
+    run = flat.prepare_flat(a, b, offs, flat.CONFIGS[name])
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_reference(a, b, offs), dtype_of(name))
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu_swap"])
+def test_offsets_are_read_on_the_device_at_every_call(name, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("three", (40, 24, 36), n=48, k=64), torch.float16)
+    run = flat.prepare_flat(a, b, offs, flat.CONFIGS[name])
+    for ends in ((40, 64, 100), (0, 0, 100), (100, 100, 100), (1, 2, 3), (0, 0, 0)):
+        offs.copy_(torch.tensor(ends))
+        with poisoned():
+            out = run()
+        owned = ends[-1]
+        check(out[:owned], grouped_gemm_reference(a, b, offs)[:owned], torch.float16)
+        assert (out[owned:] == 0).all()
+
+
+def test_every_expert_reads_its_own_weights_at_the_tails(make_case, make_inputs, check):
+    """NaN in the next expert's weights and rows must not leak through tiles that overhang in N, K and M."""
+    a, b, offs = make_inputs(make_case("two", (21, 40), n=40, k=40), torch.float16)
+    b[1] = float("nan")
+    a[21:] = float("nan")
+    out = flat.prepare_flat(a, b, offs)()
+    check(out[:21], grouped_gemm_reference(a, b, offs)[:21], torch.float16)
+    assert out[21:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "pad_a", "reason"),
+    [(48, 64, 8, None), (48, 64, 3, "a's address or strides"), (45, 64, 0, "b's"), (48, 33, 0, "a's")],
+    ids=["aligned", "odd_stride", "odd_n", "odd_k"],
+)
+def test_pointers_take_over_where_tma_cannot_go(n, k, pad_a, reason, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("tail", (21, 0, 40), n=n, k=k, pad_a=pad_a, tail=5), torch.float16)
+    found = flat.needs_pointers(a, b, n)
+    assert found is None if reason is None else found is not None and reason in found
+    run = flat.prepare_flat(a, b, offs)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+def test_illegal_configs_are_named():
+    large = flat.CONFIGS["large"]
+    for change, text in (
+        ({"block_m": 48}, "powers of two"),
+        ({"num_stages": 5}, "bytes"),
+        ({"split_store": False}, "output tile"),
+        ({"swap": True}, "stored whole"),
+    ):
+        reason = flat.illegal(flat.replace(large, **change), torch.float16)
+        assert reason is not None, change
+        assert text in reason
+
+
+@pytest.mark.parametrize("path", sorted(Path(flat.__file__).parent.glob("configs/flat_*.json")), ids=lambda p: p.stem)
+def test_tuned_configs_are_legal_and_found(path):
+    configs = json.loads(path.read_text())["configs"]
+    assert configs
+    for key, values in configs.items():
+        assert flat.illegal(flat.FlatConfig(**values), torch.bfloat16) is None, key
+    assert flat._tuned("NVIDIA H100 80GB HBM3" if "h100" in path.stem else path.stem)
+    # The key of a shape is what the file holds.
+    assert flat.tuning_key(4096, 4, 1024, 1024, torch.bfloat16, nk=False) in configs
+
+
+def test_candidates_are_legal():
+    for rows in (1, 16, 17, 96, 97, 5000):
+        assert all(flat.illegal(config, torch.bfloat16) is None for config in flat.candidates(rows)), rows
