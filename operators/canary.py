@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.grouped_gemm import torch_dtype
+from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MAX_SIZE = 1 << 20  # 2 N^3 fits 64 bits
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class CanaryInputs:
 
 def parse_shape(text: str) -> CanaryShape:
     kind, _, size = text.partition(",N=")
-    if kind not in ("copy", "matmul") or not size.isdigit() or int(size) < 1:
+    if kind not in ("copy", "matmul") or not size.isdecimal() or not 1 <= int(size) <= MAX_SIZE:
         raise ValueError(f"canary {text!r} is neither copy,N=SIZE nor matmul,N=SIZE")
     return CanaryShape(kind, int(size))
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import sys
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from groupbench.operators.errors import GroupbenchError, UsageError
+
+# Options that a plan file has a field for, or that its shapes leave no room for.
+PLAN_SAYS = (
+    *("ops", "only", "skip", "suites", "shapes", "input_id", "num_inputs", "mode", "precision"),
+    *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "seed"),
+)
 
 
 def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
@@ -19,15 +30,25 @@ def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> t
     return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
 
 
+class _Finite(click.FloatRange):
+    """A number: float() reads nan and inf too, and no comparison catches nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number", param, ctx)
+
+
 class _GreedyShapes(click.Command):
     """Lets `--shapes 4,1024,1024,1024 8,512,512,512` take several values, as TritonBench's argparse does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled: list[str] = []
         greedy = False
-        for arg in args:
+        for arg, after in pairwise([*args, "-"]):
             if arg.startswith("-"):
                 greedy = arg == "--shapes"
+                if greedy and after.startswith("-"):
+                    raise click.UsageError("--shapes takes at least one shape", ctx)
                 if not greedy:
                     spelled.append(arg)
             elif greedy:
@@ -58,8 +79,10 @@ class _GreedyShapes(click.Command):
 @click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option("--metrics", callback=_commas, help="Columns, by comma; --list-metrics names them.")
 @click.option("--baseline", help="Backend that speed-up is over.")
-@click.option("--rtol", type=float, help="Relative tolerance, in place of the table's.")
-@click.option("--atol", type=float, help="Absolute tolerance in units of the output's RMS, in place of the table's.")
+@click.option("--rtol", type=_Finite(min=0), help="Relative tolerance, in place of the table's.")
+@click.option(
+    "--atol", type=_Finite(min=0), help="Absolute tolerance in units of the output's RMS, in place of the table's."
+)
 @click.option("--protocol", type=click.Choice(["cooled", "sustained"]), default="cooled", show_default=True)
 @click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts a cell.")
 @click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs a burst.")
@@ -79,7 +102,7 @@ class _GreedyShapes(click.Command):
 @click.option("--branch", help="Branch of the code measured.")
 @click.option("--trigger", default="manual", show_default=True, help="Why this run: manual, nightly, ...")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.1), default=300, show_default=True, help="Seconds a cell may stay silent."
+    "--timeout", type=_Finite(min=0.1, max=1e6), default=300, show_default=True, help="Seconds a cell may stay silent."
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.option("--list-operators", is_flag=True, help="List operators and their suites.")
@@ -97,7 +120,14 @@ def command(**options: Any) -> None:
 
     Runs on TritonBench where it is installed, with its own flags and backends too, else on the built-in host.
     """
-    sys.exit(_run(options))
+    try:
+        code = _run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # click would end with 1, which means a wrong result here
+        with suppress(OSError):  # or the interpreter complains when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)
 
 
 def _run(options: dict[str, Any]) -> int:
@@ -105,12 +135,14 @@ def _run(options: dict[str, Any]) -> int:
     from groupbench.operators.hosts import builtin, tritonbench
 
     if options["list_operators"] or options["list_backends"] or options["list_metrics"]:
+        if options["rest"]:
+            raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
         listing.show(options)
         return 0
     if options["plan"] is None and not options["ops"]:
         raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
-    if options["plan"] is not None and options["ops"]:
-        raise UsageError("--plan says what is measured; it does not go with --op")
+    if options["plan"] is not None:
+        _check_plan_alone(click.get_current_context())
     on_tritonbench = _picks_tritonbench(options)
     if options["rest"] and not on_tritonbench:
         raise UsageError(
@@ -121,6 +153,14 @@ def _run(options: dict[str, Any]) -> int:
     if on_tritonbench:
         return tritonbench.measure(options, device, session)
     return builtin.measure(_selections(options, device, session), device, session)
+
+
+def _check_plan_alone(context: click.Context) -> None:
+    """Raises UsageError for a flag that a plan would pass over in silence."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name in PLAN_SAYS:
+            raise UsageError(f"--plan says what is measured; it does not go with {parameter.opts[0]}")
 
 
 def _picks_tritonbench(options: dict[str, Any]) -> bool:
@@ -208,18 +248,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def main() -> None:
     """Console entry point: every expected failure is one line and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         command(prog_name="tritonbench", standalone_mode=False)
     except click.ClickException as error:
-        print(f"tritonbench: {error.format_message()}", file=sys.stderr)
+        print(f"tritonbench: {_one_line(error.format_message())}", file=sys.stderr)
         sys.exit(2)
     except GroupbenchError as error:
-        print(f"tritonbench: {error}", file=sys.stderr)
+        print(f"tritonbench: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)

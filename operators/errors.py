@@ -13,5 +13,11 @@ class UsageError(GroupbenchError):
     """The command asks for what does not exist or does not parse."""
 
 
+class Incomplete(GroupbenchError):
+    """A host gave up before it had measured all that was asked; what it did measure is recorded."""
+
+    exit_code = 3
+
+
 class Unavailable(GroupbenchError):
     """Raised by a backend's `prepare` where it cannot run on these inputs: becomes the cell's status, with the text."""

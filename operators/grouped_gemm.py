@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators import shapes
+from groupbench.operators.dtypes import dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Example, Operator, Run, Target
 from groupbench.operators.shapes import GroupedShape
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -66,23 +66,13 @@ def from_tritonbench(
     b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
     shape = shapes.listed(rows, b.shape[2], b.shape[1], shared=shared)
     inputs = GroupedInputs(torch.cat(list(group_a)), b, _ends(rows, str(group_a[0].device)), rows)
-    return Example(shape, {v: k for k, v in _dtypes().items()}[b.dtype], inputs)
+    return Example(shape, dtype_name(b.dtype) or str(b.dtype), inputs)
 
 
 def _ends(rows: tuple[int, ...], device: str) -> Tensor:
     import torch
 
     return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    return _dtypes()[name]
-
-
-def _dtypes() -> dict[str, torch.dtype]:
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def reference(x: GroupedInputs) -> Tensor:

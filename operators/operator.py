@@ -99,6 +99,6 @@ class Operator:
 
     def with_backends(self, more: tuple[Backend, ...]) -> Operator:
         """The same operator with further backends, which replace their namesakes."""
-        names = {backend.name for backend in more}
-        kept = tuple(backend for backend in self.backends if backend.name not in names)
-        return replace(self, backends=(*kept, *more))
+        last = {backend.name: backend for backend in more}
+        kept = tuple(backend for backend in self.backends if backend.name not in last)
+        return replace(self, backends=(*kept, *last.values()))

@@ -76,12 +76,12 @@ def load_plugin(path: str) -> Any:
 
 
 def _as_backends(loaded: Any, origin: str) -> list[Backend]:
-    if callable(loaded) and not isinstance(loaded, Backend):
-        try:
+    try:
+        if callable(loaded) and not isinstance(loaded, Backend):
             loaded = loaded()
-        except Exception as error:
-            raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
-    backends = [loaded] if isinstance(loaded, Backend) else list(loaded) if isinstance(loaded, Iterable) else None
+        backends = [loaded] if isinstance(loaded, Backend) else list(loaded) if isinstance(loaded, Iterable) else None
+    except Exception as error:
+        raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
     if backends is None or not all(isinstance(backend, Backend) for backend in backends):
         raise UsageError(f"plugin {origin!r} gives neither a Backend nor several: {loaded!r}")
     for backend in backends:

@@ -20,6 +20,7 @@ _TEXT = re.compile(
     r"(?:\+empty\((?P<empty>0?\.[0-9]+|0)\))?"
 )
 _ARGS = {"balanced": 0, "multinomial": 0, "uniform": 2, "zipf": 1}
+MAX_ARGUMENT = 1000
 HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE)"
 
 
@@ -64,6 +65,8 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
         raise ValueError(f"routing {text!r}: {match['name']} takes {_ARGS[match['name']]} numbers; one of: {HELP}")
     if match["name"] == "uniform" and not 0 <= args[0] <= args[1] > 0:
         raise ValueError(f"routing {text!r}: uniform takes LOW <= HIGH, HIGH above 0")
+    if any(value > MAX_ARGUMENT for value in args):
+        raise ValueError(f"routing {text!r}: numbers are at most {MAX_ARGUMENT}")
     return match["name"], args, float(match["empty"] or 0)
 
 

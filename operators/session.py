@@ -152,7 +152,11 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _atomic(path: Path) -> Iterator[IO[str]]:
-    """A file that appears whole or not at all."""
+    """A file that appears whole or not at all; what is no file (a pipe, /dev/stdout) is written to as it is."""
+    if path.exists() and not path.is_file():
+        with path.open("w", newline="") as file:
+            yield file
+        return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("w", newline="") as file:

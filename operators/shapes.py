@@ -18,6 +18,8 @@ from typing import Any
 from groupbench.operators import routing as routings
 
 MAX_GROUPS = 1_000_000
+MAX_SIZE = 2**31 - 1  # offsets are int32
+MAX_TEXT = 20_000  # characters, as in the record
 HELP = (
     "G,M,N,K with M rows in each of G groups (as TritonBench's --shapes), a shape's full text such as "
     "G=3,M_g=0|1|129,N=96,K=64 or G=8,M=4096,N=512,K=256,routing=zipf(1.2),W=nk, or a name of a suite"
@@ -50,12 +52,20 @@ class GroupedShape:
         for letter, value in (("M", self.M), ("N", self.N), ("K", self.K)):
             if value < (0 if letter == "M" else 1):
                 raise ValueError(f"{letter}={value} is too small")
+            if value > MAX_SIZE:
+                raise ValueError(f"{letter} is too large: {MAX_SIZE} at most")
+        if 2 * self.M * self.N * self.K >= 2**63:
+            raise ValueError("more operations than 64 bits count")
         if self.listed and (len(self.listed) != self.G or sum(self.listed) != self.M or min(self.listed) < 0):
             raise ValueError(
                 f"M_g lists {len(self.listed)} groups with {sum(self.listed)} rows for G={self.G}, M={self.M}"
             )
         if not self.listed:
             routings.check(self.routing)
+        elif self.routing != "balanced":
+            raise ValueError("M_g lists the rows, so routing has no say")
+        if len(str(self)) > MAX_TEXT:
+            raise ValueError(f"its text is longer than {MAX_TEXT} characters")
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -84,7 +94,7 @@ class GroupedShape:
 
 def uniform(G: int, M_g: int, N: int, K: int, **options: Any) -> GroupedShape:
     """G groups of M_g rows each."""
-    return GroupedShape(G, G * M_g, N, K, listed=(M_g,) * G, **options)
+    return GroupedShape(G, G * M_g, N, K, listed=(M_g,) * min(G, MAX_GROUPS), **options)
 
 
 def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShape:

@@ -30,7 +30,9 @@ def spread(latency: Latency) -> float:
 def _speed(record: Record) -> float | None:
     """Latency in ms where it is a speed: measured, right, and not interpreted."""
     latency = record.latency
-    return None if latency is None or latency.timing == "interpreted" else median_ms(latency)
+    if record.status != "ok" or latency is None or latency.timing == "interpreted":
+        return None
+    return median_ms(latency)
 
 
 def _rate(record: Record, amount: int | None, unit: float) -> float | None:
@@ -139,7 +141,7 @@ def _status_text(record: Record) -> str:
 
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
     """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last; empty where unmeasured."""
-    headers, rows = _wide(records, metrics, baseline)
+    headers, rows, _ = _wide(records, metrics, baseline)
     writer = csv.writer(file, delimiter=";", lineterminator="\n")
     writer.writerow(headers)
     writer.writerows([["" if value is None else _number(value) for value in row] for row in rows])
@@ -152,10 +154,10 @@ def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | N
 
 def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
     """TritonBench's JSON: one flat object, `tritonbench_{op}_{mode}[x_{shape}-{backend}]_{metric}`."""
-    headers, rows = _wide(records, metrics, baseline)
-    name = f"{records[0].cell.operator}_{records[0].cell.mode}" if records else ""
+    headers, rows, problems = _wide(records, metrics, baseline)
     values = {}
-    for row in rows:
+    for row, (operator, mode, *_) in zip(rows, problems, strict=True):
+        name = f"{operator}_{mode}"
         for header, value in zip(headers[1:], row[1:], strict=True):
             backend, metric = header.rsplit("-", 1)
             values[f"tritonbench_{name}[x_{row[0]}-{backend}]_{metric}"] = _number(value)
@@ -163,23 +165,27 @@ def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | 
     file.write("\n")
 
 
-def _wide(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> tuple[list[str], list[list[Any]]]:
+def _wide(
+    records: list[Record], metrics: tuple[str, ...], baseline: str | None
+) -> tuple[list[str], list[list[Any]], list[tuple[str, ...]]]:
+    """Headers, rows, and each row's problem. A row's name is its shape, and whatever else is not alike in all rows."""
     base = baselines(records, baseline)
     backends = list(dict.fromkeys(record.cell.backend for record in records))
-    cells: dict[str, dict[str, Record]] = {}
-    dtypes = {record.cell.dtype for record in records}
+    cells: dict[tuple[str, ...], dict[str, Record]] = {}
     for record in records:
-        x_val = record.cell.shape if len(dtypes) == 1 else f"{record.cell.shape},{record.cell.dtype}"
-        cells.setdefault(x_val, {})[record.cell.backend] = record
+        cells.setdefault(_problem(record), {})[record.cell.backend] = record
+    varies = [len(set(values)) > 1 for values in zip(*cells, strict=True)]
     headers = ["x_val", *(f"{backend}-{metric}" for backend in backends for metric in metrics)]
     rows: list[list[Any]] = []
-    for x_val, of in cells.items():
-        row: list[Any] = [x_val]
+    for problem, of in cells.items():
+        shape = problem[3]
+        others = [text for i, text in enumerate(problem) if varies[i] and i != 3]
+        row: list[Any] = [",".join([shape, *others])]
         for backend in backends:
             cell = of.get(backend)
             row += [METRICS[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
         rows.append(row)
-    return headers, rows
+    return headers, rows, list(cells)
 
 
 def _number(value: Any) -> Any:

@@ -43,7 +43,7 @@ def _torch_sees_gpu() -> bool:
 
 
 def list_jobs(selections: list[Selection], device: str) -> list[Job]:
-    """Every cell of the selections, canaries included once where something else is measured."""
+    """Every cell of the selections, each once."""
     jobs = [job for selection in selections for job in plan.jobs(selection, device, interpreted=device == "cpu")]
     return list(dict.fromkeys(jobs))
 

@@ -35,7 +35,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A cell begins (`begun`), or is done (`cell`)."""
+    """A cell begins (`begun`), or is done (`cell`); neither where one with a record already has been run again."""
 
     input_id: int
     backend: str

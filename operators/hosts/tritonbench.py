@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import executor, plan
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Machine
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure.protocol import Protocol
@@ -31,6 +31,7 @@ from groupbench.tracker.record import SCHEMA, Record, Run
 
 OWN_PREFIX = "groupbench_"
 POLL_S = 0.2
+IMPORT_S = 300  # what starting, and making the inputs, may take however short --timeout is
 
 
 def is_installed() -> bool:
@@ -68,6 +69,7 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
         mode=options["mode"],
         only=options["only"],
         skip=options["skip"],
+        plugins=plugins,
     )
     plan.jobs(selection, device, interpreted=device == "cpu")  # complains of what does not exist
     return Setup(
@@ -151,8 +153,12 @@ def _operator_records(
                 raise
             broken = follower.current
             if broken is None:
+                if follower.timed_out:
+                    raise Incomplete(f"TritonBench was silent between cells; ended after {len(finished)} of them")
                 if follower.code and not finished:
                     raise UsageError(f"TritonBench ended with exit code {follower.code} before it measured anything")
+                if follower.code:
+                    raise Incomplete(f"TritonBench ended with exit code {follower.code} after {len(finished)} cells")
                 return
             status, message = follower.epitaph()
             finished.append(Finished(broken.input_id, broken.backend, None, message))
@@ -201,13 +207,14 @@ class _Follower:
             whole, _, _ = text.rpartition(b"\n")
             for line in whole.split(b"\n") if whole else ():
                 event = msgspec.json.decode(line, type=Event)
-                self.current = None if event.cell is not None else event
+                self.current = event if event.begun is not None else None
                 last = time.monotonic()
                 yield event
             position += len(whole) + 1 if whole else 0
             if ended:
                 return
-            if time.monotonic() - last > self.timeout_s and self.current is not None:
+            patience = self.timeout_s if self.current else max(self.timeout_s, IMPORT_S)
+            if time.monotonic() - last > patience:
                 self.timed_out = True
                 self.kill()
             time.sleep(POLL_S)

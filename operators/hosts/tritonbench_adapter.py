@@ -25,6 +25,7 @@ from tritonbench.components.do_bench import Latency as TritonBenchLatency
 from tritonbench.operators import op as operator_list
 from tritonbench.utils import run_utils, triton_op
 
+from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
@@ -36,7 +37,6 @@ from groupbench.operators.tolerances import TOLERANCES
 from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
 
 PACKAGE = "tritonbench.operators"
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def plugin() -> None:
@@ -107,7 +107,7 @@ def own_operator(setup: Setup, operator: Operator) -> type:
         def get_input_iter(self) -> Any:
             for text in setup.shapes:
                 shape = operator.parse_shape(text)
-                dtype = DTYPES[self.dtype]
+                dtype = str(dtype_name(self.dtype))
                 example = Example(shape, dtype, operator.make_inputs(shape, dtype, self.device, setup.seed))
                 # As a function, which TritonBench hands on untouched; it refuses types that it does not know.
                 yield (lambda example=example: example,)
@@ -173,8 +173,10 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
 
         def _get_bm_func(self, bm_func_name: str) -> Any:
             start = time.perf_counter()
-            fn = super()._get_bm_func(bm_func_name)
-            fn()
+            # Watched here and not while TritonBench times: looking at a kernel takes longer than running it.
+            with compiled.watched() as self.groupbench_kernels:
+                fn = super()._get_bm_func(bm_func_name)
+                fn()
             if self.device == "cuda":
                 torch.cuda.synchronize()
             self.groupbench_prepare_ms = 1e3 * (time.perf_counter() - start)
@@ -190,23 +192,25 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
             _tell(setup, event)
             start = time.perf_counter()
             self.groupbench_bursts = self.groupbench_fn = None
+            self.groupbench_kernels = []
             facts: dict[str, Any] = {}
-            with compiled.watched() as kernels:
-                try:
-                    metrics = super()._do_bench(input_id, fn_name, *args, **kwargs)
-                except Exception as error:
-                    metrics = triton_op.BenchmarkOperatorMetrics(error_msg=describe(error), extra_metrics={})
-                    facts = {"status": "oom" if is_oom(error) else "error", "message": describe(error)}
+            try:
+                metrics = super()._do_bench(input_id, fn_name, *args, **kwargs)
+            except Exception as error:
+                metrics = triton_op.BenchmarkOperatorMetrics(error_msg=describe(error), extra_metrics={})
+                facts = {"status": "oom" if is_oom(error) else "error", "message": describe(error)}
             if not facts:
                 facts = self._groupbench_facts(metrics, ours)
-            if done is None:  # a baseline run again for its output has its record already
+            if done is not None:  # a baseline run again for its output has its record already
+                _tell(setup, msgspec.structs.replace(event, begun=None))
+            else:
                 _tell(
                     setup,
                     msgspec.structs.replace(
                         event,
                         begun=None,
                         cell=event.begun,
-                        kernels=tuple(kernels),
+                        kernels=tuple(self.groupbench_kernels),
                         duration_s=round(time.perf_counter() - start, 3),
                         metrics=_pickled(metrics),
                         **facts,
@@ -238,8 +242,8 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
             if getattr(self, "_groupbench_reference", (None, None))[0] != key:
                 self._groupbench_reference = (key, ours.reference(_example(ours, self.example_inputs).inputs))
             args = self.tb_args
-            tolerance = TOLERANCES[DTYPES[self.dtype]].with_overrides(args.rtol, args.atol)
-            return accuracy.check(fn, self._groupbench_reference[1], tolerance)
+            tolerance = TOLERANCES[str(dtype_name(self.dtype))].with_overrides(args.rtol, args.atol)
+            return accuracy.check(fn, self._groupbench_reference[1], tolerance, self.dtype)
 
     return _in_module(Recording, setup.op)
 
@@ -253,7 +257,7 @@ def _example(ours: Operator, example_inputs: Any) -> Example:
 
 
 def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
-    dtype = DTYPES.get(op.dtype, op.tb_args.precision)
+    dtype = dtype_name(op.dtype) or op.tb_args.precision
     own_timing = setup.own is not None
     facts: dict[str, Any] = {"shape": str(op.get_x_val(op.example_inputs))}
     if ours is not None:

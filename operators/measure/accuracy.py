@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 BLOCK = 64
 
 
-def check(run: Callable[[], Any], reference: Tensor, tolerance: Tolerance) -> tuple[Accuracy, str | None]:
+def check(
+    run: Callable[[], Any], reference: Tensor, tolerance: Tolerance, dtype: torch.dtype | None = None
+) -> tuple[Accuracy, str | None]:
     """Run twice on poisoned memory and compare with the reference.
 
     Returns what was measured, and what is wrong with the output, or None where nothing is.
+    Raises TypeError or ValueError where the output is no tensor of the reference's shape and, if given, of `dtype`.
     """
     import torch
 
     with poisoned():
-        first = _output(run(), reference)
-        kept = first.clone()
+        first = run()
+        kept = _output(first, reference, dtype).clone()
         # A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`:
         # leave NaN in its output, and in the block that the allocator is likely to hand out next.
-        first.fill_(math.nan)
-        del first
-        second = _output(run(), reference)
+        for part in first if isinstance(first, (list, tuple)) else [first]:
+            part.fill_(math.nan)
+        del first, part
+        second = _output(run(), reference, dtype)
     if second.is_cuda:
         torch.cuda.synchronize()
     accuracy, problem = compare(second, reference, tolerance)
@@ -90,6 +94,7 @@ def poisoned() -> Iterator[None]:
     fresh = {
         torch.ops.aten.empty.memory_format,
         torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_permuted.default,
         torch.ops.aten.empty_like.default,
         torch.ops.aten.new_empty.default,
         torch.ops.aten.new_empty_strided.default,
@@ -106,7 +111,7 @@ def poisoned() -> Iterator[None]:
         yield
 
 
-def _output(out: Any, reference: Tensor) -> Tensor:
+def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The output as one [M, N] tensor; a list of each group's is put together."""
     import torch
 
@@ -116,6 +121,8 @@ def _output(out: Any, reference: Tensor) -> Tensor:
         raise TypeError(f"the backend returned {type(out).__name__}, not a tensor")
     if out.shape != reference.shape:
         raise ValueError(f"the backend returned shape {list(out.shape)}, expected {list(reference.shape)}")
+    if dtype is not None and out.dtype != dtype:
+        raise TypeError(f"the backend returned {out.dtype}, expected {dtype}")
     return out
 
 
@@ -156,7 +163,7 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.3g} %"
 
 
 def _with(accuracy: Accuracy, **changes: Any) -> Accuracy:

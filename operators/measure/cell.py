@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
 from groupbench.operators.registry import get_backend, get_operator
@@ -144,7 +145,7 @@ class _Cell:
         prepare_ms = 1e3 * (time.perf_counter() - start)
         tolerance = TOLERANCES[job.dtype].with_overrides(job.rtol, job.atol)
         with compiled.watched() as kernels:
-            measured, problem = accuracy.check(run, reference, tolerance)
+            measured, problem = accuracy.check(run, reference, tolerance, torch_dtype(job.dtype))
         del reference
         _release(job.device)  # the neighbours' checks want the memory
         interpreted = job.interpreted and self.backend.kind != "torch"

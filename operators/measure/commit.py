@@ -21,8 +21,11 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
     Raises UsageError where `said` is no hash and git does not know it either.
     """
     folder = folder or Path.cwd()
-    shown = _git(folder, "show", "-s", "--format=%H%x00%P%x00%ct%x00%an%x00%s", said or "HEAD", "--")
-    if shown is None:
+    # Resolved first: a tag or a file's name would make `show` print more than the commit.
+    name = f"{said or 'HEAD'}^{{commit}}"
+    found = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", name)
+    shown = found and _git(folder, "show", "-s", "--format=%H%x00%P%x00%ct%x00%an%x00%s", found.strip(), "--")
+    if not shown:
         if said is None:
             return Commit(hash=UNKNOWN)
         if not 4 <= len(said) <= 64 or not all(c in "0123456789abcdef" for c in said.lower()):
@@ -31,7 +34,7 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
     full, parents, seconds, author, subject = shown.rstrip("\n").split("\0", 4)
     head = said is None or full == (_git(folder, "rev-parse", "HEAD") or "").strip()
     branch = (_git(folder, "symbolic-ref", "--short", "-q", "HEAD") or "").strip() if head else ""
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no") if said is None else ""
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no") if head else ""
     return Commit(
         hash=full,
         parents=tuple(parents.split()),

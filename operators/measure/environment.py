@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def detect(device: str) -> Environment:
         torch=_version("torch"),
         triton=_version("triton"),
         helion=_version("helion"),
-        tritonbench=_version("tritonbench"),
+        tritonbench=_tritonbench(),
         groupbench=_version("groupbench"),
         settings={
             key: value
@@ -72,6 +74,17 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _tritonbench() -> str | None:
+    """With the commit that pip installed it from, since its version never changes; "source" where it is only a path."""
+    try:
+        found = distribution("tritonbench")
+    except PackageNotFoundError:
+        return "source" if importlib.util.find_spec("tritonbench") else None
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id", "")
+    return f"{found.version}+{commit[:10]}" if commit else found.version
 
 
 def _driver(nvml: Nvml) -> str | None:

@@ -105,3 +105,19 @@ FAULTS = (
     not_here,
 )
 BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm") for fault in FAULTS)
+
+
+def crashes_once(inputs):
+    """Its process dies at a problem of 17 rows, and computes any other."""
+    if inputs.a.shape[0] == 17:
+        os._exit(7)
+    return prepare_torch_loop(inputs)
+
+
+ONCE = Backend("crashes_once", crashes_once, "a test", operator="grouped_gemm")
+WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
+
+
+def crash_last():
+    """A function as plugin; the backend that crashes is the last of its operator."""
+    return [Backend("crashes", crashes, "a test", operator="grouped_gemm")]

@@ -1,0 +1,24 @@
+"""The names of dtypes, as users type them and records keep them, and what torch calls them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """bf16, fp16, fp32. Raises KeyError."""
+    return _dtypes()[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """None where no operator of ours takes it."""
+    return next((name for name, known in _dtypes().items() if known == dtype), None)
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -1,0 +1,23 @@
+"""Shared by all tests. Without a GPU, Triton's kernels run in its interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from typing import Any
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        # Read when triton is imported: before any test module imports a kernel.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say aloud what was not tested: a skip alone is a letter in a line of dots."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    for reason, number in reasons.items():
+        if "NOT TESTED" in reason:
+            terminalreporter.write_line(f"{number} skipped: {reason.removeprefix('Skipped: ')}", yellow=True, bold=True)

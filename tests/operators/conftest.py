@@ -1,0 +1,74 @@
+"""Records, sessions and backends to test with. Nothing here opens a GPU: cells are measured on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from groupbench.tracker.record import Record
+
+HERE = Path(__file__).parent
+
+
+def build(backend: str = "torch_loop", ms: float | None = 1.0, **given: Any) -> Record:
+    """The record of one cell; names that a cell has go to the cell, others to the record."""
+    cell: dict[str, Any] = {
+        "operator": "grouped_gemm",
+        "backend": backend,
+        "shape": "G=1,M_g=2,N=3,K=4",
+        "dtype": "fp16",
+        "flops": 48_000_000,
+        "min_bytes": 1_000_000,
+    }
+    for name in ("operator", "shape", "dtype", "mode", "protocol", "seed", "flops"):
+        if name in given:
+            cell[name] = given.pop(name)
+    body: dict[str, Any] = {"status": given.pop("status", "ok"), "baseline": backend == "torch_loop"}
+    if body["status"] != "ok":
+        body["message"] = "why"
+    if ms is not None:
+        body["latency"] = {"timing": given.pop("timing", "cpu"), "bursts_ms": given.pop("bursts", [[ms]])}
+        body["accuracy"] = {"rms": 1e-4, "repeatable": True}
+    run = {"id": "r", "started": datetime(2026, 1, 1, tzinfo=UTC), "commit": {"hash": "c" * 40}}
+    return msgspec.convert(
+        {"schema": 1, "run": run, "environment": {"device": "cpu"}, "cell": cell} | body | given, Record
+    )
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Record]:
+    return build
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[str]:
+    """The plugin of backends that fail, findable here and in the processes started from here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        yield "faulty_backends.BACKENDS"
+
+
+@pytest.fixture(scope="module")
+def tritonbench() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command as a user does; the faulty backends can be imported."""
+
+    def run(*args: str | os.PathLike[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FORCE_COLOR")}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")]))
+        return subprocess.run(
+            [sys.executable, "-m", "groupbench.operators", *map(str, args)],
+            capture_output=True,
+            text=True,
+            env=env | environment,
+            timeout=250,
+        )
+
+    return run

@@ -1,0 +1,238 @@
+"""The `tritonbench` command as its users type it, on the built-in host."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from groupbench.operators import cli, table
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.tracker.record import read
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+FAST = ("--host", "builtin", "--device", "cpu", "--bursts", "1", "--samples", "2")
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Run the command in this process, for what ends before anything is measured."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(cli.command, list(args))
+
+    return run
+
+
+def test_help_names_every_exit_code(invoke: Callable[..., Result]) -> None:
+    for flag in ("--help", "-h"):
+        result = invoke(flag)
+        assert result.exit_code == 0
+        for text in ("0 all measured", "1 a result is wrong", "2 usage", "3 something", "130 interrupted"):
+            assert text in " ".join(result.output.split())
+
+
+def test_version(invoke: Callable[..., Result]) -> None:
+    assert re.search(r"\d+\.\d+", invoke("--version").output)
+
+
+def test_lists(invoke: Callable[..., Result]) -> None:
+    operators = invoke("--list-operators").output
+    assert "grouped_gemm: modes fwd; precisions bf16, fp16, fp32" in operators
+    assert "suite smoke: 4 shapes" in operators
+    backends = invoke("--list-backends", "--op", "grouped_gemm").output
+    assert "torch_loop (baseline)" in backends
+    for backend in GROUPED_GEMM.backends:
+        assert f"  {backend.name}" in backends
+    assert "canary" not in backends
+    assert "canary:" in invoke("--list-backends").output
+    metrics = invoke("--list-metrics").output
+    assert [line.partition(":")[0] for line in metrics.splitlines()] == list(table.METRICS)
+
+
+OP = ("--op", "grouped_gemm", "--device", "cpu", "--host", "builtin")
+USAGE: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": ((), "--op NAME or --plan FILE"),
+    "operator": (("--op", "conv", "--device", "cpu", "--host", "builtin"), "'conv'"),
+    "operator of a list": (("--list-backends", "--op", "conv"), "'conv'"),
+    "backend": ((*OP, "--only", "cutlass"), "torch_loop"),
+    "backend to skip": ((*OP, "--skip", "cutlass"), "torch_loop"),
+    "baseline": ((*OP, "--baseline", "cutlass"), "torch_loop"),
+    "suite": ((*OP, "--suite", "huge"), "smoke"),
+    "metric": ((*OP, "--metrics", "latency,beauty"), "'beauty'"),
+    "precision": ((*OP, "--precision", "fp8"), "bf16"),
+    "mode": ((*OP, "--mode", "bwd"), "fwd"),
+    "shape": ((*OP, "--shapes", "1,2,3"), "G,M,N,K"),
+    "shapes without one": ((*OP, "--shapes"), "--shapes"),
+    "shapes without one before a flag": ((*OP, "--shapes", "--csv"), "--shapes"),
+    "flag": ((*OP, "--beauty"), "--beauty"),
+    "flag of a list": (("--list-metrics", "--beauty"), "--beauty"),
+    "flag with a value": ((*OP, "--beauty=1"), "--beauty"),
+    "argument": ((*OP, "smoke"), "smoke"),
+    "device": (("--op", "grouped_gemm", "--device", "tpu"), "tpu"),
+    "host": (("--op", "grouped_gemm", "--host", "moon"), "moon"),
+    "protocol": ((*OP, "--protocol", "hot"), "hot"),
+    "input id": ((*OP, "--input-id", "x"), "'x'"),
+    "input id past the end": ((*OP, "--input-id", "9999"), "0 to 3"),
+    "negative input id": ((*OP, "--input-id", "-1"), "-1"),
+    "num inputs": ((*OP, "--num-inputs", "0"), "--num-inputs"),
+    "bursts": ((*OP, "--bursts", "0"), "--bursts"),
+    "samples": ((*OP, "--samples", "none"), "--samples"),
+    "idle": ((*OP, "--idle", "-1"), "--idle"),
+    "idle of nan": ((*OP, "--idle", "nan"), "--idle"),
+    "seed": ((*OP, "--seed", "-1"), "--seed"),
+    "rtol": ((*OP, "--rtol", "-0.1"), "--rtol"),
+    "rtol of nan": ((*OP, "--rtol", "nan"), "--rtol"),
+    "atol of infinity": ((*OP, "--atol", "inf"), "--atol"),
+    "timeout": ((*OP, "--timeout", "0"), "--timeout"),
+    "timeout of nan": ((*OP, "--timeout", "nan"), "--timeout"),
+    "timeout of infinity": ((*OP, "--timeout", "inf"), "--timeout"),
+    "plugin": ((*OP, "--plugin", "no_such_module.x"), "no_such_module"),
+    "plan and op": (("--plan", "x.toml", "--op", "grouped_gemm"), "--op"),
+    "plan and only": (("--plan", "x.toml", "--only", "torch_loop"), "--only"),
+    "plan and bursts": (("--plan", "x.toml", "--bursts", "4"), "--bursts"),
+    "plan that is missing": (("--plan", "x.toml", "--device", "cpu"), "x.toml"),
+    "plan on tritonbench": (("--plan", "x.toml", "--host", "tritonbench"), "built-in"),
+    "commit": ((*OP, "--only", "torch_loop", "--commit", "garbage"), "'garbage'"),
+    "records that cannot be written": ((*OP, "--only", "torch_loop", "--records", "/proc/none/r"), "cannot write"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), USAGE.values(), ids=USAGE)
+def test_usage_errors_are_one_line_and_exit_code_2(
+    args: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(sys, "argv", ["tritonbench", *args])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert err.startswith("tritonbench: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(options: object) -> int:
+        raise GroupbenchError("first\n  second")
+
+    monkeypatch.setattr(cli, "_run", fails)
+    monkeypatch.setattr(sys, "argv", ["tritonbench"])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == "tritonbench: first second\n"
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes"])
+def test_the_interpreter_on_a_gpu_is_a_usage_error(value: str, tritonbench: Command) -> None:
+    done = tritonbench("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin", TRITON_INTERPRET=value)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tritonbench: TRITON_INTERPRET is set")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_gpu_that_is_not_there(tritonbench: Command) -> None:
+    done = tritonbench("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "--device cpu" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+LIGHT = (["--help"], ["--version"], ["--list-backends"], ["--list-operators"], ["--list-metrics"], ["--op", "conv"])
+
+
+@pytest.mark.parametrize("args", LIGHT, ids=" ".join)
+def test_no_torch_where_none_is_needed(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from groupbench.operators import cli\n"
+        f"sys.argv = ['tritonbench', *{args!r}]\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'triton', 'helion', 'numpy', 'sqlalchemy'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -> None:
+    records, output, output_json = tmp_path / "r.jsonl", tmp_path / "o.csv", tmp_path / "o.json"
+    done = tritonbench(
+        *("--op", "grouped_gemm", *FAST, "--only", "torch_loop,torch_grouped_mm", "--shapes", "4,16,8,8", "single"),
+        *("--csv", "--metrics", "latency,speedup,accuracy", "--records", records, "--output", output),
+        *(
+            "--output-json",
+            output_json,
+            "--commit",
+            "abcdef0123",
+            "--branch",
+            "side",
+            "--trigger",
+            "test",
+            "--seed",
+            "3",
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "x_val;" + ";".join(
+        f"{b}-{m}" for b in ("torch_loop", "torch_grouped_mm") for m in ("latency", "speedup", "accuracy")
+    )
+    assert [line.partition(";")[0] for line in lines[1:]] == ["G=4,M_g=16,N=8,K=8", "G=1,M_g=17,N=32,K=48", "average"]
+    assert [line.split(";")[6] for line in lines[1:]] == ["1.0", "1.0", "1.0"]
+    assert output.read_text() == done.stdout
+    assert len(json.loads(output_json.read_text())) == 12
+    assert done.stderr.startswith("groupbench: built-in host")
+    found = [record for _, record in read(records.read_bytes().splitlines(keepends=True))]
+    assert [(r.cell.shape, r.cell.backend) for r in found] == [
+        (shape, name)
+        for shape in ("G=4,M_g=16,N=8,K=8", "G=1,M_g=17,N=32,K=48")
+        for name in ("torch_loop", "torch_grouped_mm")
+    ]
+    for record in found:
+        assert record.status == "ok"
+        assert (record.run.commit.hash, record.run.commit.branch, record.run.trigger) == ("abcdef0123", "side", "test")
+        assert (record.cell.dtype, record.cell.seed, record.cell.host, record.cell.mode) == (
+            "fp16",
+            3,
+            "builtin",
+            "fwd",
+        )
+        assert record.latency is not None
+        assert record.latency.timing == "cpu"
+        assert record.environment.device == "cpu"
+        assert record.baseline == (record.cell.backend == "torch_loop")
+    assert len({record.run.id for record in found}) == 1
+
+
+def test_tolerances_of_the_user(tritonbench: Command, faulty: str) -> None:
+    args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "torch_loop,one_percent", "--plugin", faulty)
+    assert tritonbench(*args).returncode == 1
+    assert tritonbench(*args, "--rtol", "0.05", "--atol", "0.05").returncode == 0
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m groupbench.operators --list-backends | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)

@@ -1,0 +1,140 @@
+"""Which commit is measured, in repositories made for the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.measure.commit import UNKNOWN, find_commit
+
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """A repository with two commits on `main`, and git to go on with."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "Ada")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "ada@example.org")
+        monkeypatch.setenv(f"GIT_{who}_DATE", "2026-01-02T03:04:05+02:00")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+
+    def run(*args: str) -> str:
+        done = subprocess.run(["git", "-C", str(tmp_path), *args], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    run("init", "-q", "-b", "main")
+    for subject in ("First", 'Second: it\'s "quoted"'):
+        (tmp_path / "file").write_text(subject)
+        run("add", "file")
+        run("commit", "-q", "-m", f"{subject}\n\nA body.")
+    return run
+
+
+def test_head(git: Git, tmp_path: Path) -> None:
+    commit = find_commit(None, tmp_path)
+    assert commit.hash == git("rev-parse", "HEAD")
+    assert commit.parents == (git("rev-parse", "HEAD~1"),)
+    assert commit.branch == "main"
+    assert commit.author == "Ada"
+    assert commit.subject == 'Second: it\'s "quoted"'
+    assert commit.time == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert not commit.dirty
+
+
+def test_the_first_commit_has_no_parents(git: Git, tmp_path: Path) -> None:
+    git("checkout", "-q", "HEAD~1")
+    commit = find_commit(None, tmp_path)
+    assert commit.parents == ()
+    assert commit.branch is None  # detached
+
+
+def test_a_merge_has_two_parents(git: Git, tmp_path: Path) -> None:
+    git("checkout", "-q", "-b", "side", "HEAD~1")
+    git("commit", "-q", "--allow-empty", "-m", "Side")
+    git("merge", "-q", "-m", "Merge", "-s", "ours", "main")
+    assert find_commit(None, tmp_path).parents == (git("rev-parse", "HEAD^1"), git("rev-parse", "HEAD^2"))
+    assert find_commit(None, tmp_path).branch == "side"
+
+
+def test_a_changed_file_is_dirty_and_a_new_one_is_not(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "new").write_text("x")
+    assert not find_commit(None, tmp_path).dirty
+    (tmp_path / "file").write_text("changed")
+    assert find_commit(None, tmp_path).dirty
+
+
+def test_below_the_repository(git: Git, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    assert find_commit(None, folder).hash == git("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("name", ["short", "full", "upper", "HEAD~1", "main~1", "light", "annotated"])
+def test_a_name_that_git_knows(git: Git, tmp_path: Path, name: str) -> None:
+    full = git("rev-parse", "HEAD~1")
+    git("tag", "light", full)
+    git("tag", "-a", "annotated", "-m", "A tag\n\nof two lines", full)
+    said = {"short": full[:7], "full": full, "upper": full.upper()}.get(name, name)
+    commit = find_commit(said, tmp_path)
+    assert commit.hash == full
+    assert commit.subject == "First"
+    assert commit.branch is None
+
+
+def test_head_by_its_hash_is_on_the_branch(git: Git, tmp_path: Path) -> None:
+    assert find_commit(git("rev-parse", "--short", "HEAD"), tmp_path).branch == "main"
+
+
+def test_outside_of_any_repository(tmp_path: Path) -> None:
+    assert find_commit(None, tmp_path).hash == UNKNOWN
+    commit = find_commit("ABCDEF1234", tmp_path)
+    assert commit.hash == "abcdef1234"
+    assert commit.parents == ()
+    assert commit.branch is None
+    assert not commit.dirty
+
+
+def test_a_hash_that_the_repository_does_not_have_is_kept(git: Git, tmp_path: Path) -> None:
+    assert find_commit("0123456789abcdef", tmp_path).hash == "0123456789abcdef"
+
+
+def test_a_repository_without_commits(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert find_commit(None, tmp_path).hash == UNKNOWN
+
+
+GARBAGE = {
+    "a word": "garbage",
+    "too short": "abc",
+    "too long": "a" * 65,
+    "a path": "../..",
+    "a flag": "--all",
+    "a flag that writes": "--output=written",
+    "a count": "-1",
+    "a file of a commit": "HEAD:file",
+    "a range": "HEAD~1..HEAD",
+    "two": "HEAD HEAD",
+    "a semicolon": "HEAD; ls",
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_is_a_usage_error(git: Git, tmp_path: Path, said: str) -> None:
+    with pytest.raises(UsageError, match="--commit"):
+        find_commit(said, tmp_path)
+    assert not (tmp_path / "written").exists()
+
+
+def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_commit(None, tmp_path).hash == UNKNOWN
+    assert find_commit("abcdef12", tmp_path).hash == "abcdef12"

@@ -1,0 +1,65 @@
+"""Where a run happens, as far as it can be found out here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from groupbench.operators.measure import environment
+from groupbench.tracker.record import Environment
+
+
+def test_detect_on_a_cpu() -> None:
+    found = environment.detect("cpu")
+    assert found.device == "cpu"
+    assert found.gpu is None
+    assert found.gpu_uuid is None
+    assert found.cpu
+    assert found.cpu_count == os.cpu_count()
+    assert found.memory_mib
+    assert found.memory_mib > 100
+    assert found.python == platform.python_version()
+    assert found.torch == version("torch")
+    assert found.triton == version("triton")
+    assert found.groupbench == version("groupbench")
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Environment) == found
+
+
+def test_settings_are_those_that_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(environment.SETTING_PREFIXES):
+            monkeypatch.delenv(name)
+    for name, value in {
+        "TRITON_INTERPRET": "1",
+        "HELION_AUTOTUNE_EFFORT": "none",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_CACHE_DIR": "/somewhere",  # says where, not what
+        "TRITON_PTXAS_PATH": "/somewhere",
+        "HOME": "/somewhere",
+        "SECRET_TOKEN": "x",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert environment.detect("cpu").settings == {
+        "HELION_AUTOTUNE_EFFORT": "none",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_INTERPRET": "1",
+    }
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    assert environment._version("no-such-package-at-all") is None
+
+
+def test_a_machine_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, *args: object, **kwargs: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert environment.detect("cpu").cpu

@@ -1,0 +1,268 @@
+"""Cells end to end through their processes: what one does to itself, no other feels."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from groupbench.operators import executor
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.executor import Machine, Progress
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.measure import worker
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.tracker.record import Commit, Environment, Record, Run, decode, encode
+
+RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
+CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
+FAST = Protocol(bursts=2, samples=2)
+SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=8,K=8"
+TIMEOUT_S = 20.0
+
+
+def job(backend: str, shape: str = EVEN, **fields: object) -> Job:
+    facts: dict[str, object] = {
+        "dtype": "fp16",
+        "device": "cpu",
+        "protocol": FAST,
+        "plugins": ("faulty_backends.BACKENDS",),
+    }
+    return Job("grouped_gemm", backend, shape, **(facts | fields))  # type: ignore[arg-type]
+
+
+def measure(jobs: list[Job], timeout_s: float = TIMEOUT_S, machine: Machine = CPU) -> list[Record]:
+    return list(executor.execute(jobs, machine, RUN, timeout_s, Progress()))
+
+
+# backend -> (status, message)
+FAULTS = {
+    "crashes": ("error", r"the process died \(signal SIGSEGV\) during prepare; it last wrote: Fatal Python error"),
+    "exits": ("error", r"the process died \(exit code 7\) during prepare$"),
+    "raises": ("error", r"^RuntimeError: no such instruction$"),
+    "eats_memory": ("oom", r"can't allocate memory"),
+    "half": ("wrong", r"^50 % of the output was never written or is NaN, the first at \[16, 0\]$"),
+    "one_percent": ("wrong", r"relative RMS error 0\.01"),
+    "one_element": ("wrong", r"."),
+    "flaky": ("ok", None),
+    "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
+    "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
+    "not_here": ("unavailable", r"^needs a flux capacitor$"),
+    "torch_loop": ("ok", None),
+    "torch_grouped_mm": ("ok", None),
+}
+
+
+@pytest.fixture(scope="module")
+def records(faulty: str) -> dict[str, Record]:
+    """Of every fault but the one that hangs, side by side, the healthy ones last."""
+    return {record.cell.backend: record for record in measure([job(name) for name in FAULTS])}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dict[str, Record]) -> None:
+    status, message = FAULTS[name]
+    record = records[name]
+    assert record.status == status, record.message
+    assert (record.message is None) == (message is None)
+    if message:
+        assert re.search(message, record.message or "")
+    assert decode(encode(record)) == record
+
+
+def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
+    for name in ("torch_loop", "torch_grouped_mm", "flaky", "half"):
+        latency, accuracy = records[name].latency, records[name].accuracy
+        assert latency is not None
+        assert latency.timing == "cpu"
+        assert [len(burst) for burst in latency.bursts_ms] == [2, 2]
+        assert latency.prepare_ms
+        assert accuracy is not None
+        assert accuracy.repeatable == (name != "flaky")
+    for name in ("crashes", "raises", "not_here"):
+        assert records[name].latency is None
+        assert records[name].accuracy is None
+
+
+def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
+    record = records["torch_loop"]
+    assert record.baseline
+    assert not records["torch_grouped_mm"].baseline
+    assert record.cell.shape == EVEN
+    assert record.cell.dims == {"G": 2, "M": 32, "N": 8, "K": 8}
+    assert record.cell.flops == 2 * 32 * 8 * 8
+    assert record.cell.protocol == "cooled"
+    assert record.run == RUN
+    assert record.environment == CPU.environment
+    assert record.duration_s is not None
+
+
+def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str) -> None:
+    found = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=4)
+    assert [r.status for r in found] == ["ok", "timeout", "ok"]
+    assert found[1].message == "no answer within 4 s to: prepare"
+
+
+def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) -> None:
+    plugins = ("faulty_backends.ONCE",)
+    found = measure([job("crashes_once", shape, plugins=plugins) for shape in (EVEN, SINGLE, "G=1,M_g=3,N=4,K=4")])
+    assert [r.status for r in found] == ["ok", "error", "ok"]
+    assert "exit code 7" in (found[1].message or "")
+
+
+def test_an_interrupt_keeps_the_finished_and_names_the_rest_skipped(
+    faulty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job("torch_loop"), job("torch_grouped_mm"), job("torch_loop", SINGLE), job("torch_grouped_mm", SINGLE)]
+    asked = worker.Worker.ask
+
+    def interrupted(self: worker.Worker, request: object) -> object:
+        if len(found) == 2:
+            raise KeyboardInterrupt
+        return asked(self, request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker.Worker, "ask", interrupted)
+    found: list[Record] = []
+    with pytest.raises(KeyboardInterrupt):
+        for record in executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress()):
+            found.append(record)
+    assert [(r.cell.backend, r.cell.shape, r.status) for r in found] == [
+        ("torch_loop", EVEN, "ok"),
+        ("torch_grouped_mm", EVEN, "ok"),
+        ("torch_loop", SINGLE, "skipped"),
+        ("torch_grouped_mm", SINGLE, "skipped"),
+    ]
+    assert all(r.message for r in found if r.status == "skipped")
+
+
+# --- without processes ------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """In a worker's place: notes what it is asked, and answers as a healthy cell does."""
+
+    log: list[tuple[str, str]]
+    started: list[Scripted]
+
+    def __init__(self, device: str, timeout_s: float) -> None:
+        self.backend = ""
+        self.retired = False
+        Scripted.started.append(self)
+
+    def send(self, request: executor.Request) -> None:
+        self.backend = request.job.backend if request.job else self.backend
+
+    def receive(self) -> object:
+        return "loaded"
+
+    def ask(self, request: executor.Request) -> object:
+        Scripted.log.append((request.verb, self.backend))
+        if request.verb == "prepare":
+            if self.backend == "raises":
+                return executor.Failure("error", "why")
+            timing = "interpreted" if self.backend.startswith("triton") else "cpu"
+            return executor.Prepared(timing, 1.0, None, executor.Accuracy(rms=0.0), None, ())  # type: ignore[arg-type]
+        return executor.Burst((1.0,), None) if request.verb == "burst" else "unloaded"
+
+    def kill(self) -> None:
+        self.retired = True
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Scripted]]:
+    Scripted.log, Scripted.started = [], []
+    monkeypatch.setattr(executor, "Worker", Scripted)
+    yield Scripted
+
+
+def test_bursts_take_turns_each_round_starting_one_further(scripted: type[Scripted]) -> None:
+    names = ["torch_loop", "torch_grouped_mm", "helion_jagged"]
+    measure([job(name, plugins=(), protocol=Protocol(bursts=4)) for name in names])
+    order = [name for verb, name in scripted.log if verb == "burst"]
+    a, b, c = names
+    assert order == [a, b, c, b, c, a, c, a, b, a, b, c]
+    assert [name for verb, name in scripted.log if verb == "prepare"] == names
+
+
+def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
+    (record,) = measure([job("triton_pointer", plugins=(), protocol=Protocol(bursts=4))])
+    assert record.latency is not None
+    assert len(record.latency.bursts_ms) == 1
+
+
+def test_a_backend_keeps_its_process_over_problems(scripted: type[Scripted]) -> None:
+    measure([job("torch_loop", shape, plugins=()) for shape in (EVEN, SINGLE)])
+    assert len(scripted.started) == 1
+    assert scripted.log.count(("unload", "torch_loop")) == 2
+
+
+def test_a_failed_cell_costs_its_backend_the_process(faulty: str, scripted: type[Scripted]) -> None:
+    measure([job("raises", shape) for shape in (EVEN, SINGLE)])
+    assert [process.retired for process in scripted.started] == [True, True]
+
+
+def test_unavailable_starts_no_process(scripted: type[Scripted]) -> None:
+    bf16 = job("triton_pointer", plugins=(), dtype="bf16", interpreted=True)
+    (record,) = measure([bf16])
+    assert (record.status, scripted.started) == ("unavailable", [])
+    assert "fp16" in (record.message or "")
+
+
+def test_no_memory_for_two_means_one_at_a_time(scripted: type[Scripted]) -> None:
+    names = ["torch_loop", "torch_grouped_mm"]
+    jobs = [job(name, plugins=(), protocol=Protocol(bursts=2)) for name in names]
+    measure(jobs, machine=Machine(Environment(device="cpu", memory_mib=1000), None))
+    assert [name for verb, name in scripted.log if verb == "burst"] == [names[0]] * 2 + [names[1]] * 2
+
+
+SHAPE = "G=1,M_g=8192,N=8192,K=8192"  # 384 MiB in fp16
+SIZES = {
+    "unknown": (None, 1),
+    "less than one": (100, 1),
+    # 0.8 of it, less six problems for the one that is checked, over 2.5 problems and 1500 MiB each
+    "an H100": (81_000, int((0.8 * 81_000 - 6 * 384) / (2.5 * 384 + 1500))),
+    "a small one": (16_000, int((0.8 * 16_000 - 6 * 384) / (2.5 * 384 + 1500))),
+}
+
+
+@pytest.mark.parametrize(("memory_mib", "size"), SIZES.values(), ids=SIZES)
+def test_as_many_at_once_as_fit_in_memory(memory_mib: int | None, size: int) -> None:
+    one = job("torch_loop", SHAPE, dtype="fp16", device="cuda")
+    assert (
+        executor._batch_size(GROUPED_GEMM, one, Environment(device="cuda", gpu_memory_mib=memory_mib, memory_mib=1))
+        == size
+    )
+    two = job("torch_loop", SHAPE, dtype="fp16")
+    assert executor._batch_size(GROUPED_GEMM, two, Environment(device="cpu", memory_mib=memory_mib)) == size
+
+
+def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:
+    done: list[float] = []
+    jobs = [job("torch_loop", plugins=()), job("triton_pointer", plugins=(), dtype="bf16", interpreted=True)]
+    list(executor.execute(jobs, CPU, RUN, 1, Progress(advance=done.append)))
+    assert sum(done) == pytest.approx(2)
+
+
+def test_probe_says_what_is_missing() -> None:
+    import torch
+
+    assert executor.probe("cpu").environment.device == "cpu"
+    if not torch.cuda.is_available():
+        with pytest.raises(GroupbenchError, match="--device cpu"):
+            executor.probe("cuda")
+
+
+def test_call_says_how_its_process_died() -> None:
+    with pytest.raises(GroupbenchError, match="exit code 5"):
+        worker.call(os._exit, 5)
+    with pytest.raises(GroupbenchError, match=r"no answer within 0\.5 s"):
+        worker.call(time.sleep, 60, timeout_s=0.5)
+    with pytest.raises(GroupbenchError, match="ValueError"):
+        worker.call(int, "x")

@@ -1,0 +1,242 @@
+"""From what was asked to the cells that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators import plan, shapes
+from groupbench.operators.errors import UsageError
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.hosts import builtin
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.plan import Selection, jobs, read_plan
+
+ROOT = Path(__file__).parents[2]
+SMOKE = [str(shape) for shape in shapes.SMOKE.values()]
+BACKENDS = [backend.name for backend in GROUPED_GEMM.backends]
+
+
+def cells(**fields: object) -> list[tuple[str, str, str]]:
+    """(shape, dtype, backend) of each job, on a CPU."""
+    selection = Selection("grouped_gemm", **fields)  # type: ignore[arg-type]
+    return [(job.shape, job.dtype, job.backend) for job in jobs(selection, "cpu", interpreted=True)]
+
+
+def test_defaults_on_a_cpu() -> None:
+    assert cells() == [(shape, "fp16", name) for shape in SMOKE for name in BACKENDS]
+
+
+def test_defaults_on_a_gpu() -> None:
+    found = jobs(Selection("grouped_gemm"), "cuda", interpreted=False)
+    assert {job.dtype for job in found} == {"bf16"}
+    assert list(dict.fromkeys(job.shape for job in found)) == [
+        f"G=4,M_g={n},N={n},K={n},B=shared" for n in (1024, 2048, 4096, 8192)
+    ]
+
+
+def test_canary_has_a_suite_for_each_device() -> None:
+    for device, first in (("cpu", "copy,N=2048"), ("cuda", "copy,N=16384")):
+        assert jobs(Selection("canary"), device, interpreted=device == "cpu")[0].shape == first
+
+
+def test_shapes_outermost_then_dtypes_then_backends() -> None:
+    found = cells(shapes=("1,2,3,4", "2,2,3,4"), dtypes=("fp32", "fp16"), only=("triton_pointer", "torch_loop"))
+    assert found == [
+        (shape, dtype, name)
+        for shape in ("G=1,M_g=2,N=3,K=4", "G=2,M_g=2,N=3,K=4")
+        for dtype in ("fp32", "fp16")
+        for name in ("triton_pointer", "torch_loop")
+    ]
+
+
+def test_each_cell_once() -> None:
+    found = cells(
+        suites=("smoke", "smoke"), shapes=("ragged", SMOKE[0], "4,64,64,64", "4,64,64,64"), only=("torch_loop",) * 2
+    )
+    assert [shape for shape, _, _ in found] == [*SMOKE, "G=4,M_g=64,N=64,K=64"]
+
+
+def test_jobs_of_two_selections_once() -> None:
+    selection = Selection("grouped_gemm", only=("torch_loop",))
+    other = replace(selection, shapes=("single",))
+    assert len(builtin.list_jobs([selection, other], "cpu")) == len(SMOKE)
+
+
+def test_skip() -> None:
+    assert [name for _, _, name in cells(shapes=("single",), skip=("torch_loop", "helion_jagged"))] == [
+        name for name in BACKENDS if name not in ("torch_loop", "helion_jagged")
+    ]
+
+
+def test_all_fields_reach_the_job() -> None:
+    selection = Selection(
+        "grouped_gemm",
+        only=("torch_loop",),
+        shapes=("single",),
+        seed=7,
+        rtol=0.5,
+        atol=0.25,
+        protocol=Protocol("sustained"),
+    )
+    (job,) = jobs(selection, "cpu", interpreted=True)
+    assert (job.seed, job.rtol, job.atol, job.protocol.name, job.interpreted) == (7, 0.5, 0.25, "sustained", True)
+
+
+# --input-id, --num-inputs -> which of four; as TritonBench's first-k mode has it
+PICKED: dict[str, tuple[tuple[int, ...], int | None, list[int]]] = {
+    "all": ((), None, [0, 1, 2, 3]),
+    "from one on": ((2,), None, [2, 3]),
+    "the first": ((), 1, [0]),
+    "two from one on": ((1,), 2, [1, 2]),
+    "more than there are": ((), 99, [0, 1, 2, 3]),
+    "more than are left": ((3,), 99, [3]),
+    "several": ((3, 0), None, [3, 0]),
+    "several, one twice": ((3, 0, 3), None, [3, 0]),
+}
+
+
+@pytest.mark.parametrize(("ids", "number", "expected"), PICKED.values(), ids=PICKED)
+def test_input_ids(ids: tuple[int, ...], number: int | None, expected: list[int]) -> None:
+    assert plan.input_ids(4, ids, number) == expected
+    assert [s for s, _, _ in cells(input_ids=ids, num_inputs=number, only=("torch_loop",))] == [
+        SMOKE[i] for i in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "number"), [((4,), None), ((-1,), None), ((0, 4), None), ((), 0), ((0, 1), 2)], ids=str
+)
+def test_bad_input_ids(ids: tuple[int, ...], number: int | None) -> None:
+    with pytest.raises(UsageError, match="input"):
+        plan.input_ids(4, ids, number)
+
+
+UNKNOWN: dict[str, tuple[Selection, tuple[str, ...]]] = {
+    "operator": (Selection("conv"), ("'conv'", "grouped_gemm", "canary")),
+    "backend of only": (Selection("grouped_gemm", only=("cutlass",)), ("'cutlass'", *BACKENDS)),
+    "backend of skip": (Selection("grouped_gemm", skip=("cutlass",)), ("'cutlass'", *BACKENDS)),
+    "suite": (Selection("grouped_gemm", suites=("huge",)), ("'huge'", *shapes.SUITES)),
+    "precision": (Selection("grouped_gemm", dtypes=("fp8",)), ("'fp8'", "bf16", "fp16", "fp32")),
+    "mode": (Selection("grouped_gemm", mode="bwd"), ("'bwd'", "fwd")),
+    "shape": (Selection("grouped_gemm", shapes=("1,2",)), ("'1,2'", "G,M,N,K")),
+    "shape of another operator": (Selection("canary", shapes=("1,2,3,4",)), ("copy,N=SIZE",)),
+    "nothing left": (Selection("grouped_gemm", only=("torch_loop",), skip=("torch_loop",)), ("no backend",)),
+}
+
+
+@pytest.mark.parametrize(("selection", "says"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_does_not_exist_is_named_with_what_does(selection: Selection, says: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        jobs(selection, "cpu", interpreted=True)
+    for text in says:
+        assert text in str(caught.value)
+
+
+# --- plan files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "plan.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
+    path = plan_file("""
+        name = "night"
+        [[measure]]
+        operator = "grouped_gemm"
+        suites = ["smoke"]
+        shapes = ["1,2,3,4"]
+        dtypes = ["fp32"]
+        device = "cpu"
+        only = ["torch_loop"]
+        skip = ["triton_pointer"]
+        mode = "fwd"
+        protocol = "sustained"
+        bursts = 2
+        samples = 3
+        idle = 1
+        seed = 5
+        [[measure]]
+        operator = "canary"
+        device = "cuda"
+        [[measure]]
+        operator = "canary"
+    """)
+    name, selections = read_plan(path, "cpu", ("m.p",))
+    assert name == "night"
+    assert selections == [
+        Selection(
+            "grouped_gemm",
+            ("smoke",),
+            ("1,2,3,4",),
+            ("fp32",),
+            ("torch_loop",),
+            ("triton_pointer",),
+            "fwd",
+            Protocol("sustained", 2, 3, idle_s=1.0),
+            5,
+            plugins=("m.p",),
+        ),
+        Selection("canary", plugins=("m.p",)),
+    ]
+    assert [s.operator for s in read_plan(path, "cuda")[1]] == ["canary", "canary"]
+
+
+BAD_PLANS = {
+    "empty": ("", "name"),
+    "no TOML": ("name = ", "plan.toml"),
+    "no name": ('measure = [{operator = "canary"}]', "name"),
+    "no entries": ('name = "x"', "measure"),
+    "an empty list of entries": ('name = "x"\nmeasure = []', "nothing in it"),
+    "an unknown field": ('name = "x"\n[[measure]]\noperator = "canary"\nbakends = ["a"]', "bakends"),
+    "an unknown field on top": ('name = "x"\nnope = 1\n[[measure]]\noperator = "canary"', "nope"),
+    "no operator": ('name = "x"\n[[measure]]\nsuites = ["smoke"]', "operator"),
+    "a string for a list": ('name = "x"\n[[measure]]\noperator = "canary"\nonly = "torch"', "only"),
+    "a float for an integer": ('name = "x"\n[[measure]]\noperator = "canary"\nbursts = 1.5', "bursts"),
+    "a string for a number": ('name = "x"\n[[measure]]\noperator = "canary"\nidle = "1"', "idle"),
+    "another device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "tpu"', "'tpu'"),
+    "only for the other device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "cuda"', "device cpu"),
+    "a bad protocol": ('name = "x"\n[[measure]]\noperator = "canary"\nprotocol = "hot"', "'hot'"),
+    "no bursts": ('name = "x"\n[[measure]]\noperator = "canary"\nbursts = 0', "bursts"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD_PLANS.values(), ids=BAD_PLANS)
+def test_bad_plans(text: str, says: str, plan_file: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_plan(plan_file(text), "cpu")
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_a_plan_that_is_no_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="plan"):
+        read_plan(tmp_path / name, "cpu")
+
+
+def test_a_plan_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="plan"):
+        read_plan(path, "cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_nightly_plan_can_be_measured(device: str) -> None:
+    name, selections = read_plan(ROOT / "ci" / "nightly.toml", device)
+    found = builtin.list_jobs(selections, device)
+    assert name == "nightly"
+    assert {job.operator for job in found} >= {"canary", "grouped_gemm"}
+    assert len(found) == len(set(found))
+    for job in found:
+        operator = plan.get_operator(job.operator)
+        assert operator.flops(operator.parse_shape(job.shape)) >= 0

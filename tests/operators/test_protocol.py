@@ -1,0 +1,80 @@
+"""How latency is taken, and what of it a series is named by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.measure.protocol import CpuTimer, Protocol
+
+LABELS = {
+    "default": (Protocol(), "cooled"),
+    "bursts are not in it": (Protocol(bursts=40, samples=3), "cooled"),
+    "rest is": (Protocol(idle_s=1.5), "cooled+idle=1.5s"),
+    "no rest is": (Protocol(idle_s=0), "cooled+idle=0s"),
+    "a CUDA graph is": (Protocol(cudagraph=True), "cooled+cudagraph"),
+    "sustained": (Protocol("sustained"), "sustained"),
+    "sustained on a CUDA graph": (Protocol("sustained", cudagraph=True), "sustained+cudagraph"),
+    "all": (Protocol(idle_s=2, cudagraph=True), "cooled+idle=2s+cudagraph"),
+}
+
+
+@pytest.mark.parametrize(("protocol", "label"), LABELS.values(), ids=LABELS)
+def test_label(protocol: Protocol, label: str) -> None:
+    assert protocol.label == label
+
+
+BAD = {
+    "name": {"name": "hot"},
+    "bursts": {"bursts": 0},
+    "samples": {"samples": -1},
+    "idle": {"idle_s": -0.1},
+    "an hour and more": {"idle_s": 3601.0},
+    "nan": {"idle_s": float("nan")},
+}
+
+
+@pytest.mark.parametrize("fields", BAD.values(), ids=BAD)
+def test_bad_values_are_usage_errors(fields: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        replace(Protocol(), **fields)  # type: ignore[arg-type]
+
+
+class Clock:
+    """A callable that moves the clock by what a call is said to take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now, self.calls, self.seconds = 100.0, 0, seconds
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.now += self.seconds
+
+
+def test_cpu_timer_takes_the_samples_asked_for_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Clock(monkeypatch, 0.001)
+    timer = CpuTimer(run, Protocol(samples=7), interpreted=False)
+    assert run.calls == 0
+    assert timer.burst() == pytest.approx([1.0] * 7)
+    assert run.calls == 8
+    assert timer.enqueue_ms is None
+
+
+def test_cpu_timer_ends_a_long_burst_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Clock(monkeypatch, 0.1)
+    assert len(CpuTimer(run, Protocol(samples=100), interpreted=False).burst()) == 3
+    run = Clock(monkeypatch, 10)
+    assert CpuTimer(run, Protocol(samples=100), interpreted=False).burst() == pytest.approx([10_000])
+
+
+def test_an_interpreted_kernel_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Clock(monkeypatch, 0.001)
+    assert CpuTimer(run, Protocol(samples=100), interpreted=True).burst() == pytest.approx([1.0])
+    assert run.calls == 1
+
+
+def test_no_sample_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert min(CpuTimer(Clock(monkeypatch, 0), Protocol(), interpreted=False).burst()) > 0

@@ -1,0 +1,167 @@
+"""Backends that come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from groupbench.operators import registry
+from groupbench.operators.errors import UsageError
+from groupbench.operators.operator import Backend
+from groupbench.operators.registry import get_backend, get_operator
+
+PLUGIN = """
+from groupbench.operators.operator import Backend
+
+def prepare(inputs):
+    return lambda: inputs.a
+
+one = Backend("one", prepare, "a test", operator="grouped_gemm")
+two = Backend("two", prepare, "a test", operator="grouped_gemm")
+canary = Backend("of_canary", prepare, "a test", operator="canary")
+several = [one, two, canary]
+none = []
+torch_loop = Backend("torch_loop", prepare, "in its place", operator="grouped_gemm")
+nowhere = Backend("nowhere", prepare, "a test")
+elsewhere = Backend("elsewhere", prepare, "a test", operator="conv")
+mixed = [one, "two"]
+number = 7
+text = "one"
+
+def function():
+    return one
+
+def function_of_several():
+    yield one
+    yield two
+
+def raises():
+    raise RuntimeError("first line\\nsecond line")
+
+def raises_later():
+    yield one
+    raise RuntimeError("later")
+
+def wrong():
+    return 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module in the current folder, and no installed plugin."""
+    import sys
+
+    (tmp_path / "a_plugin.py").write_text(PLUGIN)
+    (tmp_path / "a_broken_plugin.py").write_text("import no_such_module_at_all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    yield
+    for name in ("a_plugin", "a_broken_plugin"):
+        sys.modules.pop(name, None)
+
+
+def added(*plugins: str, operator: str = "grouped_gemm") -> list[str]:
+    own = {backend.name for o in registry.OPERATORS for backend in o.backends}
+    return [b.name for b in get_operator(operator, plugins).backends if b.name not in own]
+
+
+GOOD = {
+    "a backend": ("a_plugin.one", ["one"]),
+    "with a colon": ("a_plugin:one", ["one"]),
+    "a list": ("a_plugin.several", ["one", "two"]),
+    "an empty list": ("a_plugin.none", []),
+    "a function": ("a_plugin.function", ["one"]),
+    "a generator": ("a_plugin.function_of_several", ["one", "two"]),
+    "of another operator": ("a_plugin.canary", []),
+}
+
+
+@pytest.mark.parametrize(("path", "names"), GOOD.values(), ids=GOOD)
+def test_plugin(path: str, names: list[str]) -> None:
+    assert added(path) == names
+
+
+def test_plugins_add_up() -> None:
+    assert added("a_plugin.two", "a_plugin.function", "a_plugin.several") == ["two", "one"]
+    assert added("a_plugin.several", operator="canary") == ["of_canary"]
+
+
+def test_a_plugin_replaces_its_namesake() -> None:
+    operator = get_operator("grouped_gemm", ["a_plugin.torch_loop"])
+    assert operator.backend("torch_loop").source == "in its place"
+    assert [b.name for b in operator.backends].count("torch_loop") == 1
+    assert get_operator("grouped_gemm").backend("torch_loop").source != "in its place"
+
+
+BAD = {
+    "no attribute": ("a_plugin", "module.attribute"),
+    "nothing": ("", "module.attribute"),
+    "no such module": ("no_such_module.x", "no_such_module"),
+    "no such attribute": ("a_plugin.nope", "nope"),
+    "does not import": ("a_broken_plugin.x", "no_such_module_at_all"),
+    "a number": ("a_plugin.number", "neither a Backend"),
+    "a text": ("a_plugin.text", "neither a Backend"),
+    "a list with something else": ("a_plugin.mixed", "neither a Backend"),
+    "a function that raises": ("a_plugin.raises", "RuntimeError: first line"),
+    "a generator that raises": ("a_plugin.raises_later", "RuntimeError: later"),
+    "a function of a number": ("a_plugin.wrong", "neither a Backend"),
+    "a backend of no operator": ("a_plugin.nowhere", "grouped_gemm, canary"),
+    "a backend of an unknown operator": ("a_plugin.elsewhere", "'conv'"),
+    "dots": ("..x", "does not load"),
+}
+
+
+@pytest.mark.parametrize(("path", "says"), BAD.values(), ids=BAD)
+def test_bad_plugins_are_usage_errors(path: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        get_operator("grouped_gemm", [path])
+    assert says in str(caught.value)
+    assert "plugin" in str(caught.value)
+
+
+def entry_point(loaded: Any) -> Any:
+    def load() -> Any:
+        if isinstance(loaded, Exception):
+            raise loaded
+        return loaded
+
+    return SimpleNamespace(name="theirs", value="their.package:attribute", load=load)
+
+
+def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = Backend("theirs", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
+    asked: list[str] = []
+
+    def entry_points(group: str) -> list[Any]:
+        asked.append(group)
+        return [entry_point(theirs), entry_point(lambda: [theirs])]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    assert added("a_plugin.one") == ["theirs", "one"]
+    assert asked == ["groupbench.backends"]
+
+
+def test_what_is_asked_for_beats_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = Backend("one", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(installed)])
+    assert get_operator("grouped_gemm", ["a_plugin.one"]).backend("one").source == "a test"
+
+
+@pytest.mark.parametrize("loaded", [ImportError("gone"), AttributeError("x"), 7], ids=repr)
+def test_a_bad_entry_point_is_a_usage_error(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(loaded)])
+    with pytest.raises(UsageError, match=r"their\.package:attribute"):
+        get_operator("grouped_gemm")
+
+
+def test_unknown_names_are_told_what_there_is() -> None:
+    with pytest.raises(UsageError, match="grouped_gemm, canary"):
+        get_operator("conv")
+    with pytest.raises(UsageError, match="torch_loop"):
+        get_backend(get_operator("grouped_gemm"), "cutlass")

@@ -1,0 +1,154 @@
+"""One invocation: its records, its files and its exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.session import Session, check_writable
+from groupbench.tracker.record import Environment, Record, read
+
+Make = Callable[..., Record]
+CPU = Environment(device="cpu", cpu="a CPU", torch="2.13.0")
+
+# statuses of a run's cells -> exit code
+EXITS: dict[str, tuple[list[str], int]] = {
+    "all measured": (["ok", "ok"], 0),
+    "nothing": ([], 3),
+    "one wrong": (["ok", "wrong"], 1),
+    "wrong is worse than incomplete": (["wrong", "error"], 1),
+    "an error": (["ok", "error"], 3),
+    "out of memory": (["ok", "oom"], 3),
+    "a timeout": (["ok", "timeout"], 3),
+    "skipped": (["ok", "skipped"], 3),
+    "something cannot run here": (["ok", "unavailable"], 0),
+    "nothing can run here": (["unavailable"], 3),
+}
+
+
+def run(session: Session, records: list[Record], interrupt: bool = False) -> int:
+    def produce(*_: Any) -> Iterator[Record]:
+        yield from records
+        if interrupt:
+            raise KeyboardInterrupt
+
+    session.quiet = True
+    session.open("test host", CPU)
+    return session.collect(produce, len(records))
+
+
+@pytest.mark.parametrize(("statuses", "code"), EXITS.values(), ids=EXITS)
+def test_exit_code(statuses: list[str], code: int, make: Make) -> None:
+    assert run(Session(), [make(f"b{i}", status=status) for i, status in enumerate(statuses)]) == code
+
+
+def test_an_interrupt_keeps_what_was_measured(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    assert run(Session(records_path=path), [make(), make("triton", ms=None, status="skipped")], interrupt=True) == 130
+    assert [r.status for _, r in read(path.read_bytes().splitlines(keepends=True))] == ["ok", "skipped"]
+    assert "2 cells: 1 ok, 1 skipped" in capsys.readouterr().out
+
+
+def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Session(commit="abcdef0123456789", branch="side"), [make()])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "groupbench: test host · CPU (a CPU) · torch 2.13.0 · commit abcdef0123"
+
+
+def test_the_run_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["tritonbench", "--op", "x"])
+    session = Session(commit="abcdef0123456789", branch="side", trigger="nightly", plan="night")
+    session.open("test host", CPU)
+    assert session.run is not None
+    assert (session.run.commit.branch, session.run.trigger, session.run.plan) == ("side", "nightly", "night")
+    assert session.run.command == "--op x"
+    other = Session()
+    other.open("test host", CPU)
+    assert other.run is not None
+    assert other.run.id != session.run.id
+
+
+def test_csv_has_standard_output_to_itself(make: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(Session(csv=True, metrics=("latency",), records_path=tmp_path / "r"), [make(ms=2.0)])
+    out, err = capsys.readouterr()
+    assert out == "x_val;torch_loop-latency\nG=1,M_g=2,N=3,K=4;2.0\naverage;2.0\n"
+    assert "groupbench: test host" in err
+    assert "1 cells: 1 ok" in err
+
+
+def test_files(make: Make, tmp_path: Path) -> None:
+    output, output_json = tmp_path / "deep" / "o.csv", tmp_path / "o.json"
+    output_json.write_text("old")
+    run(Session(output=output, output_json=output_json, metrics=("latency",)), [make(ms=2.0)])
+    assert output.read_text() == "x_val;torch_loop-latency\nG=1,M_g=2,N=3,K=4;2.0\naverage;2.0\n"
+    assert json.loads(output_json.read_text()) == {
+        "tritonbench_grouped_gemm_fwd[x_G=1,M_g=2,N=3,K=4-torch_loop]_latency": 2.0
+    }
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["deep", "o.csv", "o.json"]
+
+
+def test_a_file_is_whole_or_as_it_was(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text("old")
+
+    def fails(records: Any, metrics: Any, baseline: Any, file: io.StringIO) -> None:
+        file.write("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("groupbench.operators.table.write_csv", fails)
+    with pytest.raises(OSError, match="disk full"):
+        run(Session(output=path), [make()])
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_written_to(make: Make, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)  # both ends, so that no one waits for the other
+    try:
+        run(Session(output=pipe, metrics=("latency",)), [make(ms=2.0)])
+        assert pipe.is_fifo()
+        assert os.read(reader, 4096).startswith(b"x_val;")
+    finally:
+        os.close(reader)
+
+
+def test_records_are_appended_as_they_come(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    run(Session(records_path=path), [make()])
+    seen: list[int] = []
+
+    def produce(*_: Any) -> Iterator[Record]:
+        for name in ("a", "b"):
+            seen.append(path.read_bytes().count(b"\n"))
+            yield make(name)
+
+    session = Session(records_path=path, quiet=True)
+    session.open("test host", CPU)
+    session.collect(produce, 2)
+    assert seen == [1, 2]
+    assert [r.cell.backend for _, r in read(path.read_bytes().splitlines(keepends=True))] == ["torch_loop", "a", "b"]
+
+
+@pytest.mark.parametrize("field", ["records_path", "output", "output_json"])
+def test_a_path_that_cannot_be_written_is_said_before_anything_is_measured(field: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "below", Path("/proc/none/below")):
+        with pytest.raises(UsageError, match="cannot write"):
+            Session(**{field: path}).open("test host", CPU)  # type: ignore[arg-type]
+
+
+def test_trying_a_path_leaves_no_file(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").write_text("kept")
+    check_writable(tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "kept"

@@ -1,0 +1,248 @@
+"""TritonBench as the host. Needs it importable at the tested commit, e.g. its checkout on PYTHONPATH."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import io
+import json
+import operator as operators
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.tracker.record import Record, read
+
+pytestmark = [
+    pytest.mark.tritonbench,
+    pytest.mark.skipif(
+        importlib.util.find_spec("tritonbench") is None,
+        reason="NOT TESTED: TritonBench as the host. It is not importable; put its checkout on PYTHONPATH",
+    ),
+]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+ON_CPU = ("--host", "tritonbench", "--device", "cpu", "--bursts", "2", "--samples", "2")
+
+
+@pytest.fixture(scope="module")
+def measured(tritonbench: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """(process, records) of a run."""
+
+    def run(*args: str) -> tuple[subprocess.CompletedProcess[str], list[Record]]:
+        path = tmp_path_factory.mktemp("run") / "r.jsonl"
+        done = tritonbench(*args, "--records", path)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return done, [record for _, record in read(lines)]
+
+    return run
+
+
+# Everything of TritonBench that the adapter touches, by module and attribute.
+NAMES = (
+    ("tritonbench.components.do_bench", "Latency"),
+    ("tritonbench.operators", "__path__"),
+    ("tritonbench.operators.op", "_list_opbench_paths"),
+    ("tritonbench.utils.run_utils", "tritonbench_run"),
+    ("tritonbench.utils.triton_op", "register_benchmark"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperatorMetrics"),
+    ("tritonbench.utils.triton_op", "REGISTERED_BENCHMARKS"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_input_iter"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_available_num_inputs"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_x_val"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.tflops"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.accuracy"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator._measure_latency"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator._get_bm_func"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator._do_bench"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator._cur_input_id"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_PRECISION"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_METRICS"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.FWD_ONLY"),
+)
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(pair) for pair in NAMES])
+def test_every_name_that_the_adapter_touches_exists(module: str, name: str) -> None:
+    operators.attrgetter(name)(importlib.import_module(module))
+
+
+def test_attributes_that_instances_have() -> None:
+    """Set in methods of TritonBench, so that only its source shows them."""
+    source = Path(importlib.import_module("tritonbench.utils.triton_op").__file__ or "").read_text()
+    for name in (
+        "self._cur_backend_name",
+        "self.example_inputs",
+        "self.tb_args",
+        "self.dtype",
+        "self.device",
+        "self.mode",
+    ):
+        assert name in source, name
+
+
+def test_metrics_have_the_fields_that_records_come_from() -> None:
+    from dataclasses import fields
+
+    from tritonbench.components.do_bench import Latency
+    from tritonbench.utils.triton_op import BenchmarkOperatorMetrics
+
+    assert {"latency", "accuracy", "error_msg", "extra_metrics"} <= {f.name for f in fields(BenchmarkOperatorMetrics)}
+    assert Latency([1.0, 2.0], remove_outliers=False).times == [1.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def both(measured: Callable[..., Any]) -> dict[str, list[Record]]:
+    """The same cells under either host."""
+    args = (
+        "--op",
+        "grouped_gemm",
+        "--precision",
+        "fp16",
+        "--only",
+        "torch_loop,triton_pointer",
+        "--shapes",
+        "ragged",
+        "single",
+    )
+    found = {}
+    for host in ("tritonbench", "builtin"):
+        done, found[host] = measured(*args, *ON_CPU[2:], "--host", host)
+        assert done.returncode == 0, done.stderr
+    return found
+
+
+def test_our_operator_is_right_under_tritonbench(both: dict[str, list[Record]]) -> None:
+    assert [(r.cell.shape, r.cell.backend, r.status) for r in both["tritonbench"]] == [
+        (shape, name, "ok")
+        for shape in ("G=4,M_g=33|0|1|65,N=96,K=80", "G=1,M_g=17,N=32,K=48")
+        for name in ("torch_loop", "triton_pointer")
+    ]
+
+
+def test_records_are_of_the_built_in_hosts_kind(both: dict[str, list[Record]]) -> None:
+    """All but the times and the host's name, field by field."""
+    for theirs, ours in zip(both["tritonbench"], both["builtin"], strict=True):
+        assert (theirs.cell.host, ours.cell.host) == ("tritonbench", "builtin")
+        for name in ("operator", "backend", "shape", "dtype", "mode", "protocol", "seed", "dims", "flops", "min_bytes"):
+            assert getattr(theirs.cell, name) == getattr(ours.cell, name), name
+        assert theirs.accuracy == ours.accuracy
+        assert theirs.baseline == ours.baseline
+        assert theirs.latency is not None
+        assert ours.latency is not None
+        assert theirs.latency.timing == ours.latency.timing
+        assert [len(b) for b in theirs.latency.bursts_ms] == [len(b) for b in ours.latency.bursts_ms]
+        assert theirs.latency.prepare_ms
+
+
+FAULTS = {
+    "crashes": ("error", "signal SIGSEGV"),
+    "exits": ("error", "exit code 7"),
+    "hangs": ("timeout", "no answer within"),
+    "raises": ("error", "RuntimeError: no such instruction"),
+    "eats_memory": ("oom", "can't allocate memory"),
+    "half": ("wrong", "50 % of the output was never written"),
+    "one_percent": ("wrong", "relative RMS error 0.01"),
+    "one_element": ("wrong", "error"),
+    "flaky": ("ok", None),
+    "wrong_shape": ("error", "shape [3]"),
+    "returns_nothing": ("error", "NoneType"),
+    "not_here": ("unavailable", "needs a flux capacitor"),
+    "torch_loop": ("ok", None),
+}
+
+
+@pytest.fixture(scope="module")
+def faults(measured: Callable[..., Any]) -> tuple[int, list[Record]]:
+    done, records = measured(
+        *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(FAULTS)),
+        *("--plugin", "faulty_backends.BACKENDS", "--timeout", "10"),
+    )
+    return done.returncode, records
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_has_its_status_once_and_the_others_go_on(name: str, faults: tuple[int, list[Record]]) -> None:
+    (record,) = [r for r in faults[1] if r.cell.backend == name]
+    status, message = FAULTS[name]
+    assert record.status == status
+    assert (record.message is None) if message is None else (message in (record.message or ""))
+
+
+def test_faults_exit_code(faults: tuple[int, list[Record]]) -> None:
+    assert faults[0] == 1
+    assert len(faults[1]) == len(FAULTS)
+
+
+def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured: Callable[..., Any]) -> None:
+    done, records = measured(
+        *("--op", "grouped_gemm", *ON_CPU, "--shapes", "single", "--only", "torch_loop,crashes"),
+        *("--plugin", "faulty_backends.crash_last"),
+    )
+    assert [(r.cell.backend, r.status) for r in records] == [("torch_loop", "ok"), ("crashes", "error")]
+    assert done.returncode == 3
+
+
+def test_tritonbenchs_flags_reach_it(measured: Callable[..., Any], tmp_path: Path) -> None:
+    output, output_json = tmp_path / "o.csv", tmp_path / "o.json"
+    done, records = measured(
+        *("--op", "grouped_gemm", *ON_CPU, "--suite", "smoke", "--only", "torch_loop,torch_grouped_mm"),
+        *("--input-id", "1", "--num-inputs", "2", "--metrics", "latency,accuracy"),
+        *("--csv", "--output", str(output), "--output-json", str(output_json)),
+    )
+    assert done.returncode == 0, done.stderr
+    shapes = ["G=4,M_g=33|0|1|65,N=96,K=80", "G=2,M_g=5|130,N=45,K=33,W=nk"]
+    assert list(dict.fromkeys(r.cell.shape for r in records)) == shapes
+    for text in (done.stdout, output.read_text()):
+        rows = list(csv.reader(io.StringIO(text), delimiter=";"))
+        assert rows[0][0] == "x_val"
+        assert [row[0] for row in rows[1:3]] == shapes
+        assert "torch_grouped_mm-accuracy" in rows[0]
+        assert not any("tflops" in header for header in rows[0])
+    assert any("torch_grouped_mm" in key for key in json.loads(output_json.read_text()))
+
+
+def test_tritonbenchs_own_operator(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", "--num-inputs", "1")
+    assert done.returncode == 0, done.stderr
+    assert records
+    for record in records:
+        assert record.cell.operator == "vector_add"
+        assert record.cell.host == "tritonbench"
+        assert record.cell.protocol.startswith("tritonbench:")
+        assert record.status == "ok"
+        assert record.latency is not None
+    assert sum(record.baseline for record in records) <= 1
+
+
+def test_an_operator_that_there_is_not(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "no_such_operator", "--device", "cpu", "--host", "tritonbench")
+    assert done.returncode == 2
+    assert records == []
+
+
+def test_plugin_adds_our_backends_to_tritonbenchs_operator() -> None:
+    """As TritonBench's own --plugin calls it. Its grouped_gemm asks CUDA at import, so a class stands in for it."""
+    code = """
+import sys, types
+from tritonbench.utils import triton_op
+from groupbench.operators.hosts import tritonbench_adapter as adapter
+adapter.plugin()  # nothing of ours is loaded: nothing to do
+assert not triton_op.REGISTERED_BENCHMARKS.get("grouped_gemm")
+module = types.ModuleType("tritonbench.operators.grouped_gemm")
+class Operator(triton_op.BenchmarkOperator): pass
+Operator.__module__ = module.__name__
+module.Operator = Operator
+sys.modules[module.__name__] = module
+adapter.plugin()
+print(*triton_op.REGISTERED_BENCHMARKS["grouped_gemm"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [backend.name for backend in GROUPED_GEMM.backends]

@@ -1,0 +1,128 @@
+"""The parent of TritonBench's process, with a script in TritonBench's place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators.errors import Incomplete, UsageError
+from groupbench.operators.executor import Machine
+from groupbench.operators.hosts import tritonbench
+from groupbench.operators.hosts.journal import Setup
+from groupbench.tracker.record import Commit, Environment, Record, Run
+
+MACHINE = Machine(Environment(device="cpu"), None)
+RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
+
+CHILD = """
+import json, os, sys, time
+setup = json.load(open(sys.argv[1]))
+done = {cell["backend"]: cell["message"] for cell in setup["finished"]}
+def tell(**event):
+    with open(setup["journal"], "a") as file:
+        file.write(json.dumps({"input_id": 0, **event}) + "\\n")
+def cell(name):
+    return {"operator": "o", "backend": name, "shape": "s", "dtype": "fp16"}
+def begin(name):
+    tell(backend=name, begun=cell(name))
+def finish(name):
+    tell(backend=name, cell=cell(name), latency={"timing": "cpu", "bursts_ms": [[1.0]]})
+def again(name):
+    tell(backend=name, begun=cell(name))
+    tell(backend=name)
+"""
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Record]]:
+    """Records of a run whose child does as the script says."""
+    found: list[Record] = []
+
+    def run(script: str, timeout_s: float = 60) -> list[Record]:
+        path = tmp_path / "child.py"
+        path.write_text(CHILD + script)
+        real = tritonbench._Follower
+
+        def follower(command: list[str], journal: Path, timeout_s: float) -> tritonbench._Follower:
+            return real([sys.executable, str(path), command[3]], journal, timeout_s)
+
+        monkeypatch.setattr(tritonbench, "_Follower", follower)
+        for record in tritonbench._operator_records(Setup(op="o", own=None), [], MACHINE, RUN, timeout_s):
+            found.append(record)
+        return found
+
+    run.found = found  # type: ignore[attr-defined]
+    return run
+
+
+def told(records: list[Record]) -> list[tuple[str, str]]:
+    return [(record.cell.backend, record.status) for record in records]
+
+
+def test_all_is_well(follow: Callable[..., list[Record]]) -> None:
+    assert told(follow("for n in 'ab':\n  begin(n)\n  finish(n)")) == [("a", "ok"), ("b", "ok")]
+
+
+def test_a_death_is_a_record_and_the_rest_goes_on(follow: Callable[..., list[Record]]) -> None:
+    records = follow("""
+for name in "abc":
+    if name == "a" and done:
+        again(name)
+    elif name not in done:
+        begin(name)
+        if name == "b":
+            os._exit(9)
+        finish(name)
+""")
+    assert told(records) == [("a", "ok"), ("b", "error"), ("c", "ok")]
+    assert records[1].message == "TritonBench's process died (exit code 9) at this cell"
+
+
+def test_the_baseline_run_again_is_no_second_record(follow: Callable[..., list[Record]]) -> None:
+    records = follow("""
+if done:
+    again("a")
+else:
+    begin("a")
+    finish("a")
+    begin("b")
+    os.kill(os.getpid(), 11)
+""")
+    assert told(records) == [("a", "ok"), ("b", "error")]
+
+
+def test_killed_for_memory(follow: Callable[..., list[Record]]) -> None:
+    assert told(follow("if not done:\n  begin('a')\n  os.kill(os.getpid(), 9)")) == [("a", "oom")]
+
+
+def test_silence_is_a_timeout(follow: Callable[..., list[Record]]) -> None:
+    records = follow("if not done:\n  begin('a')\n  time.sleep(3600)", timeout_s=2)
+    assert told(records) == [("a", "timeout")]
+
+
+def test_an_end_before_anything_is_a_usage_error(follow: Callable[..., list[Record]]) -> None:
+    with pytest.raises(UsageError, match="exit code 2 before"):
+        follow("sys.exit(2)")
+
+
+def test_an_end_between_cells_is_no_pass(follow: Callable[..., list[Record]]) -> None:
+    with pytest.raises(Incomplete, match="exit code 3 after 1 cells") as caught:
+        follow("begin('a')\nfinish('a')\nsys.exit(3)")
+    assert caught.value.exit_code == 3
+    assert told(follow.found) == [("a", "ok")]  # type: ignore[attr-defined]
+
+
+def test_a_line_half_written_is_waited_for(follow: Callable[..., list[Record]]) -> None:
+    records = follow("""
+begin("a")
+line = json.dumps({"input_id": 0, "backend": "a", "cell": cell("a"), "status": "error", "message": "why"}) + "\\n"
+for part in (line[:20], line[20:]):
+    with open(setup["journal"], "a") as file:
+        file.write(part)
+    time.sleep(0.5)
+""")
+    assert told(records) == [("a", "error")]

@@ -1,0 +1,120 @@
+"""The way of a night: measure, store, judge, look back, report; each a command, as ci/nightly.sh has them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLUGIN = """
+import time
+from groupbench.operators.grouped_gemm import prepare_torch_loop
+from groupbench.operators.operator import Backend
+
+def wrong(inputs):
+    right = prepare_torch_loop(inputs)
+    return lambda: right() * 1.01
+
+def hangs(inputs):
+    time.sleep(3600)
+
+wrong = Backend("mine", wrong, "a test", operator="grouped_gemm")
+hangs = Backend("mine", hangs, "a test", operator="grouped_gemm")
+right = Backend("mine", prepare_torch_loop, "a test", operator="grouped_gemm")
+"""
+
+PLAN = """
+name = "night"
+[[measure]]
+operator = "grouped_gemm"
+shapes = ["single", "4,16,16,16"]
+dtypes = ["fp16"]
+only = ["torch_loop", "mine"]
+bursts = 2
+samples = 2
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Run:
+    """Run `groupbench` or `tritonbench` in a folder of its own."""
+    (tmp_path / "a_plugin_for_a_night.py").write_text(PLUGIN)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    left_out = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
+    env = {name: value for name, value in os.environ.items() if name not in left_out}
+    modules = {"groupbench": "groupbench.tracker.cli", "tritonbench": "groupbench.operators.cli"}
+
+    def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+        code = f"import sys; from {modules[name]} import main; sys.argv[0] = {name!r}; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=tmp_path, env=env
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def night(command: Run, tmp_path: Path) -> Callable[..., tuple[int, int, str]]:
+    """Measure the plan with a plugin at a commit, and store it: (measuring's exit code, the gate's, what it said)."""
+
+    def run(number: int, plugin: str = "right", *args: str) -> tuple[int, int, str]:
+        records = f"night-{number}.jsonl"
+        measured = command(
+            *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
+            *("--plugin", f"a_plugin_for_a_night.{plugin}", "--records", records, "--commit", f"{number:08x}", *args),
+        )
+        assert measured.returncode != 2, measured.stderr
+        stored = command("groupbench", "ingest", records)
+        assert stored.returncode == 0, stored.stderr
+        judged = command("groupbench", "gate")
+        return measured.returncode, judged.returncode, judged.stdout + judged.stderr
+
+    return run
+
+
+def test_two_nights_of_the_same_code(night: Callable[..., tuple[int, int, str]], command: Run, tmp_path: Path) -> None:
+    assert night(1)[:2] == (0, 0)
+    measured, judged, said = night(2)
+    assert (measured, judged) == (0, 0), said
+    assert "regress" not in said.lower().replace("0 regressed", "")
+
+    history = command("groupbench", "history")
+    assert history.returncode == 0, history.stderr
+    assert "torch_loop" in history.stdout
+    assert "mine" in history.stdout
+
+    report = command("groupbench", "report", "-o", "report.html")
+    assert report.returncode == 0, report.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "<html" in page
+    assert "torch_loop" in page
+
+    again = command("groupbench", "ingest", "night-2.jsonl")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_wrong_backend_fails_the_gate(night: Callable[..., tuple[int, int, str]]) -> None:
+    assert night(1)[:2] == (0, 0)
+    measured, judged, said = night(2, "wrong")
+    assert (measured, judged) == (1, 1)
+    assert "mine" in said
+    assert "wrong" in said
+
+
+def test_a_backend_that_hangs_leaves_the_night_incomplete(night: Callable[..., tuple[int, int, str]]) -> None:
+    assert night(1)[:2] == (0, 0)
+    measured, judged, said = night(2, "hangs", "--timeout", "3")
+    assert (measured, judged) == (3, 3), said
+    assert "mine" in said
+
+
+def test_nothing_measured_is_never_a_pass(command: Run) -> None:
+    assert command("groupbench", "gate").returncode != 0
