@@ -1,1 +1,23 @@
-"""What was measured: records, store, history, judgement, reports. Imports no torch and no kernels."""
+"""What was measured: records, store, history, judgement, reports. Imports no torch and no kernels.
+
+    from groupbench.tracker import open_tracker
+
+Importing this package loads nothing: a machine that only writes records needs no database.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from groupbench.tracker.api import Tracker as Tracker
+    from groupbench.tracker.api import open_tracker as open_tracker
+
+__all__ = ["Tracker", "open_tracker"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(f"{__name__}.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,20 +1,27 @@
-"""Two commits side by side: every series of either, each judged within like environments."""
+"""Two sides beside each other: every series of either, each judged within like environments."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import query
+from groupbench.tracker import query, sides
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import judge_pools, judge_rms
-from groupbench.tracker.rows import PointRow, SeriesRow, State, finite
+from groupbench.tracker.rows import Filter, PointRow, Rows, SeriesRow, finite
+from groupbench.tracker.sides import Side
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from groupbench.tracker.formats import Options
 
 Compared = Literal["wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~"]
 
@@ -25,7 +32,7 @@ SAID = ("wrong", "regressed", "improved", "ok")
 
 @dataclass(frozen=True)
 class Pair:
-    """One series at both commits. Latencies are medians over the commit's runs."""
+    """One series on both sides. Latencies are medians over the side's runs."""
 
     series: SeriesRow
     verdict: Compared
@@ -36,11 +43,23 @@ class Pair:
     runs: tuple[int, int] = (0, 0)  # how many of A and of B went in
     note: str | None = None
 
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("verdict", *_SERIES, "a_ms", "b_ms", "ratio", "noise", "runs", "note")
+
+    def flat(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "noise")}
+        named = {name: getattr(self.series, name) for name in _SERIES}
+        return {"verdict": self.verdict, **named, **told, "runs": list(self.runs), "note": self.note}
+
+
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
+
 
 @dataclass(frozen=True)
 class Comparison:
-    a: State
-    b: State
+    a: Side
+    b: Side
     pairs: tuple[Pair, ...]
 
     @property
@@ -53,25 +72,56 @@ class Comparison:
         return any(pair.verdict in SAID or pair.ratio is not None for pair in self.pairs)
 
     @property
+    def differences(self) -> tuple[str, ...]:
+        """What keeps series from being compared: each that an `incomparable` pair names, once."""
+        notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict == "incomparable")
+        return tuple(dict.fromkeys(notes))
+
+    def rows(self) -> Rows[Pair]:
+        return Rows(Pair, self.pairs)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Needs pandas."""
+        return self.rows().to_pandas()
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Needs pyarrow."""
+        return self.rows().to_arrow()
+
+    @property
     def geometric_mean(self) -> float | None:
         """Of the ratios of all series that have one."""
         ratios = [pair.ratio for pair in self.pairs if pair.ratio is not None]
         return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
-def compare(session: Session, a: str, b: str, *, force: bool = False, min_effect: float | None = None) -> Comparison:
-    """Compare what two words stand for (see `query.resolve_commit`); `force` ignores unlike environments."""
-    state_a, state_b = query.resolve_commit(session, a), query.resolve_commit(session, b)
-    if state_a == state_b:
-        raise QueryError(f"{a!r} and {b!r} are the same commit {state_a}; give two")
-    sides: dict[int, tuple[list[PointRow], list[PointRow]]] = {}
-    series: dict[int, SeriesRow] = {}
-    for place, state in enumerate((state_a, state_b)):
-        for point in query.points_of_state(session, state):
-            series[point.series.pk] = point.series
-            sides.setdefault(point.series.pk, ([], []))[place].append(point)
-    pairs = [compare_series(series[key], *both, force=force, min_effect=min_effect) for key, both in sides.items()]
-    return Comparison(state_a, state_b, tuple(sorted(pairs, key=lambda pair: pair.series.sort_key)))
+def compare(
+    session: Session | None,
+    a: str,
+    b: str,
+    *,
+    force: bool = False,
+    min_effect: float | None = None,
+    where: Filter = Filter(),  # noqa: B008
+    options: Options | None = None,
+) -> Comparison:
+    """Compare what two words stand for (see `sides.find_side`); `force` ignores unlike environments.
+
+    Of `where` what says series counts; `options` are what files of other formats do not say themselves.
+    """
+    found = [sides.find_side(session, word, options) for word in (a, b)]
+    if found[0].points == found[1].points:
+        commit = "commit " if found[0].title == str(found[0].state) else ""
+        raise QueryError(f"{a!r} and {b!r} are the same {commit}{found[0]}; give two")
+    series = {point.series.sort_key: point.series for side in found for point in side.points}
+    allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
+    found = [replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in found]
+    at_a, at_b = (sides.by_series(side.points) for side in found)
+    pairs = []
+    for key in sorted({*at_a, *at_b}):
+        points = (at_a.get(key, []), at_b.get(key, []))
+        pairs.append(compare_series(series[key], *points, force=force, min_effect=min_effect))
+    return Comparison(found[0], found[1], tuple(pairs))
 
 
 def compare_series(

@@ -172,7 +172,7 @@ def _kernel_note(point: PointRow, history: Sequence[PointRow]) -> str | None:
     before = history[0].kernel_hash
     if before is None or point.kernel_hash is None:
         return None
-    return "same compiled kernel" if before == point.kernel_hash else "compiled kernel changed"
+    return "compiled kernel as the last run's" if before == point.kernel_hash else "compiled kernel changed"
 
 
 def _absent(points: Sequence[PointRow], expected: Sequence[PointRow]) -> list[Judged]:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import math
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
+from itertools import islice
 from typing import Any
 
 import msgspec
-import numpy as np
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import schema
 from groupbench.tracker.environment import digest, environment_identity, hardware_class
 from groupbench.tracker.errors import IngestError
-from groupbench.tracker.judge import burst_error
-from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Record, RecordError, Run, read
+from groupbench.tracker.packing import unpack_samples
+from groupbench.tracker.points import content_of, kernels_hash, point_values, series_identity
+from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
 from groupbench.tracker.store import Store, cause
+
+__all__ = ["Ingested", "Numbered", "content_of", "ingest", "parse", "read_checked", "series_identity", "unpack_samples"]
 
 Numbered = tuple[int, Record]
 
 _SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
 """Samples are kept as float32; outside these bounds they would become zero or infinite."""
+
+_LONGEST_NAME = 1000
+"""Bytes of a text that an index holds: PostgreSQL takes about 2,700 for all of an entry."""
+
+_BATCH = 500
+"""Records looked up and inserted at once: enough to make statements rare, few enough to hold in memory."""
 
 _RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
 _COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
@@ -44,14 +51,14 @@ class Ingested:
     runs: tuple[tuple[str, str, bool], ...]  # (run id, commit hash, dirty), in order of appearance
 
 
-def parse(lines: Iterable[bytes], source: str) -> list[Numbered]:
+def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
     """The records of a stream with their line numbers, checked one by one and against each other.
 
-    Raises IngestError, which names the line: a record that is malformed or cannot be stored, or two records
-    of one run and series that say different things.
+    Holds none of them: what is remembered of each is a hash. Raises IngestError, which names the line: a
+    record that is malformed or cannot be stored, or two records of one run and series that say different
+    things; or a stream without any record.
     """
-    records: list[Numbered] = []
-    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    seen: dict[tuple[str, str], tuple[int, int]] = {}
     try:
         for number, record in read(lines):
             problem = unstorable(record)
@@ -63,36 +70,41 @@ def parse(lines: Iterable[bytes], source: str) -> list[Numbered]:
             if before != content:
                 said = f"contradicts line {first}, same run and series"
                 raise IngestError(f"{source}: line {number}: {said} ({_named(record.cell)})")
-            records.append((number, record))
+            yield number, record
     except RecordError as error:
         raise IngestError(f"{source}: {error}") from error
-    if not records:
+    if not seen:
         raise IngestError(f"{source}: holds no record")
-    return records
 
 
-def ingest(store: Store, records: Sequence[Numbered], source: str) -> Ingested:
-    """Store what `parse` gave, in one transaction. Raises IngestError; nothing is stored then."""
+def parse(lines: Iterable[bytes], source: str) -> list[Numbered]:
+    """All records of a stream that is small enough to hold. Raises IngestError, as `read_checked` does."""
+    return list(read_checked(lines, source))
+
+
+def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
+    """Store records that were checked, in one transaction. Raises IngestError; nothing is stored then."""
+    count = 0
+    remaining = iter(records)
     with store.write() as session:
         writer = _Writer(session)
-        for number, record in records:
+        while batch := list(islice(remaining, _BATCH)):
+            count += len(batch)
             try:
-                writer.add(record)
-            except IngestError as error:
-                raise IngestError(f"{source}: line {number}: {error}") from error
+                writer.add(batch, source)
             except (IntegrityError, OperationalError):
-                raise  # another writer or the disk, not this line
-            except SQLAlchemyError as error:
-                raise IngestError(f"{source}: line {number}: cannot be stored: {cause(error)}") from error
-            except (RecursionError, OverflowError, ValueError) as error:
-                raise IngestError(f"{source}: line {number}: cannot be stored: {error}") from error
+                raise  # another writer or the disk, not these lines
+            except (SQLAlchemyError, RecursionError, OverflowError, ValueError) as error:
+                said = cause(error) if isinstance(error, SQLAlchemyError) else error
+                where = f"lines {batch[0][0]} to {batch[-1][0]}" if len(batch) > 1 else f"line {batch[0][0]}"
+                raise IngestError(f"{source}: {where}: cannot be stored: {said}") from error
         return Ingested(
             source=source,
-            records=len(records),
+            records=count,
             added=writer.added,
             known=writer.known,
             new_series=writer.new_series,
-            runs=tuple((run.uuid, hash_, run.dirty) for run, hash_ in writer.runs.values()),
+            runs=tuple(writer.states),
         )
 
 
@@ -102,54 +114,30 @@ def unstorable(record: Record) -> str | None:
         for instant in (record.run.started, record.run.commit.time):
             if instant is not None:
                 instant.astimezone(UTC)
-        content_of(record)
+        msgspec.json.encode(record.kernels)
     except OverflowError:
         return "a time is out of range"
     except RecursionError:
         return "is nested too deeply"
+    cell, run = record.cell, record.run
+    for name, text in (
+        ("cell.operator", cell.operator),
+        ("cell.backend", cell.backend),
+        ("run.id", run.id),
+        ("run.plan", run.plan or ""),
+        ("run.commit.hash", run.commit.hash),
+    ):
+        if len(text) > _LONGEST_NAME // 4 and len(text.encode()) > _LONGEST_NAME:
+            return f"{name} is longer than {_LONGEST_NAME} bytes"
     if record.latency is not None:
         for burst in record.latency.bursts_ms:
-            for ms in burst:
+            for ms in (min(burst), max(burst)):
                 if not _SMALLEST_MS < ms < _LARGEST_MS:
                     return f"latency.bursts_ms holds {ms:g}, which is no time"
     return None
 
 
-def series_identity(record: Record) -> str:
-    cell = record.cell
-    return digest(
-        [
-            cell.operator,
-            cell.backend,
-            cell.mode,
-            cell.dtype,
-            cell.shape,
-            cell.host,
-            cell.protocol,
-            hardware_class(record.environment),
-            cell.seed,
-        ]
-    )
-
-
-def content_of(record: Record) -> str:
-    """Hash of what a record says, but for what a later one may add about its commit."""
-    commit = msgspec.structs.replace(record.run.commit, parents=(), branch=None, time=None, author=None, subject=None)
-    run = msgspec.structs.replace(record.run, commit=commit, started=record.run.started.astimezone(UTC))
-    return digest(msgspec.structs.replace(record, run=run))
-
-
-def pack_samples(bursts: Sequence[Sequence[float]]) -> tuple[bytes, list[int]]:
-    """(compressed float32, length of each burst)."""
-    flat = np.concatenate([np.asarray(burst, dtype="<f4") for burst in bursts])
-    return zlib.compress(flat.tobytes()), [len(burst) for burst in bursts]
-
-
-def unpack_samples(packed: bytes, lengths: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-    """The bursts back, each sample rounded to float32."""
-    flat = np.frombuffer(zlib.decompress(packed), dtype="<f4")
-    parts = np.split(flat, np.cumsum(lengths)[:-1])
-    return tuple(tuple(part.tolist()) for part in parts)
+encode = msgspec.json.Encoder().encode
 
 
 class _Writer:
@@ -158,40 +146,61 @@ class _Writer:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.added = self.known = self.new_series = 0
-        self.runs: dict[str, tuple[schema.Run, str]] = {}
-        self.series: dict[str, schema.Series] = {}
-        self.environments: dict[str, int] = {}
-        self.points: dict[str, dict[int, str]] = {}  # of each run: series to content
+        self.states: dict[tuple[str, str, bool], None] = {}
+        self.latest: tuple[Run, int] | None = None  # runs come in blocks
+        self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
+        self.points: dict[int, dict[int, int]] = {}  # of each run: series to content
+        self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
+        self.environments: dict[bytes, tuple[int, str]] = {}
+        self.kernels: dict[bytes, int] = {}
 
-    def add(self, record: Record) -> None:
+    def add(self, batch: list[Numbered], source: str) -> None:
+        identities = [series_identity(record) for _, record in batch]
+        self._look_up_series(batch, identities)
+        self._look_up_kernels(batch)
+        rows: list[dict[str, Any]] = []
+        for (number, record), identity in zip(batch, identities, strict=True):
+            try:
+                row = self._point(record, identity)
+            except IngestError as error:
+                raise IngestError(f"{source}: line {number}: {error}") from error
+            if row is not None:
+                rows.append(row)
+        if rows:
+            self.session.execute(insert(schema.table_of(schema.Point)), rows)
+        self.added += len(rows)
+
+    def _point(self, record: Record, identity: str) -> dict[str, Any] | None:
+        """Columns of a new point; None where it is stored already."""
         run = self._run(record.run)
-        series = self._series(record)
-        content = content_of(record)
-        before = self.points[record.run.id].get(series.id)
+        series, facts = self.series[identity]
+        environment, environment_content = self._environment(record.environment)
+        values = point_values(record, environment_content, identity)
+        before = self.points[run].get(series)
         if before is not None:
-            if before != content:
-                raise IngestError(f"run {run.uuid} is stored with another result for {_named(record.cell)}")
+            if before != values["content"]:
+                raise IngestError(f"run {record.run.id} is stored with another result for {_named(record.cell)}")
             self.known += 1
-            return
-        for fact in _SERIES_FACTS:
-            value = getattr(record.cell, fact)
-            if value and value != getattr(series, fact):
-                setattr(series, fact, value)
-        environment = self._environment(record)
-        self.session.add(_point(record, run.id, series.id, environment, content))
-        self.session.flush()
-        self.points[record.run.id][series.id] = content
-        self.added += 1
+            return None
+        self.points[run][series] = values["content"]
+        newer = {name: getattr(record.cell, name) for name in _SERIES_FACTS}
+        newer = {name: value for name, value in newer.items() if value and value != facts[name]}
+        if newer:
+            self.session.execute(update(schema.Series).where(schema.Series.id == series).values(newer))
+            facts.update(newer)
+        kernels = self.kernels[encode(record.kernels)] if record.kernels else None
+        keys = {"run_id": run, "series_id": series, "environment_id": environment}
+        return {**keys, "kernels_id": kernels, **values}
 
-    def _run(self, given: Run) -> schema.Run:
-        if given.id in self.runs:
-            run, hash_ = self.runs[given.id]
-            commit = self.session.get_one(schema.Commit, run.commit_id)
-        else:
-            commit, run = self._find_run(given)
-            hash_ = commit.hash
-        if hash_ != given.commit.hash:
-            raise IngestError(f"run {given.id} is of commit {hash_}, but this record says {given.commit.hash}")
+    def _run(self, given: Run) -> int:
+        """Key of the run, made or found. A run is of one commit; what is known of a commit is only added to."""
+        if self.latest is not None and self.latest[0] == given:
+            return self.latest[1]
+        if given.id not in self.runs:
+            self.runs[given.id] = self._find_run(given)
+        run, commit = self.runs[given.id]
+        if commit.hash != given.commit.hash:
+            raise IngestError(f"run {given.id} is of commit {commit.hash}, but this record says {given.commit.hash}")
         for field in _RUN_FIELDS:
             value = given.commit.dirty if field == "dirty" else getattr(given, field)
             if getattr(run, field) != value:
@@ -200,66 +209,62 @@ class _Writer:
             value = getattr(given.commit, field)
             if value not in (None, ()) and getattr(commit, field) is None:
                 setattr(commit, field, list(value) if field == "parents" else value)
-        return run
+        self.states[given.id, commit.hash, run.dirty] = None
+        self.latest = (given, run.id)
+        return run.id
 
-    def _find_run(self, given: Run) -> tuple[schema.Commit, schema.Run]:
+    def _find_run(self, given: Run) -> tuple[schema.Run, schema.Commit]:
         run = self.session.scalar(select(schema.Run).where(schema.Run.uuid == given.id))
         if run is not None:
-            commit = self.session.get_one(schema.Commit, run.commit_id)
             points = select(schema.Point.series_id, schema.Point.content).where(schema.Point.run_id == run.id)
-            self.points[given.id] = dict(self.session.execute(points).all())
-        else:
-            known = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == given.commit.hash))
-            commit = known or schema.Commit(hash=given.commit.hash)
-            self.session.add(commit)
-            self.session.flush()
-            run = schema.Run(
-                uuid=given.id,
-                commit_id=commit.id,
-                dirty=given.commit.dirty,
-                started=given.started,
-                trigger=given.trigger,
-                plan=given.plan,
-                command=given.command,
-            )
-            self.session.add(run)
-            self.session.flush()
-            self.points[given.id] = {}
-        self.runs[given.id] = (run, commit.hash)
-        return commit, run
+            self.points[run.id] = dict(self.session.execute(points).all())
+            return run, self.session.get_one(schema.Commit, run.commit_id)
+        known = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == given.commit.hash))
+        commit = known or schema.Commit(hash=given.commit.hash)
+        self.session.add(commit)
+        self.session.flush()
+        run = schema.Run(
+            uuid=given.id,
+            commit_id=commit.id,
+            dirty=given.commit.dirty,
+            started=given.started,
+            trigger=given.trigger,
+            plan=given.plan,
+            command=given.command,
+        )
+        self.session.add(run)
+        self.session.flush()
+        self.points[run.id] = {}
+        return run, commit
 
-    def _series(self, record: Record) -> schema.Series:
-        identity = series_identity(record)
-        series = self.series.get(identity)
-        if series is None:
-            series = self.session.scalar(select(schema.Series).where(schema.Series.identity == identity))
-        if series is None:
-            cell = record.cell
-            series = schema.Series(
-                identity=identity,
-                operator=cell.operator,
-                backend=cell.backend,
-                mode=cell.mode,
-                dtype=cell.dtype,
-                shape=cell.shape,
-                host=cell.host,
-                protocol=cell.protocol,
-                hardware=hardware_class(record.environment),
-                seed=cell.seed,
-                dims=cell.dims,
-                flops=cell.flops,
-                min_bytes=cell.min_bytes,
-            )
-            self.session.add(series)
-            self.session.flush()
-            self.new_series += 1
-        self.series[identity] = series
-        return series
+    def _look_up_series(self, batch: list[Numbered], identities: list[str]) -> None:
+        """Key and facts of every series of the batch, made where it is new."""
+        wanted = {
+            identity: record
+            for (_, record), identity in zip(reversed(batch), reversed(identities), strict=True)
+            if identity not in self.series
+        }
+        self._find_series(list(wanted))
+        missing = [identity for identity in reversed(wanted) if identity not in self.series]  # in the file's order
+        if missing:
+            rows = [_series_values(identity, wanted[identity]) for identity in missing]
+            self.session.execute(insert(schema.table_of(schema.Series)), rows)
+            self.new_series += len(missing)
+            self._find_series(missing)
 
-    def _environment(self, record: Record) -> int:
-        given = record.environment
-        content = digest(given)
-        if content not in self.environments:
+    def _find_series(self, identities: list[str]) -> None:
+        if not identities:
+            return
+        facts = [getattr(schema.Series, name) for name in _SERIES_FACTS]
+        query = select(schema.Series.id, schema.Series.identity, *facts).where(schema.Series.identity.in_(identities))
+        for row in self.session.execute(query):
+            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in _SERIES_FACTS})
+
+    def _environment(self, given: Environment) -> tuple[int, str]:
+        """(key, hash of every fact)."""
+        encoded = encode(given)
+        if encoded not in self.environments:
+            content = digest(given)
             known = self.session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
             if known is None:
                 columns = schema.Environment.__table__.columns.keys()
@@ -273,60 +278,47 @@ class _Writer:
                 self.session.add(environment)
                 self.session.flush()
                 known = environment.id
-            self.environments[content] = known
-        return self.environments[content]
+            self.environments[encoded] = (known, content)
+        return self.environments[encoded]
+
+    def _look_up_kernels(self, batch: list[Numbered]) -> None:
+        """Key of every set of kernels of the batch, made where it is new."""
+        wanted = {encode(record.kernels): record.kernels for _, record in batch if record.kernels}
+        wanted = {encoded: kernels for encoded, kernels in wanted.items() if encoded not in self.kernels}
+        if not wanted:
+            return
+        rows = {}
+        for encoded, kernels in wanted.items():
+            plain = msgspec.to_builtins(kernels)
+            rows[encoded] = {"content": digest(plain), "hash": kernels_hash(kernels), "kernels": plain}
+        unlike = {row["content"]: row for row in rows.values()}
+        table = schema.KernelSet
+        query = select(table.content, table.id).where(table.content.in_(list(unlike)))
+        known = dict(self.session.execute(query).all())
+        missing = [row for content, row in unlike.items() if content not in known]
+        if missing:
+            self.session.execute(insert(schema.table_of(table)), missing)
+            known = dict(self.session.execute(query).all())
+        self.kernels.update((encoded, known[row["content"]]) for encoded, row in rows.items())
 
 
-def _point(record: Record, run: int, series: int, environment: int, content: str) -> schema.Point:
-    accuracy = record.accuracy or Accuracy()
-    return schema.Point(
-        run_id=run,
-        series_id=series,
-        environment_id=environment,
-        content=content,
-        status=record.status,
-        message=record.message,
-        baseline=record.baseline,
-        **_latency_columns(record.latency),
-        rms=accuracy.rms,
-        max_abs=accuracy.max_abs,
-        worst_block_rms=accuracy.worst_block_rms,
-        mismatch=accuracy.mismatch,
-        unwritten=accuracy.unwritten,
-        repeatable=accuracy.repeatable,
-        first_bad=None if accuracy.first_bad is None else list(accuracy.first_bad),
-        kernel_hash=_kernel_hash(record.kernels),
-        kernels=msgspec.to_builtins(record.kernels),
-        duration_s=record.duration_s,
-    )
-
-
-def _latency_columns(latency: Latency | None) -> dict[str, Any]:
-    if latency is None:
-        names = "timing median_ms low_ms high_ms error samples burst_lengths prepare_ms enqueue_ms telemetry"
-        return dict.fromkeys(names.split())
-    medians = [float(np.median(burst)) for burst in latency.bursts_ms]
-    samples, lengths = pack_samples(latency.bursts_ms)
-    error = burst_error(np.asarray(medians))
+def _series_values(identity: str, record: Record) -> dict[str, Any]:
+    cell = record.cell
     return {
-        "timing": latency.timing,
-        "median_ms": float(np.median(medians)),
-        "low_ms": min(medians),
-        "high_ms": max(medians),
-        "error": None if math.isnan(error) else error,
-        "samples": samples,
-        "burst_lengths": lengths,
-        "prepare_ms": latency.prepare_ms,
-        "enqueue_ms": latency.enqueue_ms,
-        "telemetry": msgspec.to_builtins(latency.telemetry) or None,
+        "identity": identity,
+        "operator": cell.operator,
+        "backend": cell.backend,
+        "mode": cell.mode,
+        "dtype": cell.dtype,
+        "shape": cell.shape,
+        "host": cell.host,
+        "protocol": cell.protocol,
+        "hardware": hardware_class(record.environment),
+        "seed": cell.seed,
+        "dims": cell.dims,
+        "flops": cell.flops,
+        "min_bytes": cell.min_bytes,
     }
-
-
-def _kernel_hash(kernels: Sequence[Kernel]) -> str | None:
-    hashes = [kernel.hash for kernel in kernels]
-    if not hashes or None in hashes:
-        return None
-    return hashes[0] if len(hashes) == 1 else digest(hashes)
 
 
 def _named(cell: Cell) -> str:

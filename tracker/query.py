@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import filters, gitinfo
+from groupbench.tracker.commits import ancestors, commit_order
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.record import Environment
+from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.rows import (
     Earlier,
     EnvironmentRow,
     Filter,
     HistoryRow,
+    PointDetail,
     PointRow,
     RunRow,
     RunSummary,
@@ -30,13 +36,14 @@ NAMES = ("operator", "backend", "mode", "dtype", "host", "protocol")
 """Fields of a series that are asked for by exact name; an unknown name is a mistake."""
 
 
-def runs(session: Session, limit: int | None = None) -> list[RunSummary]:
-    """The newest runs first, with what they hold."""
-    rows = list(session.execute(_run_select().order_by(*_NEWEST_FIRST).limit(limit)))
+def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
+    """The newest runs first, with what they hold. Of `where` branch, commits and dates count."""
+    conditions = run_conditions(session, where)
+    rows = list(session.execute(_run_select().where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)))
     keys = [row.pk for row in rows]
     counts: dict[int, dict[str, int]] = {key: {} for key in keys}
     hardware: dict[int, set[str]] = {key: set() for key in keys}
-    for chunk in _chunks(keys):
+    for chunk in chunks(keys):
         query = (
             select(Point.run_id, Series.hardware, Point.status, func.count())
             .join(Series, Point.series_id == Series.id)
@@ -58,11 +65,11 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
             raise QueryError("the database holds no run; `groupbench ingest FILE` stores one")
         return _run(row)
     exact = session.execute(query.where(Run.uuid == text)).first()
-    found = [exact] if exact else list(session.execute(query.where(_starts(Run.uuid, text)).limit(6)))
+    found = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
     if not found:
         raise QueryError(f"no run {text!r}; `groupbench runs` lists them")
     if len(found) > 1:
-        raise QueryError(f"run {text!r} is ambiguous: {_some([row.id for row in found])}")
+        raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in found])}")
     return _run(found[0])
 
 
@@ -77,9 +84,10 @@ def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str]) -> 
 
 
 def resolve_commit(session: Session, text: str) -> State:
-    """What a word stands for: `latest`, `previous`, a branch, or the unique start of a hash.
+    """What a word stands for: `latest`, `previous`, a branch, the unique start of a hash, or what git knows.
 
-    `HASH+` is the dirty tree of a commit; without the sign, and for a branch, a clean tree is preferred.
+    `HASH+` is the dirty tree of a commit; without the sign, and for a branch, a clean tree is preferred. Git is
+    asked, where there is a checkout, for what the database does not know: a tag, HEAD~3.
     """
     query = _run_select().order_by(*_NEWEST_FIRST)
     if text in ("latest", "previous"):
@@ -93,18 +101,55 @@ def resolve_commit(session: Session, text: str) -> State:
     if row is not None:
         return _run(row).state
     prefix = text.removesuffix("+")
-    hashes = list(session.scalars(select(Commit.hash).where(_starts(Commit.hash, prefix)).limit(6))) if prefix else []
+    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, prefix)).limit(6))) if prefix else []
     if prefix in hashes:
         hashes = [prefix]
     if not hashes:
-        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists what is stored")
+        hashes = [_commit_of_git(session, text, prefix)]
     if len(hashes) > 1:
-        raise QueryError(f"commit {text!r} is ambiguous: {_some([hash_[:12] for hash_ in hashes])}")
+        raise QueryError(f"commit {text!r} is ambiguous: {some([hash_[:12] for hash_ in hashes])}")
     trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
+    if not trees:
+        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists what is stored")
     dirty = text.endswith("+") or False not in trees
     if dirty not in trees:
         raise QueryError(f"commit {prefix!r} has no run of a dirty tree")
     return State(hashes[0], dirty)
+
+
+def _commit_of_git(session: Session, text: str, prefix: str) -> str:
+    hash_ = gitinfo.rev_parse(prefix)
+    if hash_ is None:
+        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists what is stored")
+    if session.scalar(select(Commit.id).where(Commit.hash == hash_)) is None:
+        raise QueryError(
+            f"{text!r} is commit {hash_[:12]}, of which nothing is stored; `groupbench runs` lists what is"
+        )
+    return hash_
+
+
+def commits_between(session: Session, text: str) -> set[str]:
+    """Hashes of the stored commits in a range `A..B`: after A, up to and with B.
+
+    Git says, where it knows both; else what is stored of their parents, where that leads from B to A; else the order
+    of the commits.
+    """
+    first, last = filters.commit_range(text)
+    low = resolve_commit(session, first).commit if first else None
+    high = resolve_commit(session, last).commit if last else None
+    if low and high:
+        known = gitinfo.between(low, high)
+        if known is not None:
+            return known
+        reached = ancestors(session, high)
+        if low in reached:
+            return reached - ancestors(session, low)
+    order = [node.hash for node in commit_order(session)]
+    begin = order.index(low) + 1 if low else 0
+    end = order.index(high) + 1 if high else len(order)
+    if begin > end:
+        raise QueryError(f"{text!r} is the wrong way round: {first} came after {last}")
+    return set(order[begin:end])
 
 
 def names(session: Session, field_name: str) -> list[str]:
@@ -112,31 +157,85 @@ def names(session: Session, field_name: str) -> list[str]:
     return list(session.scalars(select(getattr(Series, field_name)).distinct().order_by(getattr(Series, field_name))))
 
 
-def history(session: Session, where: Filter) -> list[HistoryRow]:
-    """Points ordered by series, then time. Changes and environments are told against all of the branch, even
-    where the filter starts or ends in between."""
-    for name in NAMES:
-        known = names(session, name) if getattr(where, name) else []
-        for value in getattr(where, name):
-            if value not in known:
-                raise QueryError(f"no {name} {value!r}; known: {', '.join(known) or 'none'}")
-    states = [resolve_commit(session, text) for text in where.commit]
+def find_series(session: Session, where: Filter) -> list[SeriesRow]:
+    """The series that a filter's names, shapes, sizes and hardware allow.
+
+    Raises QueryError for a name or a size that no series has: a typing error, not an empty answer.
+    """
     glob = session.get_bind().dialect.name == "sqlite"
     conditions: list[ColumnElement[bool]] = [
         getattr(Series, name).in_(getattr(where, name)) for name in NAMES if getattr(where, name)
     ]
     for name in ("shape", "hardware"):
         patterns = getattr(where, name)
-        if patterns:
+        if patterns and not (name == "shape" and any(map(filters.is_expression, patterns))):
             column = getattr(Series, name)
             conditions.append(or_(*(or_(column == text, _like(column, text, glob)) for text in patterns)))
-    if where.branch:
-        conditions.append(Commit.branch.in_(where.branch))
+    found = [SeriesRow(**row._mapping) for row in session.execute(_series_select().where(*conditions))]
+    for name in NAMES:
+        wanted = set(getattr(where, name))
+        if wanted - {getattr(series, name) for series in found}:
+            known = names(session, name)
+            unknown = [value for value in getattr(where, name) if value not in known]
+            if unknown:
+                raise QueryError(f"no {name} {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    return narrowed(found, where)
+
+
+def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False) -> list[SeriesRow]:
+    """Of series in hand, those that a filter allows. Raises QueryError for a size that none of them has.
+
+    `exact`: also for a name that none of them has.
+    """
+    series = list(series)
+    for name in NAMES if exact else ():
+        known = sorted({getattr(row, name) for row in series})
+        for value in getattr(where, name):
+            if value not in known:
+                raise QueryError(f"no {name} {value!r}; known: {', '.join(known) or 'none'}")
+    found = [row for row in series if all(getattr(row, n) in getattr(where, n) for n in NAMES if getattr(where, n))]
+    if where.hardware:
+        fits_hardware = any_pattern(where.hardware)
+        found = [row for row in found if fits_hardware(row.hardware)]
+    wanted = [filters.sizes(text) for text in where.where]
+    wanted_shapes = [filters.sizes(text) for text in where.shape if filters.is_expression(text)]
+    known = sorted({name for row in found for name in row.dims})
+    for size in (size for group in (*wanted, *wanted_shapes) for size in group):
+        if found and size.name not in known:
+            raise QueryError(f"no size {size.name!r}; known: {', '.join(known) or 'none'}")
+    if wanted:
+        found = [row for row in found if all(filters.all_hold(group, row.dims) for group in wanted)]
+    if where.shape:
+        fits_shape = any_pattern(where.shape)
+        found = [
+            row
+            for row in found
+            if fits_shape(row.shape) or any(filters.all_hold(group, row.dims) for group in wanted_shapes)
+        ]
+    return found
+
+
+def history(
+    session: Session, where: Filter, *, baseline: str | None = None, limit: int | None = None
+) -> list[HistoryRow]:
+    """Points ordered by series, then time. Changes and environments are told against all of the branch, even
+    where the filter starts or ends in between.
+
+    `baseline` is the backend that speed-ups are over; `limit` keeps the newest of each series.
+    """
+    series = {row.pk: row for row in find_series(session, where)}
+    over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
+    states = [resolve_commit(session, text) for text in where.commit]
+    ranges = [commits_between(session, text) for text in where.commits]
+    branch = [Commit.branch.in_(where.branch)] if where.branch else []
+    found = [
+        p for chunk in chunks(series) for p in _points(session, Point.series_id.in_(chunk), *branch, series=series)
+    ]
+    place = {pk: i for i, pk in enumerate(sorted(series, key=lambda pk: series[pk].sort_key))}
     rows: list[HistoryRow] = []
     before: PointRow | None = None
     speeds: dict[tuple[str, str | None], float] = {}
-    points = sorted(_points(session, *conditions), key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
-    for point in points:
+    for point in sorted(found, key=lambda p: (place[p.series.pk], p.run.started, p.run.pk)):
         if before is None or before.series.pk != point.series.pk:
             before, speeds = None, {}
         row = HistoryRow(point, _change(point, speeds), _differences(before, point))
@@ -144,9 +243,53 @@ def history(session: Session, where: Filter) -> list[HistoryRow]:
         inside = (where.since is None or point.run.started >= where.since) and (
             where.until is None or point.run.started < where.until
         )
+        inside = inside and all(point.run.commit in hashes for hashes in ranges)
         if inside and (not states or point.run.state in states):
             rows.append(row)
-    return rows
+    if limit is not None:
+        rows = _newest_of_each(rows, limit)
+    return rows if baseline is None else _with_speedups(session, rows, over)
+
+
+def find_point(session: Session, text: str) -> PointDetail:
+    """The point of an id, as `history --ids` shows it."""
+    given = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text, re.ASCII)
+    if given is None:
+        raise QueryError(f"{text!r} is no id; `groupbench history --ids` shows those of points, such as 12.3")
+    key = and_(Point.series_id == int(given[1]), Point.run_id == int(given[2]))
+    found = _points(session, key)
+    if not found:
+        raise QueryError(f"no point {text!r}; `groupbench history --ids` shows them")
+    (point,) = found
+    run = session.get_one(Run, point.run.pk)
+    commit = session.get_one(Commit, run.commit_id)
+    record = point_record(session, point)
+    return PointDetail(
+        point=point,
+        bursts_ms=record.latency.bursts_ms if record.latency else (),
+        telemetry=record.latency.telemetry if record.latency else (),
+        kernels=record.kernels,
+        first_bad=record.accuracy.first_bad if record.accuracy else None,
+        command=run.command,
+        parents=tuple(commit.parents or ()),
+        author=commit.author,
+        committed=commit.time,
+    )
+
+
+def point_record(session: Session, point: PointRow) -> Record:
+    """A point as the record that it came from."""
+    from groupbench.tracker.export import stored_records  # loads numpy, which no other question needs
+
+    return next(stored_records(session, point.run, series=point.series.pk))
+
+
+def run_at(session: Session, when: datetime) -> RunRow:
+    """The newest run that had begun at an instant."""
+    row = session.execute(_run_select().where(Run.started <= when).order_by(*_NEWEST_FIRST).limit(1)).first()
+    if row is None:
+        raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench runs` lists them")
+    return _run(row)
 
 
 def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
@@ -155,7 +298,7 @@ def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
 
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:
     """Points of many runs, by series and time."""
-    found = [point for chunk in _chunks(keys) for point in _points(session, Run.id.in_(chunk))]
+    found = [point for chunk in chunks(keys) for point in _points(session, Run.id.in_(chunk))]
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
@@ -215,11 +358,85 @@ def _run(row: Row[Any]) -> RunRow:
     return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
 
 
+def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]:
+    """What a filter says of runs. Whoever uses it has joined run and commit."""
+    conditions = dates(where)
+    if where.branch:
+        conditions.append(Commit.branch.in_(where.branch))
+    if where.commit:
+        states = [resolve_commit(session, text) for text in where.commit]
+        conditions.append(or_(*(and_(Commit.hash == state.commit, Run.dirty == state.dirty) for state in states)))
+    for text in where.commits:
+        conditions.append(Commit.hash.in_(sorted(commits_between(session, text))))
+    return conditions
+
+
+def dates(where: Filter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if where.since is not None:
+        conditions.append(Run.started >= where.since)
+    if where.until is not None:
+        conditions.append(Run.started < where.until)
+    return conditions
+
+
+def _baseline_series(session: Session, backend: str, series: Collection[SeriesRow]) -> dict[tuple[str, ...], int]:
+    """Key of the baseline's series by problem, of those that `series` have."""
+    query = _series_select().where(Series.backend == backend)
+    for name in ("operator", "mode", "dtype", "shape"):
+        values = {getattr(row, name) for row in series}
+        if len(values) <= 500:
+            query = query.where(getattr(Series, name).in_(values))
+    found = [SeriesRow(**row._mapping) for row in session.execute(query)]
+    if not found and session.scalar(select(Series.id).where(Series.backend == backend).limit(1)) is None:
+        raise QueryError(f"no backend {backend!r}; known: {', '.join(names(session, 'backend')) or 'none'}")
+    return {row.problem: row.pk for row in found}
+
+
+def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple[str, ...], int]) -> list[HistoryRow]:
+    """Each with the baseline's latency over its own: same run, problem, environment and kind of timing."""
+    theirs = {
+        pk: over[key] for pk, key in {r.point.series.pk: r.point.series.problem for r in rows}.items() if key in over
+    }
+    needed = set(theirs.values())
+    base: dict[tuple[int, int], tuple[Any, ...]] = {}
+    if needed:
+        query = (
+            select(Point.series_id, Point.run_id, Point.median_ms, Point.timing, EnvironmentTable.identity)
+            .join(EnvironmentTable, Point.environment_id == EnvironmentTable.id)
+            .where(Point.status == "ok", Point.median_ms.is_not(None))
+        )
+        for chunk in chunks(needed):
+            for series_id, run, *speed in session.execute(query.where(Point.series_id.in_(chunk))):
+                base[series_id, run] = tuple(speed)
+    answer = []
+    for row in rows:
+        point = row.point
+        found = base.get((theirs.get(point.series.pk, -1), point.run.pk))
+        if found and point.timed and point.median_ms and found[1:] == (point.timing, point.environment.identity):
+            row = replace(row, speedup=found[0] / point.median_ms)
+        answer.append(row)
+    return answer
+
+
+def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:
+    kept: list[HistoryRow] = []
+    seen: dict[int, int] = {}
+    for row in reversed(rows):
+        seen[row.point.series.pk] = seen.get(row.point.series.pk, 0) + 1
+        if seen[row.point.series.pk] <= limit:
+            kept.append(row)
+    return kept[::-1]
+
+
 def _before(run: RunRow) -> ColumnElement[bool]:
     return or_(Run.started < run.started, and_(Run.started == run.started, Run.id < run.pk))
 
 
-def _points(session: Session, *conditions: ColumnElement[bool]) -> list[PointRow]:
+def _points(
+    session: Session, *conditions: ColumnElement[bool], series: Mapping[int, SeriesRow] | None = None
+) -> list[PointRow]:
+    """Points in no order; `series` are rows in hand already."""
     columns = [getattr(Point, name) for name in _POINT_FIELDS]
     query = (
         select(Point.id, Point.series_id, Point.run_id, Point.environment_id, *columns)
@@ -229,26 +446,28 @@ def _points(session: Session, *conditions: ColumnElement[bool]) -> list[PointRow
         .where(*conditions)
     )
     found = session.execute(query).all()
-    series = {
-        row.pk: SeriesRow(**row._mapping)
-        for chunk in _chunks({row.series_id for row in found})
-        for row in session.execute(_series_select().where(Series.id.in_(chunk)))
-    }
+    if series is None:
+        series = {
+            row.pk: SeriesRow(**row._mapping)
+            for chunk in chunks({row.series_id for row in found})
+            for row in session.execute(_series_select().where(Series.id.in_(chunk)))
+        }
     run_rows = {
         row.pk: _run(row)
-        for chunk in _chunks({row.run_id for row in found})
+        for chunk in chunks({row.run_id for row in found})
         for row in session.execute(_run_select().where(Run.id.in_(chunk)))
     }
-    where = {
-        key: EnvironmentRow(key, identity, msgspec.convert(facts, Environment))
-        for chunk in _chunks({row.environment_id for row in found})
-        for key, identity, facts in session.execute(
-            select(EnvironmentTable.id, EnvironmentTable.identity, EnvironmentTable.facts).where(
-                EnvironmentTable.id.in_(chunk)
-            )
-        )
-    }
+    where = environment_rows(session, {row.environment_id for row in found})
     return [PointRow(row[0], series[row[1]], run_rows[row[2]], where[row[3]], *row[4:]) for row in found]
+
+
+def environment_rows(session: Session, keys: Iterable[int]) -> dict[int, EnvironmentRow]:
+    query = select(EnvironmentTable.id, EnvironmentTable.identity, EnvironmentTable.facts)
+    return {
+        key: EnvironmentRow(key, identity, msgspec.convert(facts, Environment))
+        for chunk in chunks(keys)
+        for key, identity, facts in session.execute(query.where(EnvironmentTable.id.in_(chunk)))
+    }
 
 
 def _series_select() -> Select[Any]:
@@ -271,7 +490,7 @@ def _differences(before: PointRow | None, point: PointRow) -> tuple[str, ...]:
     return tuple(environment_differences(before.environment.facts, point.environment.facts))
 
 
-def _starts(column: Any, text: str) -> ColumnElement[bool]:
+def starts(column: Any, text: str) -> ColumnElement[bool]:
     """Case and wildcards taken literally."""
     return func.substr(column, 1, len(text)) == text
 
@@ -284,11 +503,19 @@ def _like(column: Any, pattern: str, glob: bool) -> ColumnElement[bool]:
     return column.like(escaped.replace("*", "%").replace("?", "_"), escape="\\")
 
 
-def _chunks(keys: Iterable[int], size: int = 500) -> Iterator[list[int]]:
+def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """`_like` in Python: whether a text is one of the patterns, or fits its wildcards."""
+    exact = set(patterns)
+    translated = ("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in text) for text in exact)
+    wild = re.compile("|".join(f"(?:{each})" for each in translated), re.DOTALL)
+    return lambda text: text in exact or wild.fullmatch(text) is not None
+
+
+def chunks(keys: Iterable[int], size: int = 500) -> Iterator[list[int]]:
     ordered = list(keys)
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]
 
 
-def _some(values: Sequence[str]) -> str:
+def some(values: Sequence[str]) -> str:
     return ", ".join(values[:5]) + (", …" if len(values) > 5 else "")

@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from groupbench.tracker.record import Environment
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.record import Environment, Kernel, Telemetry
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 MEASURED = ("ok", "wrong")
 """Statuses of cells that ran to their end."""
+
+
+class Flat(Protocol):
+    """A row that is a table's line, too: `columns` are its keys, `flat` its values by key."""
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]: ...
+
+    def flat(self) -> dict[str, Any]: ...
+
+
+RowT = TypeVar("RowT", bound=Flat)
+
+
+class Rows(list[RowT]):
+    """An answer: a list of frozen dataclasses that also becomes a table. Its columns are those of `--json`."""
+
+    def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
+        super().__init__(rows)
+        self.kind = kind
+
+    def flat(self) -> list[dict[str, Any]]:
+        return [row.flat() for row in self]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Needs pandas."""
+        return to_pandas(self.kind.columns(), self.flat())
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Needs pyarrow."""
+        return to_arrow(self.kind.columns(), self.flat())
+
+
+def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
+    try:
+        import pandas
+    except ImportError as error:
+        raise QueryError("to_pandas() needs pandas, which is not installed; `pip install pandas`") from error
+    return pandas.DataFrame({key: [line[key] for line in lines] for key in keys})
+
+
+def to_arrow(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pyarrow.Table:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise QueryError("to_arrow() needs pyarrow, which is not installed; `pip install pyarrow`") from error
+    return pyarrow.table({key: pyarrow.array([line[key] for line in lines]) for key in keys})
 
 
 @dataclass(frozen=True)
@@ -29,6 +82,11 @@ class RunRow:
     def state(self) -> State:
         return State(self.commit, self.dirty)
 
+    @property
+    def commit_text(self) -> str:
+        """The hash, and + where the tree differed from it."""
+        return self.commit + ("+" if self.dirty else "")
+
 
 @dataclass(frozen=True)
 class State:
@@ -46,6 +104,24 @@ class RunSummary:
     run: RunRow
     hardware: tuple[str, ...]
     counts: dict[str, int]  # points by status
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("run", "started", "commit", "branch", "plan", "trigger", "hardware", "counts", "subject")
+
+    def flat(self) -> dict[str, Any]:
+        run = self.run
+        return {
+            "run": run.id,
+            "started": run.started,
+            "commit": run.commit_text,
+            "branch": run.branch,
+            "plan": run.plan,
+            "trigger": run.trigger,
+            "hardware": list(self.hardware),
+            "counts": self.counts,
+            "subject": run.subject,
+        }
 
 
 @dataclass(frozen=True)
@@ -121,14 +197,19 @@ class PointRow:
     duration_s: float | None
 
     @property
+    def id(self) -> str:
+        """What `show` takes: the series and the run, which make a point."""
+        return f"{self.series.pk}.{self.run.pk}"
+
+    @property
     def timed(self) -> bool:
         """Whether its latency is a speed, of a result that is right."""
         return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
 
     @property
     def half_spread(self) -> float | None:
-        """Half the range of burst medians, relative to the median."""
-        if self.median_ms is None or self.low_ms is None or self.high_ms is None:
+        """Half the range of burst medians, relative to the median; None where one burst tells no spread."""
+        if self.median_ms is None or self.low_ms is None or self.high_ms is None or self.error is None:
             return None
         return (self.high_ms - self.low_ms) / 2 / self.median_ms
 
@@ -138,12 +219,176 @@ class PointRow:
             return None
         return self.series.flops / self.median_ms / 1e9
 
+    @property
+    def gbps(self) -> float | None:
+        """GB/s where each input is read once and each output written once."""
+        if not self.timed or not self.series.min_bytes or not self.median_ms:
+            return None
+        return self.series.min_bytes / self.median_ms / 1e6
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return _POINT_KEYS
+
+    def flat(self) -> dict[str, Any]:
+        series, run = self.series, self.run
+        return {
+            "started": run.started,
+            "commit": run.commit_text,
+            "operator": series.operator,
+            "backend": series.backend,
+            "mode": series.mode,
+            "shape": series.shape,
+            "dtype": series.dtype,
+            "latency_ms": self.median_ms,
+            "spread": self.half_spread,
+            "tflops": self.tflops,
+            "gbps": self.gbps,
+            "rms": self.rms,
+            "max_abs": self.max_abs,
+            "worst_block_rms": self.worst_block_rms,
+            "mismatch": self.mismatch,
+            "unwritten": self.unwritten,
+            "repeatable": self.repeatable,
+            "status": self.status,
+            "timing": self.timing,
+            "message": self.message,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
+            "prepare_ms": self.prepare_ms,
+            "enqueue_ms": self.enqueue_ms,
+            "kernel_hash": self.kernel_hash,
+            "environment": self.environment.identity,
+            "hardware": series.hardware,
+            "host": series.host,
+            "protocol": series.protocol,
+            "seed": series.seed,
+            "run": run.id,
+            "dirty": run.dirty,
+            "branch": run.branch,
+            "subject": run.subject,
+            "id": self.id,
+        }
+
+
+_POINT_KEYS = (
+    *("started", "commit", "operator", "backend", "mode", "shape", "dtype", "latency_ms", "spread", "tflops", "gbps"),
+    *("rms", "max_abs", "worst_block_rms", "mismatch", "unwritten", "repeatable", "status", "timing", "message"),
+    *("low_ms", "high_ms", "prepare_ms", "enqueue_ms", "kernel_hash", "environment", "hardware", "host", "protocol"),
+    *("seed", "run", "dirty", "branch", "subject", "id"),
+)
+
+
+@dataclass(frozen=True)
+class PointDetail:
+    """A point with everything that its record said."""
+
+    point: PointRow
+    bursts_ms: tuple[tuple[float, ...], ...]  # samples, rounded to float32
+    telemetry: tuple[Telemetry, ...]  # one for each burst, or none
+    kernels: tuple[Kernel, ...]
+    first_bad: tuple[int, ...] | None
+    command: str | None  # of its run
+    parents: tuple[str, ...]  # of its commit
+    author: str | None
+    committed: datetime | None
+
 
 @dataclass(frozen=True)
 class HistoryRow:
     point: PointRow
     change: float | None  # relative, against the latest earlier speed of the series in the same environment
     environment_changed: tuple[str, ...]  # what differs from the series' point before this one
+    speedup: float | None = None  # the baseline's latency over this one's, in the same run
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return (*_POINT_KEYS, "change", "speedup", "environment_changed")
+
+    def flat(self) -> dict[str, Any]:
+        told = {"change": self.change, "speedup": self.speedup, "environment_changed": list(self.environment_changed)}
+        return self.point.flat() | told
+
+
+_SERIES_FACTS = (
+    *("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed"),
+    *("dims", "flops", "min_bytes"),
+)
+_COMMIT_FACTS = ("branch", "time", "author", "subject", "runs", "dirty_runs", "points", "first", "last")
+_ENVIRONMENT_COUNTS = ("hardware", "first", "last", "runs", "points", "variants")
+_ENVIRONMENT_FACTS = (
+    *("device", "gpu", "gpu_uuid", "driver", "cuda", "power_limit_w", "cpu", "os", "host"),
+    *("python", "torch", "triton", "helion", "tritonbench", "settings"),
+)
+
+
+@dataclass(frozen=True)
+class SeriesSummary:
+    """A series, and how much of it is stored."""
+
+    series: SeriesRow
+    points: int
+    ok: int  # points whose status is ok
+    first: datetime | None  # when its oldest run began
+    last: datetime | None
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("series", *_SERIES_FACTS, "points", "ok", "first", "last")
+
+    def flat(self) -> dict[str, Any]:
+        facts = {name: getattr(self.series, name) for name in _SERIES_FACTS}
+        counted = {name: getattr(self, name) for name in ("points", "ok", "first", "last")}
+        return {"series": self.series.pk, **facts, **counted}
+
+
+@dataclass(frozen=True)
+class CommitSummary:
+    """A commit, and how much was measured of it."""
+
+    hash: str
+    parents: tuple[str, ...]
+    branch: str | None
+    time: datetime | None  # committer's
+    author: str | None
+    subject: str | None
+    runs: int
+    dirty_runs: int  # runs of a tree that differed from it
+    points: int
+    first: datetime | None  # when the first of its runs began
+    last: datetime | None
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("commit", "parents", *_COMMIT_FACTS)
+
+    def flat(self) -> dict[str, Any]:
+        rest = {name: getattr(self, name) for name in _COMMIT_FACTS}
+        return {"commit": self.hash, "parents": list(self.parents), **rest}
+
+
+@dataclass(frozen=True)
+class EnvironmentSummary:
+    """Environments that compare with each other: one identity."""
+
+    identity: str
+    hardware: str
+    facts: Environment  # of the newest point
+    variants: int  # distinct sets of facts that share the identity
+    runs: int
+    points: int
+    first: datetime | None
+    last: datetime | None
+    differs: tuple[str, ...]  # from the environment before it on this hardware
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("environment", *_ENVIRONMENT_COUNTS, *_ENVIRONMENT_FACTS, "differs")
+
+    def flat(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in _ENVIRONMENT_COUNTS}
+        facts = {name: getattr(self.facts, name) for name in _ENVIRONMENT_FACTS}
+        return {"environment": self.identity, **own, **facts, "differs": list(self.differs)}
 
 
 @dataclass(frozen=True)
@@ -154,7 +399,7 @@ class Filter:
     backend: tuple[str, ...] = ()
     mode: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()  # exact, or with * and ?
+    shape: tuple[str, ...] = ()  # exact, with * and ?, or sizes as filters.sizes takes them
     host: tuple[str, ...] = ()
     protocol: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()  # exact, or with * and ?
@@ -162,6 +407,8 @@ class Filter:
     commit: tuple[str, ...] = ()  # as resolve_commit takes them
     since: datetime | None = None
     until: datetime | None = None  # exclusive
+    where: tuple[str, ...] = ()  # sizes as filters.sizes takes them; all must hold
+    commits: tuple[str, ...] = ()  # ranges A..B; all must hold
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""The tables. Each column's `doc` is its meaning.
+"""The tables. Each column's `doc` is its meaning; `docs/schema.md` is made from them.
 
 A *series* is what stays the same from commit to commit; a *point* is one run's result for it. Times of day
 are UTC. Changes to these classes need a new file in `migrations/versions`: a test compares the two.
+
+A point is written once and read for years, and there are millions: it holds what queries filter and sort by as
+numbers, and the rest packed (see `packing`). What repeats from point to point stands in a table of its own.
 """
 
 from __future__ import annotations
@@ -9,12 +12,25 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, MetaData, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    select,
+    type_coerce,
+)
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -35,6 +51,35 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class PackedTelemetry(TypeDecorator[list[Any]]):
+    """What `packing.pack_telemetry` makes, read back as a list of one dict for each burst."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> bytes | None:
+        from groupbench.tracker.packing import pack_telemetry
+
+        return None if value is None else pack_telemetry(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
+        from groupbench.tracker.packing import unpack_telemetry
+
+        return None if value is None else unpack_telemetry(bytes(value))
+
+
+class BurstLengths(TypeDecorator[list[int]]):
+    """Of packed samples, how many each burst holds."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[int] | None:
+        from groupbench.tracker.packing import burst_lengths
+
+        return None if value is None else burst_lengths(bytes(value))
+
+
 class Base(MappedAsDataclass, DeclarativeBase, kw_only=True):
     metadata = MetaData(
         naming_convention={
@@ -53,6 +98,12 @@ class Base(MappedAsDataclass, DeclarativeBase, kw_only=True):
 
 def _key() -> Any:
     return mapped_column(primary_key=True, init=False, doc="internal key")
+
+
+def table_of(mapped: type[Base]) -> Table:
+    """Its table, for statements that write many rows."""
+    assert isinstance(mapped.__table__, Table)
+    return mapped.__table__
 
 
 class Commit(Base, kw_only=True):
@@ -140,42 +191,75 @@ class Series(Base, kw_only=True):
     )
 
 
+class KernelSet(Base, kw_only=True):
+    """The compiled kernels that a call launched: one row for each distinct set, which many points share."""
+
+    __tablename__ = "kernel_set"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that is said of the kernels")
+    hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null where one is unknown")
+    kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
+
+
 class Point(Base, kw_only=True):
     """One run's result for one series."""
 
     __tablename__ = "point"
-    __table_args__ = (UniqueConstraint("run_id", "series_id"), Index(None, "series_id", "run_id"))
+    __table_args__ = (UniqueConstraint("series_id", "run_id"),)
 
     id: Mapped[int] = _key()
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="run that measured it")
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), index=True, doc="run that measured it")
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), doc="series that it belongs to")
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True, doc="where it was measured")
-    content: Mapped[str] = mapped_column(doc="hash of the record, to tell a repeat from a contradiction")
-    status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
-    message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
-    baseline: Mapped[bool] = mapped_column(doc="other backends' speed-up in this run is over this one")
-
-    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null where no latency was taken")
-    median_ms: Mapped[float | None] = mapped_column(doc="median of the bursts' medians, of the samples as recorded")
-    low_ms: Mapped[float | None] = mapped_column(doc="smallest of the bursts' medians")
-    high_ms: Mapped[float | None] = mapped_column(doc="largest of the bursts' medians")
-    error: Mapped[float | None] = mapped_column(
-        doc="standard error of log(median_ms) from the spread of its bursts; null with fewer than two"
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), doc="where it was measured")
+    kernels_id: Mapped[int | None] = mapped_column(
+        ForeignKey("kernel_set.id"), doc="compiled kernels that it launched; null where none is known"
     )
-    samples: Mapped[bytes | None] = mapped_column(doc="every sample in ms: little-endian float32, zlib")
-    burst_lengths: Mapped[list[Any] | None] = mapped_column(doc="how many samples each burst holds")
-    prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
-    enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
-    telemetry: Mapped[list[Any] | None] = mapped_column(doc="clock, temperature, power and throttling by burst")
-
+    content: Mapped[int] = mapped_column(
+        BigInteger, doc="48-bit hash of the result, samples included: tells a repeat from a contradiction, and damage"
+    )
+    status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
+    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null where no latency was taken")
+    baseline: Mapped[bool] = mapped_column(doc="other backends' speed-up in this run is over this one")
+    repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
+    median_ms: Mapped[float | None] = mapped_column(
+        doc="median of the bursts' medians, to the seven digits that samples hold"
+    )
+    low_ppm: Mapped[int | None] = mapped_column(
+        BigInteger, doc="how far the smallest of the bursts' medians lies below median_ms, in millionths of it"
+    )
+    high_ppm: Mapped[int | None] = mapped_column(
+        BigInteger, doc="how far the largest of the bursts' medians lies above median_ms, in millionths of it"
+    )
+    error_ppm: Mapped[int | None] = mapped_column(
+        BigInteger,
+        doc="standard error of log(median_ms) from the spread of its bursts, in millionths; null with fewer than two",
+    )
     rms: Mapped[float | None] = mapped_column(doc="‖out - ref‖ / ‖ref‖")
     max_abs: Mapped[float | None] = mapped_column(doc="largest absolute error")
     worst_block_rms: Mapped[float | None] = mapped_column(doc="largest relative RMS of any row and any 64 x 64 block")
     mismatch: Mapped[float | None] = mapped_column(doc="share of elements outside the tolerance table")
     unwritten: Mapped[float | None] = mapped_column(doc="share of elements that were never written")
-    repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
-    first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
-
-    kernel_hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null where one is unknown")
-    kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
+    prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
+    enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
     duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in")
+    samples: Mapped[bytes | None] = mapped_column(
+        doc="every sample in ms by burst: float32, packed without loss by `packing.pack_samples`"
+    )
+    telemetry: Mapped[list[Any] | None] = mapped_column(
+        PackedTelemetry, doc="clock, temperature, power and throttling by burst, packed by `packing.pack_telemetry`"
+    )
+    first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
+    message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
+
+    # Not columns: what queries ask for under these names.
+    low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))
+    high_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 + high_ppm / 1e6), Double))
+    error: Mapped[float | None] = column_property(type_coerce(error_ppm / 1e6, Double))
+    burst_lengths: Mapped[list[Any] | None] = column_property(type_coerce(samples, BurstLengths))
+    kernel_hash: Mapped[str | None] = column_property(
+        select(KernelSet.hash).where(KernelSet.id == kernels_id).scalar_subquery()
+    )
+    kernels: Mapped[list[Any] | None] = column_property(
+        select(KernelSet.kernels).where(KernelSet.id == kernels_id).scalar_subquery()
+    )

@@ -1,9 +1,18 @@
-"""Builders of records, files and databases. Times are made up, and no test waits for a clock."""
+"""Builders of records, files and databases. Times are made up, and no test waits for a clock.
+
+Tests that use `db` run on SQLite and, but for those marked `sqlite`, on PostgreSQL too: a cluster of its own is
+started where Debian's postgresql is installed. GROUPBENCH_TEST_DATABASES=sqlite leaves that out.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Iterable
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +25,9 @@ from click.testing import CliRunner, Result
 from groupbench.tracker.cli import main
 from groupbench.tracker.record import Record, encode
 from groupbench.tracker.store import Store, open_store
+
+Database = Path | str
+"""A SQLite file, or the URL of a PostgreSQL database."""
 
 H100: dict[str, Any] = {
     "device": "cuda",
@@ -61,9 +73,97 @@ def make() -> Callable[..., Record]:
     return build
 
 
+ON_FILES = ("test_cli", "test_docs_query", "test_durability", "test_import", "test_sql", "test_store")
+"""Modules that are about files, or SQLite's own SQL."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sqlite: of SQLite files, not of databases as such")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        backends = os.environ.get("GROUPBENCH_TEST_DATABASES", "sqlite,postgresql").split(",")
+        module = metafunc.module.__name__.rpartition(".")[2]
+        if module in ON_FILES or metafunc.definition.get_closest_marker("sqlite"):
+            backends = ["sqlite"]
+        elif module == "test_postgresql":
+            backends = [name for name in backends if name == "postgresql"]
+        metafunc.parametrize("backend", backends)
+
+
 @pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "t.db"
+def backend() -> str:
+    """Which database the test runs on: see pytest_generate_tests."""
+    raise NotImplementedError
+
+
+@pytest.fixture
+def db(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Where a database may be made; there is none yet."""
+    if backend == "sqlite":
+        yield tmp_path / "t.db"
+        return
+    server: str = request.getfixturevalue("postgresql")
+    name = f"t{next(_numbers)}"
+    _psql(server, f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+    yield f"postgresql+psycopg://groupbench@/{name}?host={server}"
+    _psql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+_numbers = iter(range(1_000_000))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """A PostgreSQL cluster without durability; gives the folder of its socket."""
+    missing = _lacks_postgresql()
+    if missing:
+        warnings.warn(f"POSTGRESQL IS NOT TESTED: {missing}", stacklevel=1)
+        pytest.skip(f"PostgreSQL is not tested: {missing}")
+    programs = _postgresql_programs()
+    assert programs is not None
+    folder = Path(tempfile.mkdtemp(prefix="groupbench-pg-"))
+    user = "postgres" if os.geteuid() == 0 else None  # initdb refuses root
+    if user:
+        shutil.chown(folder, user)
+
+    def run(program: str, *args: str) -> None:
+        command = [str(programs / program), *args]
+        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL, timeout=60)
+
+    data = str(folder / "data")
+    run("initdb", "-D", data, "-U", "groupbench", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
+    quick = (
+        "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=30 -c timezone=Asia/Tokyo"
+    )
+    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", f"-k {folder} -h '' {quick}", "start")
+    try:
+        yield str(folder)
+    finally:
+        run("pg_ctl", "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lacks_postgresql() -> str | None:
+    if _postgresql_programs() is None:
+        return "it is not installed (apt-get install postgresql)"
+    if importlib.util.find_spec("psycopg") is None:
+        return "psycopg is not installed (pip install 'groupbench[postgres]')"
+    return None
+
+
+def _postgresql_programs() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).parent if on_path else None
+
+
+def _psql(server: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(host=server, user="groupbench", dbname="postgres", autocommit=True) as connection:
+        connection.execute(statement.encode())
 
 
 @pytest.fixture
@@ -79,12 +179,12 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def cli(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def cli(db: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run a command on the test's database; an exception that reaches the top fails the test."""
     for name in ("GROUPBENCH_DB", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*args: str | os.PathLike[str], stdin: bytes | None = None, db: Path = db) -> Result:
+    def run(*args: str | os.PathLike[str], stdin: bytes | None = None, db: Database = db) -> Result:
         result = CliRunner().invoke(main, ["--db", str(db), *map(str, args)], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -97,10 +197,10 @@ def cli(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def stored(cli: Callable[..., Result], write: Callable[..., Path], db: Path) -> Callable[..., Path]:
+def stored(cli: Callable[..., Result], write: Callable[..., Path], db: Database) -> Callable[..., Database]:
     """Store records by the command, and give the database's path."""
 
-    def store(records: Iterable[Record]) -> Path:
+    def store(records: Iterable[Record]) -> Database:
         result = cli("ingest", write(records))
         assert result.exit_code == 0, result.stderr
         return db
@@ -109,6 +209,6 @@ def stored(cli: Callable[..., Result], write: Callable[..., Path], db: Path) -> 
 
 
 @pytest.fixture
-def opened(db: Path) -> Iterable[Store]:
+def opened(db: Database) -> Iterable[Store]:
     with open_store(db, create=True) as store:
         yield store

@@ -157,3 +157,12 @@ def test_a_failed_write_keeps_the_old_page(
     assert (result.exit_code, "No space left" in result.stderr) == (2, True)
     assert out.read_text() == "old"
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_dash_is_standard_output(
+    cli: Cli, stored: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make()])
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", "-o", "-").stdout.startswith("<!doctype html>")
+    assert not Path("-").exists()

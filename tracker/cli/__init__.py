@@ -19,10 +19,21 @@ BROKEN_PIPE = 141
 COMMANDS = {
     "ingest": ("ingest:ingest", "Store files of records."),
     "history": ("history:history", "How each series went from commit to commit."),
-    "compare": ("compare:compare", "Two commits side by side."),
+    "compare": ("compare:compare", "Two commits, runs or files side by side."),
     "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
     "report": ("report:report", "Write one HTML page that works offline."),
     "runs": ("runs:runs", "List the newest runs."),
+    "commits": ("commits:commits", "List the commits that were measured."),
+    "series": ("series:series", "List the series."),
+    "envs": ("envs:envs", "List the environments, and what differs between them."),
+    "show": ("show:show", "All that is known of a point or a run."),
+    "sql": ("sql:sql", "One SQL statement of your own, which can only read."),
+    "import": ("import_:import_", "Store files that other benchmarks wrote."),
+    "export": ("export:export", "Write all that is stored: records, CSV, Parquet, PyTorch's v3."),
+    "prune": ("prune:prune", "Let old points go; a dry run unless told otherwise."),
+    "backup": ("backup:backup", "Copy the database while it is in use."),
+    "verify": ("verify:verify", "Check the file, the references and every hash."),
+    "merge": ("merge:merge", "Add another database to this one."),
 }
 """name: (module:attribute below this package, one line of help)"""
 

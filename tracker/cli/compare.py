@@ -1,24 +1,27 @@
-"""`groupbench compare`: two commits side by side."""
+"""`groupbench compare`: two commits, runs or files side by side."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import min_effect_option, reading
+from groupbench.tracker.cli.options import min_effect_option, reading, series_filters
 from groupbench.tracker.cli.output import (
     Column,
     Format,
     milliseconds,
     output_formats,
+    plain,
+    printable,
     say,
     write_json,
     write_table,
 )
 
 if TYPE_CHECKING:
-    from groupbench.tracker.compare import Comparison, Pair
+    from groupbench.tracker.compare import Comparison
 
 NOTHING_COMPARABLE = 4
 
@@ -27,7 +30,7 @@ COLUMNS = (
     Column("operator", "operator"),
     Column("backend", "backend"),
     Column("mode", "mode"),
-    Column("shape", "shape", wraps=True),
+    Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
     Column("hardware", "hardware", wraps=True),
     Column("A ms", "a_ms", milliseconds, right=True),
@@ -43,21 +46,35 @@ COLUMNS = (
 @click.argument("a")
 @click.argument("b")
 @click.option("--force", is_flag=True, help="Compare unlike environments, too.")
+@series_filters
 @min_effect_option
 @output_formats
 @click.pass_context
-def compare(context: click.Context, a: str, b: str, force: bool, min_effect: float | None, form: Format | None) -> None:
-    """Two commits side by side: B over A, above 1 is slower.
+def compare(
+    context: click.Context,
+    a: str,
+    b: str,
+    force: bool,
+    min_effect: float | None,
+    form: Format | None,
+    **fields: Any,
+) -> None:
+    """Two commits, runs or files side by side: B over A, above 1 is slower.
 
-    A and B are the start of a hash, a branch, `latest` or `previous`; HASH+ is the dirty tree of a commit.
-    Exits with 4 where nothing can be compared.
+    A and B are the start of a hash, a branch, a tag, `latest` or `previous`; HASH+ is the dirty tree of a commit;
+    run:ID is one run; a date (2026-01-31, 7d, @7d) is the newest run that had begun by its end; and a file of records
+    needs no database. Series whose environments differ are not compared. Exits with 4 where nothing can be.
     """
-    from groupbench.tracker.compare import compare as compare_commits
+    from groupbench.tracker import sides
+    from groupbench.tracker.compare import compare as compare_sides
+    from groupbench.tracker.rows import Filter
 
-    with reading(context.obj) as session:
-        found = compare_commits(session, a, b, force=force, min_effect=min_effect)
-    rows = [_row(pair) for pair in found.pairs]
-    head = f"A {found.a}  B {found.b}: " + ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
+    files = sides.is_file(a) and sides.is_file(b)
+    with nullcontext(None) if files else reading(context.obj) as session:
+        found = compare_sides(session, a, b, force=force, min_effect=min_effect, where=Filter(**fields))
+    rows = [pair.flat() for pair in found.pairs]
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
+    head = f"A {printable(str(found.a))}  B {printable(str(found.b))}: {counts}"
     if form == "json":
         write_json(
             {
@@ -65,18 +82,27 @@ def compare(context: click.Context, a: str, b: str, force: bool, min_effect: flo
                 "b": str(found.b),
                 "counts": found.counts,
                 "geometric_mean": found.geometric_mean,
+                "differences": found.differences,
                 "series": rows,
             }
         )
     elif form == "csv":
         say(head)
-        write_table(COLUMNS, rows, form)
+        write_table(plain(_columns()), rows, form)
         say(_tail(found))
     else:
         click.echo(head + "\n")
         write_table(COLUMNS, rows, form)
         click.echo("\n" + _tail(found))
+    if found.differences:
+        say(f"not compared, environments differ: {' | '.join(found.differences[:3])}; --force compares all the same")
     context.exit(0 if found.comparable else NOTHING_COMPARABLE)
+
+
+def _columns() -> tuple[str, ...]:
+    from groupbench.tracker.compare import Pair
+
+    return Pair.columns()
 
 
 def _tail(found: Comparison) -> str:
@@ -84,22 +110,3 @@ def _tail(found: Comparison) -> str:
     if found.geometric_mean is None:
         return "no latency could be compared"
     return f"geometric mean of B/A over {number} series: {found.geometric_mean:.3f}"
-
-
-def _row(pair: Pair) -> dict[str, Any]:
-    series = pair.series
-    return {
-        "verdict": pair.verdict,
-        "operator": series.operator,
-        "backend": series.backend,
-        "mode": series.mode,
-        "shape": series.shape,
-        "dtype": series.dtype,
-        "hardware": series.hardware,
-        "a_ms": pair.a_ms,
-        "b_ms": pair.b_ms,
-        "ratio": pair.ratio,
-        "noise": pair.noise,
-        "runs": list(pair.runs),
-        "note": pair.note,
-    }

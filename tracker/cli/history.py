@@ -3,69 +3,95 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import When, reading, series_filters
+from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
 from groupbench.tracker.cli.output import (
     Column,
     Format,
+    commit_text,
     date,
     milliseconds,
     output_formats,
+    plain,
     say,
     short_number,
     signed_percent,
     spread,
     write_table,
+    yes_or_no,
 )
 
-if TYPE_CHECKING:
-    from groupbench.tracker.rows import HistoryRow
-
-COLUMNS = (
+_WHAT = (
     Column("date", "started", date),
-    Column("commit", "commit", lambda commit: commit[:10] + ("+" if commit.endswith("+") else "")),
+    Column("commit", "commit", commit_text),
     Column("operator", "operator"),
     Column("backend", "backend"),
     Column("mode", "mode"),
-    Column("shape", "shape", wraps=True),
+    Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
-    Column("ms", "latency_ms", milliseconds, right=True),
-    Column("spread", "spread", spread, right=True),
-    Column("Δ", "change", signed_percent, right=True),
-    Column("tflops", "tflops", short_number, right=True),
-    Column("rms", "rms", short_number, right=True),
+)
+METRICS = {
+    "latency": (
+        Column("ms", "latency_ms", milliseconds, right=True),
+        Column("spread", "spread", spread, right=True),
+        Column("Δ", "change", signed_percent, right=True),
+    ),
+    "tflops": (Column("tflops", "tflops", short_number, right=True),),
+    "gbps": (Column("GB/s", "gbps", short_number, right=True),),
+    "speedup": (Column("speedup", "speedup", lambda x: "" if x is None else f"{x:.2f}×", right=True),),
+    "rms": (Column("rms", "rms", short_number, right=True),),
+    "accuracy": (
+        Column("rms", "rms", short_number, right=True),
+        Column("max error", "max_abs", short_number, right=True),
+        Column("worst block", "worst_block_rms", short_number, right=True),
+        Column("mismatch", "mismatch", short_number, right=True),
+        Column("repeatable", "repeatable", yes_or_no),
+    ),
+}
+"""What `--metrics` names, and the columns of each."""
+_REST = (
     Column("status", "status"),
     Column("timing", "timing"),
     Column("environment changed", "environment_changed", "; ".join, wraps=True),
     Column("message", "message", wraps=True),
 )
-EXTRA = (
-    Column("hardware", "hardware", wraps=True),
-    Column("host", "host"),
-    Column("protocol", "protocol"),
-    Column("seed", "seed"),
-    Column("run", "run"),
-    Column("dirty", "dirty"),
-    Column("branch", "branch"),
-    Column("subject", "subject", wraps=True),
-)
-"""For programs only."""
+_DEFAULT = ("latency", "tflops", "rms")
+_RARE = {"environment_changed", "message", "tflops", "gbps", "change", "speedup"}
+"""Left out where they hold nothing."""
+
+
+class Metrics(click.ParamType[tuple[str, ...]]):
+    """Names of metrics, joined by commas."""
+
+    name = "metrics"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = value if isinstance(value, tuple) else tuple(name.strip() for name in str(value).split(","))
+        for name in names:
+            if name not in METRICS:
+                self.fail(f"no metric {name!r}; known: {', '.join(METRICS)}", param, ctx)
+        return tuple(dict.fromkeys(names))
 
 
 @click.command()
 @series_filters
-@click.option("--since", type=When(), metavar="DATE|AGO", help="Runs that began at or after it: 2026-01-31, 7d.")
-@click.option("--until", type=When(end=True), metavar="DATE|AGO", help="Runs that began before its end.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N of each series.")
+@commit_filters
+@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend, in the same run.")
+@click.option("--metrics", type=Metrics(), metavar="LIST", help=f"Of {', '.join(METRICS)}; programs get all.")
+@click.option("--ids", is_flag=True, help="Show each point's id, which `show` takes.")
+@limit_option("Only the newest N of each series.")
 @output_formats
 @click.pass_obj
 def history(
     db: str,
     since: datetime | None,
     until: datetime | None,
+    baseline: str | None,
+    metrics: tuple[str, ...] | None,
+    ids: bool,
     limit: int | None,
     form: Format | None,
     **fields: tuple[str, ...],
@@ -73,65 +99,23 @@ def history(
     """How each series went from commit to commit.
 
     Δ is against the latest earlier speed of the series in the same environment. `interpreted` timings are no
-    speed: they have no Δ and no tflops.
+    speed: they have no Δ, no tflops and no speed-up.
     """
     from groupbench.tracker import query
-    from groupbench.tracker.rows import Filter
+    from groupbench.tracker.rows import Filter, HistoryRow
 
+    if metrics and "speedup" in metrics and baseline is None:
+        raise click.UsageError("--metrics speedup needs --baseline BACKEND")
     with reading(db) as session:
-        found = query.history(session, Filter(**fields, since=since, until=until))
-    if limit is not None:
-        found = _newest(found, limit)
+        where = Filter(**fields, since=since, until=until)
+        found = query.history(session, where, baseline=baseline, limit=limit)
     if not found:
         say("no point matches")
-    rows = [_row(row) for row in found]
+    rows = [row.flat() for row in found]
     if form in ("json", "csv"):
-        write_table((*COLUMNS, *EXTRA), rows, form)
-    else:
-        write_table(_shown(rows), rows, form)
-
-
-def _newest(rows: list[HistoryRow], limit: int) -> list[HistoryRow]:
-    kept: list[HistoryRow] = []
-    seen: dict[int, int] = {}
-    for row in reversed(rows):
-        seen[row.point.series.pk] = seen.get(row.point.series.pk, 0) + 1
-        if seen[row.point.series.pk] <= limit:
-            kept.append(row)
-    return kept[::-1]
-
-
-def _shown(rows: list[dict[str, Any]]) -> tuple[Column, ...]:
-    """Columns that hold nothing are left out."""
-    rare = {"environment_changed", "message", "tflops", "change"}
-    return tuple(column for column in COLUMNS if column.key not in rare or any(row[column.key] for row in rows))
-
-
-def _row(row: HistoryRow) -> dict[str, Any]:
-    point, series, run = row.point, row.point.series, row.point.run
-    return {
-        "started": run.started,
-        "commit": run.commit + ("+" if run.dirty else ""),
-        "operator": series.operator,
-        "backend": series.backend,
-        "mode": series.mode,
-        "shape": series.shape,
-        "dtype": series.dtype,
-        "latency_ms": point.median_ms,
-        "spread": point.half_spread,
-        "change": row.change,
-        "tflops": point.tflops,
-        "rms": point.rms,
-        "status": point.status,
-        "timing": point.timing,
-        "environment_changed": list(row.environment_changed),
-        "message": point.message,
-        "hardware": series.hardware,
-        "host": series.host,
-        "protocol": series.protocol,
-        "seed": series.seed,
-        "run": run.id,
-        "dirty": run.dirty,
-        "branch": run.branch,
-        "subject": run.subject,
-    }
+        write_table(plain(HistoryRow.columns()), rows, form)
+        return
+    names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
+    chosen = dict.fromkeys(column for name in names for column in METRICS[name])
+    columns = [*([Column("id", "id")] if ids else []), *_WHAT, *chosen, *_REST]
+    write_table([c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)], rows, form)

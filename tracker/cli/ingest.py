@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
 from groupbench.tracker.cli.output import printable
+
+if TYPE_CHECKING:
+    from groupbench.tracker.ingest import Ingested
 
 
 @click.command()
@@ -20,29 +28,16 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
     made if there is none.
     """
     from groupbench.tracker.errors import IngestError, TrackerError
-    from groupbench.tracker.ingest import ingest as store_records
-    from groupbench.tracker.ingest import parse
-    from groupbench.tracker.store import open_store
 
     stored = 0
     try:
         for name in files:
-            source = "stdin" if name == "-" else name
-            try:
-                if name == "-":
-                    records = parse(sys.stdin.buffer, source)
-                else:
-                    with Path(name).open("rb") as lines:
-                        records = parse(lines, source)
-            except (OSError, ValueError) as error:
-                raise IngestError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
-            with open_store(db, create=True) as store:
-                done = store_records(store, records, source)
+            done = _store(db, name)
             stored += 1
             of_runs = "; ".join(f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs)
             nothing = " (nothing new)" if not done.added else ""
             told = (
-                f"{source}: {done.records} records: {done.added} points added, "
+                f"{done.source}: {done.records} records: {done.added} points added, "
                 f"{done.known} already known{nothing}, {done.new_series} series new; {of_runs}"
             )
             click.echo(printable(told))
@@ -51,3 +46,37 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
             kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"
             raise IngestError(f"{error.message}; {kept} stored") from error
         raise
+
+
+def _store(db: str, name: str) -> Ingested:
+    """Check all of a file before the database is opened, then store it: nothing of it is held meanwhile."""
+    from itertools import islice
+
+    from groupbench.tracker.errors import IngestError
+    from groupbench.tracker.ingest import ingest as store_records
+    from groupbench.tracker.ingest import read_checked
+    from groupbench.tracker.record import read
+    from groupbench.tracker.store import open_store
+
+    source = "stdin" if name == "-" else name
+    try:
+        with _rewindable(name) as file:
+            last = max(number for number, _ in read_checked(file, source))
+            file.seek(0)
+            with open_store(db, create=True) as store:
+                return store_records(store, read(islice(file, last)), source)  # a writer may have gone on
+    except (OSError, ValueError) as error:
+        raise IngestError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def _rewindable(name: str) -> Iterator[IO[bytes]]:
+    """The file, or a copy of what cannot be read twice."""
+    with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
+        if name != "-" and stream.seekable():
+            yield stream
+            return
+        with tempfile.SpooledTemporaryFile(max_size=1 << 24) as copy:
+            shutil.copyfileobj(stream, copy)
+            copy.seek(0)
+            yield cast("IO[bytes]", copy)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_DURATION = re.compile(r"(\d+)\s*([mhdwy])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks", "y": "years"}
 
 
 @contextmanager
@@ -56,19 +52,13 @@ class When(click.ParamType[datetime]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        text = str(value).strip()
+        from groupbench.tracker.errors import QueryError
+        from groupbench.tracker.filters import instant
+
         try:
-            duration = _DURATION.fullmatch(text)
-            if duration:
-                number, unit = int(duration[1]), duration[2]
-                ago = timedelta(days=365 * number) if unit == "y" else timedelta(**{_UNITS[unit]: number})
-                return datetime.now(UTC) - ago
-            when = datetime.fromisoformat(text)
-            when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
-            bare = re.fullmatch(r"\d{4}-\d{2}-\d{2}", text) is not None
-            return when + timedelta(days=1) if self.end and bare else when
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no date; give 2026-01-31, 2026-01-31T12:00 or 7d", param, ctx)
+            return instant(str(value), end=self.end)
+        except QueryError as error:
+            self.fail(error.message, param, ctx)
 
 
 def min_effect_option(command: F) -> F:
@@ -83,17 +73,42 @@ def min_effect_option(command: F) -> F:
 def series_filters(command: F) -> F:
     """Which series: each option may be given several times."""
     options = (
-        ("--operator", "Only this operator."),
-        ("--backend", "Only this backend."),
-        ("--mode", "fwd or bwd."),
-        ("--dtype", "Only this dtype."),
-        ("--shape", "Only this shape; * and ? are wildcards."),
-        ("--host", "builtin or tritonbench."),
-        ("--protocol", "Only latencies taken this way."),
-        ("--hardware", "Only this GPU or processor model; * and ? are wildcards."),
-        ("--branch", "Only commits measured on this branch."),
-        ("--commit", "Only this commit: start of its hash, branch, latest or previous."),
+        ("--operator", "NAME", "Only this operator."),
+        ("--backend", "NAME", "Only this backend."),
+        ("--mode", "NAME", "fwd or bwd."),
+        ("--dtype", "NAME", "Only this dtype."),
+        ("--shape", "TEXT", "Only this shape; * and ? are wildcards; or sizes, as --where takes them."),
+        ("--where", "SIZES", "Only these sizes: M>=4096, N=4096, G=8..64, joined by commas. All must hold."),
+        ("--host", "NAME", "builtin or tritonbench."),
+        ("--protocol", "NAME", "Only latencies taken this way."),
+        ("--hardware", "NAME", "Only this GPU or processor model; * and ? are wildcards."),
     )
-    for flag, text in reversed(options):
-        command = click.option(flag, multiple=True, metavar="NAME", help=text)(command)
+    return _repeatable(options, command)
+
+
+def commit_filters(command: F) -> F:
+    """Which runs: by commit and date."""
+    command = click.option("--until", type=When(end=True), metavar="DATE|AGO", help="Runs that began before its end.")(
+        command
+    )
+    command = click.option(
+        "--since", type=When(), metavar="DATE|AGO", help="Runs that began at or after it: 2026-01-31, 7d."
+    )(command)
+    options = (
+        ("--branch", "NAME", "Only commits measured on this branch."),
+        ("--commit", "NAME", "Only this commit: start of its hash, branch, tag, latest or previous."),
+        ("--commits", "A..B", "Only commits after A, up to and with B; either end may be left out."),
+    )
+    return _repeatable(options, command)
+
+
+def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
+    return click.option(
+        "--limit", type=click.IntRange(min=1), default=default, show_default=default is not None, metavar="N", help=text
+    )
+
+
+def _repeatable(options: tuple[tuple[str, str, str], ...], command: F) -> F:
+    for flag, metavar, text in reversed(options):
+        command = click.option(flag, multiple=True, metavar=metavar, help=text)(command)
     return command

@@ -19,6 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NARROWEST = 16
 """Columns that a text may be folded to."""
 
+_BETWEEN = 2
+"""Columns that stand between two of the table's."""
+
+_LONGEST = 44
+"""Columns that a text may take before its middle is left out; below it is folded where there is no room."""
+
+_SHORTEST = 24
+"""Columns that such a text keeps."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -29,6 +38,12 @@ class Column:
     show: Callable[[Any], str] = lambda value: "" if value is None else str(value)
     right: bool = False
     wraps: bool = False  # may be folded where a terminal is narrow
+    middle: bool = False  # its middle is left out where it is long, on a terminal alone
+
+
+def plain(keys: Sequence[str]) -> list[Column]:
+    """Columns for programs: every key, its values as they are."""
+    return [Column(key, key) for key in keys]
 
 
 def output_formats(command: F) -> F:
@@ -86,8 +101,22 @@ def short_number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def date(value: datetime) -> str:
-    return f"{value:%Y-%m-%d %H:%M}"
+def date(value: datetime | None) -> str:
+    return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
+
+
+def commit_text(value: str) -> str:
+    """A hash, or a hash and +, short."""
+    return value[:10] + ("+" if value.endswith("+") else "")
+
+
+def run_text(value: str) -> str:
+    """The start of a run's id, enough to find it by."""
+    return value if len(value) <= 15 else value[:15]
+
+
+def yes_or_no(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -113,20 +142,40 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.table import Table
     from rich.text import Text
 
-    cells = _cells(columns, rows)
+    console = Console()
+    cells = _shortened(columns, _cells(columns, rows), console.width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     least = 0
     for i, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(Text(column.header), justify=justify, overflow="fold", no_wrap=not column.wraps)
         width = max(len(column.header), *(len(line[i]) for line in cells))
-        least += 1 + (min(width, _NARROWEST) if column.wraps else width)
+        least += _BETWEEN + (min(width, _NARROWEST) if column.wraps else width)
     colours = {"regressed": "red", "wrong": "red", "missing": "yellow", "improved": "green", "ok": "green"}
     for line in cells:
         table.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in line))
-    console = Console()
     console.width = max(console.width, least)  # the terminal breaks the line, rather than this a number
     console.print(table)
+
+
+def _shortened(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
+    """The cells, with very long texts as short as the other columns ask for. Where one is, others of its column
+    that fit stay whole: shapes that differ in their middle must not look the same without need."""
+    from groupbench.tracker.terminal import shortened
+
+    room = width - _BETWEEN  # its edges
+    for i, column in enumerate(columns):
+        if not column.middle:
+            widest = max(len(column.header), *(len(line[i]) for line in cells))
+            room -= _BETWEEN + (min(widest, _NARROWEST) if column.wraps else widest)
+    most = min(_LONGEST, max(_SHORTEST, room - _BETWEEN))
+    return [
+        [
+            shortened(cell, most) if column.middle and len(cell) > _LONGEST else cell
+            for cell, column in zip(line, columns, strict=True)
+        ]
+        for line in cells
+    ]
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
@@ -145,6 +194,8 @@ def _csv_value(value: Any) -> Any:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return "; ".join(map(str, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{key}={item}" for key, item in value.items())
     return value
 
 

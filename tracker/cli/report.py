@@ -29,5 +29,8 @@ def report(db: str, output: str, limit: int, min_effect: float | None) -> None:
 
     with reading(db) as session:
         text = page.build(session, limit=limit, min_effect=min_effect)
+    if output == "-":
+        click.echo(text)
+        return
     page.write(Path(output), text)
     say(f"wrote {output}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
 
 import click
 
-from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import Column, Format, date, output_formats, write_table
+from groupbench.tracker.cli.options import commit_filters, limit_option, reading
+from groupbench.tracker.cli.output import Column, Format, commit_text, date, output_formats, run_text, write_table
 
 COLUMNS = (
-    Column("run", "run", lambda run: run if len(run) <= 12 else run[:12]),
+    Column("run", "run", run_text),
     Column("date", "started", date),
-    Column("commit", "commit", lambda commit: commit[:10] + ("+" if commit.endswith("+") else "")),
+    Column("commit", "commit", commit_text),
+    Column("branch", "branch"),
     Column("plan", "plan"),
     Column("trigger", "trigger"),
     Column("hardware", "hardware", ", ".join, wraps=True),
@@ -22,30 +23,27 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="How many.")
+@commit_filters
+@limit_option("How many.", default=20)
 @output_formats
 @click.pass_obj
-def runs(db: str, limit: int, form: Format | None) -> None:
+def runs(
+    db: str,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    form: Format | None,
+    **fields: tuple[str, ...],
+) -> None:
     """List the newest runs."""
     from groupbench.tracker import query
     from groupbench.tracker.record import STATUSES
+    from groupbench.tracker.rows import Filter
 
     with reading(db) as session:
-        found = query.runs(session, limit)
-    rows: list[dict[str, Any]] = [
-        {
-            "run": row.run.id,
-            "started": row.run.started,
-            "commit": row.run.commit + ("+" if row.run.dirty else ""),
-            "plan": row.run.plan,
-            "trigger": row.run.trigger,
-            "hardware": list(row.hardware),
-            "counts": {status: row.counts[status] for status in STATUSES if status in row.counts},
-            "subject": row.run.subject,
-        }
-        for row in found
-    ]
-    if form == "csv":
-        for row in rows:
-            row["counts"] = [f"{number} {status}" for status, number in row["counts"].items()]
+        found = query.runs(session, limit, Filter(**fields, since=since, until=until))
+    rows = [row.flat() for row in found]
+    for row in rows:
+        counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}
+        row["counts"] = [f"{n} {status}" for status, n in counts.items()] if form == "csv" else counts
     write_table(COLUMNS, rows, form)

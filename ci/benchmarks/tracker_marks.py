@@ -1,0 +1,266 @@
+"""The tracker's marks, measured: `python ci/benchmarks/tracker_marks.py [--nights 500] [--keep DIR]`.
+
+Makes its data (see nights.py), measures each mark in a process of its own, and writes the table of docs/tracker.md.
+The big database takes about 20 minutes to make and 2.2 GB of disk; `--nights 50` tries it out in two. `--only NAME`
+measures one. Cold means: the operating system's file cache was dropped before, which needs root; without it, the
+table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asv_history
+import nights
+
+ASV_SERIES, ASV_NIGHTS = 2000, 100
+SMALL_SERIES, SMALL_NIGHTS = 20, 30
+
+
+def groupbench(*args: str) -> list[str]:
+    return [shutil.which("groupbench", path=Path(sys.executable).parent) or "groupbench", *args]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=20_000)
+    parser.add_argument("--nights", type=int, default=500)
+    parser.add_argument("--keep", type=Path, help="folder for the data; what is there already is used again")
+    parser.add_argument("--only", choices=[name for name, _ in MARKS], action="append")
+    parser.add_argument("--step", help=argparse.SUPPRESS)  # what a process of its own does
+    given = parser.parse_args()
+    if given.step:
+        print(json.dumps(STEPS[given.step](given)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        given.keep = given.keep or Path(scratch)
+        given.keep.mkdir(parents=True, exist_ok=True)
+        print(f"{_machine()}; {given.series:,} series, {given.nights} nights\n")
+        print("| what | mark | measured |\n|---|---|---|", flush=True)
+        for name, measure in MARKS:
+            if not given.only or name in given.only:
+                for row in measure(given):
+                    print("| " + " | ".join(row) + " |", flush=True)
+
+
+Rows = Iterator[tuple[str, str, str]]
+
+
+def ingest_mark(given: argparse.Namespace) -> Rows:
+    """A night from a file into a new database, by the command; then another into what there is."""
+    files = []
+    for night in (0, 1):
+        files.append(given.keep / f"night-{night}-{given.series}.jsonl")
+        if not files[-1].exists():
+            nights.write_night(files[-1], night, given.series)
+    place = given.keep / "night.db"
+    for leftover in given.keep.glob("night.db*"):
+        leftover.unlink()
+    for file, into in zip(files, ("a new database", "the second night, its series known"), strict=True):
+        began = time.perf_counter()
+        process = subprocess.Popen(groupbench("--db", str(place), "ingest", str(file)), stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        took = time.perf_counter() - began
+        assert status == 0
+        memory = usage.ru_maxrss / 1024
+        yield (
+            f"store a night of {given.series:,} cells, 40 samples each, from a file: {into}",
+            "≤ 5 s, ≤ 300 MB",
+            f"{took:.1f} s, {memory:.0f} MB",
+        )
+
+
+def size_mark(given: argparse.Namespace) -> Rows:
+    count = given.series * given.nights
+    size = _big(given).stat().st_size
+    yield (
+        f"a database of {count:,} points, indexes and all",
+        f"≤ {250 * count / 1e9:.1f} GB, 250 bytes a point",
+        f"{size / 1e9:.2f} GB, {size / count:.0f} bytes a point",
+    )
+    for ticks, telling in ((True, "latencies in steps of 32 ns, as above"), (False, "latencies of full precision")):
+        small = given.keep / f"small-{ticks}.db"
+        if not small.exists():
+            nights.fill(small, 1000, 200, ticks=ticks)
+        points = _size(small) / 200_000
+        yield f"the same at 200,000 points: {telling}", "≤ 250 bytes a point", f"{points:.0f} bytes a point"
+
+
+def history_mark(given: argparse.Namespace) -> Rows:
+    cold, dropped = [], True
+    warm: list[float] = []
+    for _ in range(5):
+        dropped = _drop_caches() and dropped
+        took = _step(given, "history")
+        cold.append(took["cold"])
+        warm += took["warm"]
+    how = "" if dropped else " (the file cache could not be dropped)"
+    yield "`history` of one series there, cold, in Python", "≤ 200 ms", f"{1e3 * max(cold):.0f} ms, worst of 5{how}"
+    warm.sort()
+    said = f"{1e3 * warm[len(warm) // 2]:.1f} ms, worst of {len(warm)} {1e3 * warm[-1]:.1f} ms"
+    yield "`history` of one series there, warm, in Python", "≤ 20 ms", said
+
+
+def recent_mark(given: argparse.Namespace) -> Rows:
+    for number, telling in ((1, "newest point"), (61, "newest point and last 60")):
+        took = _step(given, f"recent-{number}")
+        yield (
+            f"{telling} of all {given.series:,} series, as arrays",
+            "≤ 5 s",
+            f"{took['seconds']:.1f} s, {took['points']:,} points, {took['memory']:.0f} MB",
+        )
+
+
+def shell_mark(given: argparse.Namespace) -> Rows:
+    small = given.keep / "shell.db"
+    if not small.exists():
+        nights.fill(small, SMALL_SERIES, SMALL_NIGHTS)
+    command = groupbench("--db", str(small), "history", "--operator", "grouped_gemm", "--backend", "triton")
+    took = []
+    for _ in range(10):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        took.append(time.perf_counter() - began)
+    took.sort()
+    said = f"{took[5]:.2f} s, worst of 10 {took[-1]:.2f} s"
+    yield f"`groupbench history …` from shell to output, {SMALL_SERIES * SMALL_NIGHTS} points", "≤ 0.4 s", said
+
+
+def asv_mark(given: argparse.Namespace) -> Rows:
+    """The same results as asv's JSON files and as a database; the history of one benchmark out of each."""
+    results = given.keep / "asv"
+    store = given.keep / "asv.db"
+    if not store.exists():
+        nights.fill(store, ASV_SERIES, ASV_NIGHTS)
+    if not results.exists():
+        asv_history.write(store, results)
+    size = sum(file.stat().st_size for file in results.rglob("*.json"))
+    title = f"history of one of {ASV_SERIES:,} series × {ASV_NIGHTS} nights"
+    ours = _step(given, "asv-ours")
+    yield f"{title}: groupbench, opening included", "", f"{1e3 * ours['seconds']:.0f} ms of {_size(store) / 1e6:.0f} MB"
+    python = os.environ.get("ASV_PYTHON", sys.executable)
+    script = str(Path(asv_history.__file__))
+    done = subprocess.run([python, script, str(results)], capture_output=True, text=True)
+    if done.returncode:
+        yield f"{title}: asv", "", "not measured: " + (done.stderr.strip().splitlines() or ["?"])[-1]
+        return
+    theirs = json.loads(done.stdout)
+    said = f"{1e3 * theirs['seconds']:.0f} ms of {size / 1e6:.0f} MB"
+    yield f"{title}: asv {theirs['version']}, its own reader of its JSON files", "", said
+
+
+def history_step(given: argparse.Namespace) -> dict[str, Any]:
+    from groupbench.tracker import query
+    from groupbench.tracker.rows import Filter
+    from groupbench.tracker.store import open_store
+
+    def once(number: int) -> float:
+        cell = nights.cell(number)
+        where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
+        began = time.perf_counter()
+        with open_store(_big(given), create=False) as store, store.read() as session:
+            assert len(query.history(session, where)) == given.nights
+        return time.perf_counter() - began
+
+    cold = once(given.series // 3)
+    return {"cold": cold, "warm": [once(given.series // 3) for _ in range(10)]}
+
+
+def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    def step(given: argparse.Namespace) -> dict[str, Any]:
+        from groupbench.tracker.recent import recent_points
+        from groupbench.tracker.store import open_store
+
+        with open_store(_big(given), create=False) as store, store.read() as session:
+            began = time.perf_counter()
+            recent = recent_points(session, number)
+            seconds = time.perf_counter() - began
+        assert len(recent.series) == given.series
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {"seconds": seconds, "points": len(recent.run), "memory": memory}
+
+    return step
+
+
+def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
+    from groupbench.tracker import query
+    from groupbench.tracker.rows import Filter
+    from groupbench.tracker.store import open_store
+
+    cell = nights.cell(asv_history.ONE)
+    where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
+    began = time.perf_counter()
+    with open_store(given.keep / "asv.db", create=False) as store, store.read() as session:
+        assert len(query.history(session, where)) == ASV_NIGHTS
+    return {"seconds": time.perf_counter() - began}
+
+
+MARKS: tuple[tuple[str, Callable[[argparse.Namespace], Rows]], ...] = (
+    ("ingest", ingest_mark),
+    ("size", size_mark),
+    ("history", history_mark),
+    ("recent", recent_mark),
+    ("shell", shell_mark),
+    ("asv", asv_mark),
+)
+STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "history": history_step,
+    "recent-1": recent_step(1),
+    "recent-61": recent_step(61),
+    "asv-ours": asv_ours_step,
+}
+
+
+def _step(given: argparse.Namespace, name: str) -> Any:
+    """In a new process, so that nothing of another mark is in memory."""
+    sizes = ["--series", str(given.series), "--nights", str(given.nights), "--keep", str(given.keep)]
+    done = subprocess.run([sys.executable, __file__, *sizes, "--step", name], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+def _big(given: argparse.Namespace) -> Path:
+    place: Path = given.keep / f"big-{given.series}-{given.nights}.db"
+    if not place.exists():
+        half = place.with_suffix(".half")
+        for leftover in given.keep.glob(f"{half.name}*"):
+            leftover.unlink()
+        began = time.perf_counter()
+        nights.fill(half, given.series, given.nights)
+        half.replace(place)
+        print(f"made {place.name} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    return place
+
+
+def _size(store: Path) -> int:
+    return store.stat().st_size
+
+
+def _drop_caches() -> bool:
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()

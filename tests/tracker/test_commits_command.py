@@ -1,0 +1,33 @@
+"""`groupbench commits`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from click.testing import Result
+
+Cli = Callable[..., Result]
+
+
+def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -> None:
+    of = {"parents": ["f" * 40], "branch": "main", "author": "Ann", "subject": "Faster"}
+    stored(
+        [
+            make(0, commit_facts=of),
+            make(1, commit="000" + "c" * 37, commit_facts={"dirty": True}),
+            make(2, commit_facts={"time": "2026-01-03T00:00:00Z"}),
+            make(2, backend="b"),
+        ]
+    )
+    found = json.loads(cli("commits", "--json").stdout)
+    assert [r["commit"][:3] for r in found] == ["002", "000"]
+    assert [(r["runs"], r["dirty_runs"], r["points"]) for r in found] == [(1, 0, 2), (2, 1, 2)]
+    assert found[1]["parents"] == ["f" * 40]
+    assert (found[1]["author"], found[1]["subject"], found[1]["branch"]) == ("Ann", "Faster", "main")
+    assert (found[1]["first"][:10], found[1]["last"][:10]) == ("2026-01-01", "2026-01-02")
+    assert [r["commit"][:3] for r in json.loads(cli("commits", "--limit", "1", "--json").stdout)] == ["002"]
+    assert [r["commit"][:3] for r in json.loads(cli("commits", "--branch", "main", "--json").stdout)] == ["000"]
+    assert "000ccccccc" in cli("commits").stdout
+    assert "no commit matches" in cli("commits", "--since", "2030-01-01").stderr

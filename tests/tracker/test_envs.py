@@ -1,0 +1,61 @@
+"""`groupbench envs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def three(stored: Any, make: Any) -> None:
+    newer = {"driver": "580.2"}
+    stored(
+        [
+            make(0),
+            make(1, environment={"host": "other"}),  # no declared field: the same environment
+            make(2, environment=newer),
+            make(3, environment={"gpu": "B200"}),
+        ]
+    )
+
+
+def test_each_with_what_differs_from_the_one_before(cli: Cli, three: None) -> None:
+    found = json.loads(cli("envs", "--json").stdout)
+    assert [(r["hardware"], r["runs"], r["variants"]) for r in found] == [
+        ("B200", 1, 1),
+        ("NVIDIA H100 80GB HBM3", 2, 2),
+        ("NVIDIA H100 80GB HBM3", 1, 1),
+    ]
+    assert [r["differs"] for r in found] == [[], [], ["driver 570.1 → 580.2"]]
+    assert found[1]["first"][:10] == "2026-01-01"
+    assert found[1]["last"][:10] == "2026-01-02"
+    assert "driver 570.1 → 580.2" in cli("envs").stdout
+    assert len(json.loads(cli("envs", "--hardware", "*H100*", "--json").stdout)) == 2
+    assert len(json.loads(cli("envs", "--since", "2026-01-03", "--json").stdout)) == 2
+    assert "no environment matches" in cli("envs", "--hardware", "x").stderr
+
+
+def test_two_of_them(cli: Cli, three: None) -> None:
+    _, a, b = (row["environment"] for row in json.loads(cli("envs", "--json").stdout))
+    assert json.loads(cli("envs", a[:8], b[:8], "--json").stdout) == [{"fact": "driver", "a": "570.1", "b": "580.2"}]
+    assert "they are alike" in cli("envs", a, a).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["x"], "two environments"),
+        (["x", "y"], "no environment 'x'"),
+        (["", ""], "no environment"),
+        (["%", "%"], "no "),
+    ],
+)
+def test_mistakes(cli: Cli, three: None, args: list[str], said: str) -> None:
+    result = cli("envs", *args)
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr

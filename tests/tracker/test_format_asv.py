@@ -1,0 +1,156 @@
+"""asv's results."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.formats import Options, load
+
+COLUMNS = [
+    *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b", "stats_q_25"),
+    *("stats_q_75", "stats_number", "stats_repeat", "samples", "profile"),
+]
+RESULTS: dict[str, Any] = {
+    "commit_hash": "a" * 40,
+    "env_name": "virtualenv-py3.12-numpy",
+    "date": 1767225600000,
+    "params": {"arch": "x86_64", "cpu": "EPYC", "machine": "box", "os": "Linux", "ram": "16GB", "python": "3.12"},
+    "python": "3.12",
+    "requirements": {"numpy": "2.0"},
+    "env_vars": {"OMP_NUM_THREADS": "1"},
+    "result_columns": COLUMNS,
+    "results": {
+        "bench.Suite.time_keys": [
+            [0.001, None, float("nan"), 0.004],
+            [["10", "20"], ["'a'", "'b'"]],
+            "v1",
+            1767229200000,
+            3.5,
+            *[None] * 6,
+            [[0.001, 0.002, 0.0015], None, None, None],
+        ],
+        "bench.time_plain": [[0.5], [], "v1", 1767229100000, 1.0],
+        "bench.time_broken": [None, [], "v1"],
+        "bench.time_old": [[0.7], [], "v0"],
+        "bench.track_size": [[17.0], [], "v1"],
+        "bench.mem_list": [[100], [], "v1"],
+    },
+    "durations": {},
+    "version": 2,
+}
+
+
+def known(kind: str, unit: str, names: list[str]) -> dict[str, Any]:
+    return {"type": kind, "unit": unit, "version": "v1", "param_names": names, "params": [], "code": ""}
+
+
+BENCHMARKS: dict[str, Any] = {
+    "bench.Suite.time_keys": known("time", "seconds", ["n", "kind"]),
+    "bench.time_plain": known("time", "seconds", []),
+    "bench.time_broken": known("time", "seconds", []),
+    "bench.time_old": known("time", "seconds", []),
+    "bench.track_size": known("track", "unit", []),
+    "bench.mem_list": known("memory", "bytes", []),
+    "version": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    (root / "box").mkdir(parents=True)
+    (root / "benchmarks.json").write_text(json.dumps(BENCHMARKS))
+    (root / "box" / "machine.json").write_text(json.dumps({"machine": "box", "version": 1}))
+    (root / "box" / "aaaaaaaa-py3.12.json").write_text(json.dumps(RESULTS))
+    other = RESULTS | {"commit_hash": "b" * 40, "results": {"bench.time_plain": [[0.6], [], "v1"]}}
+    (root / "box" / "bbbbbbbb-py3.12.json").write_text(json.dumps(other))
+    return root
+
+
+def test_a_folder(folder: Path) -> None:
+    loaded = load(folder)
+    assert loaded.title == "asv results"
+    of = {(r.run.commit.hash[0], r.cell.operator, r.cell.shape): r for r in loaded.records}
+    assert {key: r.status for key, r in of.items()} == {
+        ("a", "bench.Suite.time_keys", "n=10,kind='a'"): "ok",
+        ("a", "bench.Suite.time_keys", "n=10,kind='b'"): "error",
+        ("a", "bench.Suite.time_keys", "n=20,kind='a'"): "skipped",
+        ("a", "bench.Suite.time_keys", "n=20,kind='b'"): "ok",
+        ("a", "bench.time_plain", "-"): "ok",
+        ("a", "bench.time_broken", "-"): "error",
+        ("b", "bench.time_plain", "-"): "ok",
+    }
+    first = of["a", "bench.Suite.time_keys", "n=10,kind='a'"]
+    assert first.latency is not None
+    assert first.latency.bursts_ms == (pytest.approx((1.0, 2.0, 1.5)),)
+    assert first.latency.timing == "cpu"
+    assert first.cell.dims == {"n": 10}
+    assert (first.cell.backend, first.cell.host) == ("virtualenv-py3.12-numpy", "asv")
+    last = of["a", "bench.Suite.time_keys", "n=20,kind='b'"]
+    assert last.latency is not None
+    assert last.latency.bursts_ms == ((4.0,),), "without samples the result is one"
+    assert first.run.started == datetime(2026, 1, 1, 0, 58, 20, tzinfo=UTC), "when the first benchmark began"
+    assert first.run.commit.time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert of["b", "bench.time_plain", "-"].run.started == datetime(2026, 1, 1, tzinfo=UTC)
+    environment = first.environment
+    assert (environment.device, environment.cpu, environment.python) == ("cpu", "EPYC", "3.12")
+    assert environment.settings == {"requirement numpy": "2.0", "OMP_NUM_THREADS": "1"}
+    assert first.duration_s == 3.5
+
+
+def test_one_file_knows_the_folder_above(folder: Path, tmp_path: Path) -> None:
+    path = folder / "box" / "aaaaaaaa-py3.12.json"
+    assert {r.cell.shape for r in load(path).records} >= {"n=10,kind='a'"}
+    alone = tmp_path / "alone.json"
+    alone.write_bytes(path.read_bytes())
+    shapes = {r.cell.operator: r.cell.shape for r in load(alone).records}
+    assert shapes["bench.Suite.time_keys"] == "param1=20,param2='b'"
+    assert "bench.time_old" in shapes
+    assert "bench.track_size" not in shapes
+
+
+def test_a_commit_measured_again_is_another_run(folder: Path) -> None:
+    path = folder / "box" / "aaaaaaaa-py3.12.json"
+    before = load(path).records[0].run.id
+    assert load(folder).records[0].run.id == before
+    path.write_text(path.read_text().replace("0.0015", "0.0016"))
+    assert load(folder).records[0].run.id != before
+    assert load(folder, options=Options(commit="c" * 40)).records[0].run.commit.hash == "c" * 40
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 1}, "version 1 of asv's results"),
+        ({"results": {"t.time_x": [[1.0, 2.0], [["1"]], "v"]}}, "results.t.time_x: 2 results for 1 combinations"),
+        ({"results": {"t.time_x": [[1.0], [], "v", None, None, *[None] * 6, [["x"]]]}}, "a sample is no number"),
+        ({"results": {"t.time_x": ["x"]}}, "results.t.time_x: Expected"),
+        ({"results": {"t.time_x": [None, [["1"] * 2000] * 3]}}, "8000000000 combinations"),
+        ({"commit_hash": None}, "Expected `str`, got `null` - at `commit_hash`"),
+        ({"date": 1e300}, "is no time"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], said: str) -> None:
+    (folder / "box" / "cc.json").write_text(json.dumps(RESULTS | change))
+    with pytest.raises(IngestError) as raised:
+        load(folder)
+    assert said in raised.value.message
+    assert str(Path("box") / "cc.json") in raised.value.message
+
+
+def test_a_folder_without_results(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "box").iterdir():
+        file.unlink()
+    with pytest.raises(IngestError, match=r"no MACHINE/COMMIT-ENVIRONMENT\.json"):
+        load(folder)
+    (folder / "benchmarks.json").write_text("{")
+    with pytest.raises(IngestError, match=r"benchmarks\.json: line 1: is not JSON"):
+        load(folder)
+    with pytest.raises(IngestError, match="no known format"):
+        load(tmp_path)

@@ -1,0 +1,97 @@
+"""Plain CSV with a mapping."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.formats import Options, load
+from groupbench.tracker.record import Record
+
+DATE = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def read(write: Any, text: str, mapping: dict[str, str] | None = None, **said: Any) -> tuple[Record, ...]:
+    given = {"commit": "a", "date": DATE, "mapping": mapping or {}} | said
+    return load(write([text.encode()], "x.csv"), "csv", Options(**given)).records
+
+
+def test_a_mapping(write: Any) -> None:
+    text = "op,kernel,rows,cols,time\ngemm,fast,64,128,100\ngemm,fast,64,128,102\ngemm,slow,64,128,300\n"
+    mapping = {"operator": "op", "backend": "kernel", "M": "rows", "N": "cols", "latency_ms": "time"}
+    fast, slow = read(write, text, mapping, unit="us", gpu="H100", dtype="bf16")
+    assert fast.latency is not None
+    assert fast.latency.bursts_ms == ((pytest.approx(0.1),), (pytest.approx(0.102),)), "rows of one cell are bursts"
+    assert fast.latency.timing == "gpu"
+    assert fast.cell.shape == "M=64,N=128"
+    assert fast.cell.dims == {"M": 64, "N": 128}
+    assert (fast.cell.operator, slow.cell.backend, slow.cell.dtype) == ("gemm", "slow", "bf16")
+    assert fast.environment.gpu == "H100"
+
+
+def test_our_own_names_need_no_mapping(write: Any) -> None:
+    text = "operator;backend;shape;latency_ms;commit;date;status;rms;flops\n" + "\n".join(
+        ["g;a;M=8;1.5;c1;2026-01-01;ok;0.001;64", "g;a;M=8;1.6;c2;2026-01-02 12:00;wrong;;"]
+    )
+    path = write([text.encode()], "x.csv")
+    first, second = load(path).records
+    assert (first.run.commit.hash, second.run.commit.hash) == ("c1", "c2")
+    assert second.run.started == datetime(2026, 1, 2, 12, tzinfo=UTC)
+    assert (first.status, second.status) == ("ok", "wrong")
+    assert first.accuracy is not None
+    assert (first.accuracy.rms, first.cell.flops, second.accuracy) == (0.001, 64, None)
+    assert first.cell.dims == {"M": 8}
+
+
+@pytest.mark.parametrize(
+    ("cell", "status"),
+    [("1.5", "ok"), ("CUDA OOM", "oom"), ("", "skipped"), ("nan", "error"), ("0", "error"), ("-", "error")],
+)
+def test_text_is_a_status(write: Any, cell: str, status: str) -> None:
+    (record,) = read(write, f"latency_ms,operator,backend\n{cell},g,a\n")
+    assert (record.status, record.latency is not None) == (status, status == "ok")
+
+
+def test_one_bad_sample_spoils_the_cell(write: Any) -> None:
+    (record,) = read(write, "latency_ms,operator,backend\n1.5,g,a\nCUDA OOM,g,a\n")
+    assert (record.status, record.latency) == ("oom", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "mapping", "said"),
+    [
+        ("a,b\n1,2\n", {"latency_ms": "c"}, "no column 'c'; its columns are a, b"),
+        ("a,b\n1,2\n", {"operator": "a"}, "no column for the latency; give --map latency_ms=COLUMN, of a, b"),
+        ("a,b\n1,2\n", {"latency_ms": "a"}, "line 2: no operator; give --map operator=COLUMN or --operator NAME"),
+        ("latency_ms,operator,backend\n1,g\n", {}, "line 2: 2 cells for 3 columns"),
+        ("latency_ms,operator,backend,m\n1,g,b,x\n", {"M": "m"}, "line 2: M 'x' is no whole number"),
+        ("latency_ms,operator,backend,date\n1,g,b,x\n", {}, "line 2: date: 'x' is no date"),
+        ("latency_ms,operator,backend,status\n1,g,b,x\n", {}, "line 2: status 'x' is none of ok, wrong"),
+        ("latency_ms,operator,backend,rms\n1,g,b,x\n", {}, "line 2: rms 'x' is no number"),
+        ("latency_ms,operator,backend\n", {}, "holds no result"),
+        ("", {}, "is empty"),
+    ],
+)
+def test_what_is_wrong_is_named(write: Any, text: str, mapping: dict[str, str], said: str) -> None:
+    given: dict[str, Any] = {} if "date" in text else {"date": DATE}
+    with pytest.raises(IngestError) as raised:
+        read(write, text, mapping, **({"date": None} | given))
+    assert said in raised.value.message
+
+
+def test_units(write: Any) -> None:
+    for unit, ms in (("s", 2000.0), ("ms", 2.0), ("us", 0.002), ("ns", 2e-6)):
+        (record,) = read(write, "latency_ms,operator,backend\n2,g,a\n", unit=unit)
+        assert record.latency is not None
+        assert record.latency.bursts_ms == ((pytest.approx(ms),),)
+    with pytest.raises(IngestError, match="--unit weeks is none of s, ms"):
+        read(write, "latency_ms,operator,backend\n2,g,a\n", unit="weeks")
+
+
+def test_a_file_of_many_nights_is_many_runs(write: Any) -> None:
+    text = "latency_ms,operator,backend,commit,date\n" + "".join(f"1,g,a,c{n},2026-01-0{n}\n" for n in range(1, 6))
+    records = read(write, text, commit=None, date=None)
+    assert len({r.run.id for r in records}) == 5

@@ -1,0 +1,124 @@
+"""Google Benchmark's JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.formats import Options, load
+from groupbench.tracker.record import Record
+
+CONTEXT: dict[str, Any] = {
+    "date": "2026-01-31T13:00:00+01:00",
+    "host_name": "box",
+    "executable": "./build/gemm_bench",
+    "num_cpus": 8,
+    "mhz_per_cpu": 3000,
+    "cpu_scaling_enabled": False,
+    "caches": [],
+    "library_build_type": "release",
+    "git_commit": "a" * 40,
+}
+
+
+def one(name: str, time: float | None = 10.0, **given: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "run_type": "iteration",
+        "iterations": 5,
+        "real_time": time,
+        "cpu_time": 1.0,
+        "time_unit": "us",
+    } | given
+
+
+def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **said: Any) -> tuple[Record, ...]:
+    content = json.dumps({"context": context, "benchmarks": benchmarks}).encode()
+    return load(write([content], "bench.json"), options=Options(**said)).records
+
+
+def test_repetitions_are_bursts(write: Any) -> None:
+    records = read(
+        write,
+        *(one("BM_Gemm/64/N:1024/threads:8", 10.0 + i, run_name="BM_Gemm/64/N:1024/threads:8") for i in range(3)),
+        one(
+            "BM_Gemm/64/N:1024/threads:8_mean",
+            run_type="aggregate",
+            aggregate_name="mean",
+            run_name="BM_Gemm/64/N:1024/threads:8",
+        ),
+        one("BM_Copy", 2.0, time_unit="ms"),
+    )
+    gemm, copy = records
+    assert gemm.cell.operator == "BM_Gemm"
+    assert gemm.cell.shape == "64,N=1024,threads=8"
+    assert gemm.cell.dims == {"N": 1024, "threads": 8}
+    assert gemm.latency is not None
+    assert gemm.latency.bursts_ms == ((pytest.approx(0.010),), (pytest.approx(0.011),), (pytest.approx(0.012),))
+    assert (gemm.cell.backend, gemm.environment.host, gemm.environment.cpu_count) == ("gemm_bench", "box", 8)
+    assert gemm.run.commit.hash == "a" * 40
+    assert gemm.run.started == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert copy.cell.shape == "-"
+    assert copy.latency is not None
+    assert copy.latency.bursts_ms == ((2.0,),)
+
+
+def test_aggregates_alone(write: Any) -> None:
+    name = {"run_name": "BM_X", "run_type": "aggregate"}
+    (record,) = read(
+        write,
+        one("BM_X_mean", 3.0, aggregate_name="mean", **name),
+        one("BM_X_median", 2.0, aggregate_name="median", **name),
+        one("BM_X_cv", 0.01, aggregate_name="cv", **name),
+        one("BM_Y_BigO", None, run_name="BM_Y", run_type="aggregate", aggregate_name="BigO"),
+    )
+    assert record.latency is not None
+    assert record.latency.bursts_ms == ((pytest.approx(0.002),),)
+
+
+def test_failures_are_a_status(write: Any) -> None:
+    records = read(
+        write,
+        one("a", error_occurred=True, error_message="out of memory"),
+        one("b", error_occurred=True, error_message="skipped a beat"),
+        one("c", skipped=True, skip_message="needs AVX"),
+        one("d", 0.0),
+    )
+    assert [(r.status, r.message) for r in records] == [
+        ("oom", "out of memory"),
+        ("error", "skipped a beat"),
+        ("skipped", "needs AVX"),
+        ("error", "latency is 0, which is no time"),
+    ]
+    assert not any(r.latency for r in records)
+
+
+def test_a_slash_in_a_template(write: Any) -> None:
+    (record,) = read(write, one("BM_X<a/b>/8"))
+    assert (record.cell.operator, record.cell.shape) == ("BM_X<a/b>", "8")
+
+
+def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
+    context = {"date": "2026-01-31 13:00:00", "num_cpus": 1}
+    (record,) = read(write, one("a"), context=context, commit="b")
+    assert record.run.started == datetime(2026, 1, 31, 13, tzinfo=UTC)
+    with pytest.raises(IngestError, match="names no commit"):
+        read(write, one("a"), context=context)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "said"),
+    [
+        (one("a", time_unit="weeks"), r"benchmarks\[0\].time_unit: 'weeks'"),
+        (one("a", None), r"benchmarks\[0\]: no real_time"),
+        ({"real_time": 1.0}, r"missing required field `name` - at `benchmarks\[0\]`"),
+        (one("a", "fast"), r"got `str` - at `benchmarks\[0\].real_time`"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], said: str) -> None:
+    with pytest.raises(IngestError, match=said):
+        read(write, benchmark)

@@ -1,0 +1,40 @@
+"""`groupbench series`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from click.testing import Result
+
+Cli = Callable[..., Result]
+
+
+def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
+    result = cli("series", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_counts_and_dates(cli: Cli, stored: Any, make: Any) -> None:
+    stored([make(0), make(2), make(1, status="oom"), make(1, backend="a", cell={"dims": {"M": 8}})])
+    found = rows(cli)
+    assert [(r["backend"], r["points"], r["ok"]) for r in found] == [("a", 1, 1), ("triton", 3, 2)]
+    assert (found[1]["first"][:10], found[1]["last"][:10]) == ("2026-01-01", "2026-01-03")
+    assert found[0]["dims"] == {"M": 8}
+    text = cli("series").stdout.split("\n")
+    assert text[0].split()[:3] == ["series", "operator", "backend"]
+    assert "2026-01-03 03:00" in text[2]
+
+
+def test_slices(cli: Cli, stored: Any, make: Any) -> None:
+    stored([make(n, backend=b, cell={"dims": {"M": n}}, shape=f"M={n}") for n, b in enumerate("abc")])
+    assert [r["backend"] for r in rows(cli, "--where", "M>=1")] == ["b", "c"]
+    assert [r["backend"] for r in rows(cli, "--since", "2026-01-02", "--until", "2026-01-02")] == ["b"]
+    assert [r["backend"] for r in rows(cli, "--commit", "latest")] == ["c"]
+    assert [r["backend"] for r in rows(cli, "--backend", "a")] == ["a"]
+    assert "no backend 'z'; known: a, b, c" in cli("series", "--backend", "z").stderr
+    nothing = cli("series", "--until", "2025-01-01")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "no series matches" in nothing.stderr

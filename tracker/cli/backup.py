@@ -1,0 +1,25 @@
+"""`groupbench backup`: a copy of the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from groupbench.tracker.cli.output import printable
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_obj
+def backup(db: str, file: Path) -> None:
+    """Copy the database to FILE while others go on using it. Nothing is overwritten.
+
+    The copy is one file that holds one state of the database. For PostgreSQL use pg_dump.
+    """
+    from groupbench.tracker import maintenance
+    from groupbench.tracker.store import open_store
+
+    with open_store(db, create=False) as store:
+        size = maintenance.backup(store, file)
+        click.echo(printable(f"{file}: {size:,} bytes, a copy of {store.name}"))

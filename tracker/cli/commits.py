@@ -1,0 +1,48 @@
+"""`groupbench commits`: which commits were measured, the newest first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from groupbench.tracker.cli.options import commit_filters, limit_option, reading
+from groupbench.tracker.cli.output import Column, Format, commit_text, date, output_formats, plain, say, write_table
+
+COLUMNS = (
+    Column("commit", "commit", commit_text),
+    Column("time", "time", date),
+    Column("branch", "branch"),
+    Column("runs", "runs", right=True),
+    Column("points", "points", right=True),
+    Column("first run", "first", date),
+    Column("last run", "last", date),
+    Column("parents", "parents", lambda parents: " ".join(map(commit_text, parents))),
+    Column("author", "author"),
+    Column("subject", "subject", wraps=True),
+)
+
+
+@click.command()
+@commit_filters
+@limit_option("How many.", default=20)
+@output_formats
+@click.pass_obj
+def commits(
+    db: str,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    form: Format | None,
+    **fields: tuple[str, ...],
+) -> None:
+    """List the commits that were measured, the newest first."""
+    from groupbench.tracker import listing
+    from groupbench.tracker.rows import CommitSummary, Filter
+
+    with reading(db) as session:
+        found = listing.commits(session, Filter(**fields, since=since, until=until), limit)
+    if not found:
+        say("no commit matches")
+    columns = plain(CommitSummary.columns()) if form in ("json", "csv") else COLUMNS
+    write_table(columns, [row.flat() for row in found], form)

@@ -1,0 +1,70 @@
+"""`groupbench envs`: where was measured, and what differs between such places."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from groupbench.tracker.cli.options import commit_filters, reading
+from groupbench.tracker.cli.output import Column, Format, date, output_formats, plain, say, write_table
+
+COLUMNS = (
+    Column("environment", "environment", lambda identity: identity[:10]),
+    Column("hardware", "hardware", wraps=True),
+    Column("first", "first", date),
+    Column("last", "last", date),
+    Column("runs", "runs", right=True),
+    Column("points", "points", right=True),
+    Column("driver", "driver"),
+    Column("cuda", "cuda"),
+    Column("python", "python"),
+    Column("torch", "torch"),
+    Column("triton", "triton"),
+    Column("helion", "helion"),
+    Column("differs from the one before", "differs", "; ".join, wraps=True),
+)
+
+
+@click.command()
+@click.argument("pair", nargs=-1, metavar="[A B]")
+@click.option("--hardware", multiple=True, metavar="NAME", help="Only this model; * and ? are wildcards.")
+@commit_filters
+@output_formats
+@click.pass_obj
+def envs(
+    db: str,
+    pair: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    form: Format | None,
+    **fields: tuple[str, ...],
+) -> None:
+    """List the environments, or with A and B (the starts of two) what differs between these.
+
+    Results are compared within an environment alone. A change of one of its declared fields makes another.
+    """
+    from groupbench.tracker import listing
+    from groupbench.tracker.environment import declared
+    from groupbench.tracker.rows import EnvironmentSummary, Filter
+
+    if len(pair) not in (0, 2):
+        raise click.UsageError("give two environments, or none")
+    with reading(db) as session:
+        if pair:
+            a, b = (declared(listing.find_environment(session, text).facts) for text in pair)
+            fields_of = [*a, *(name for name in b if name not in a)]
+            rows = [{"fact": n, "a": a.get(n), "b": b.get(n)} for n in fields_of if a.get(n) != b.get(n)]
+            if not rows:
+                say("they are alike")
+            write_table([Column("fact", "fact"), Column("A", "a"), Column("B", "b")], rows, form)
+            return
+        found = listing.environments(session, Filter(**fields, since=since, until=until))
+    if not found:
+        say("no environment matches")
+    rows = [row.flat() for row in found]
+    if form in ("json", "csv"):
+        write_table(plain(EnvironmentSummary.columns()), rows, form)
+        return
+    rare = ("driver", "cuda", "helion", "differs")
+    write_table([c for c in COLUMNS if c.key not in rare or any(row[c.key] for row in rows)], rows, form)

@@ -1,0 +1,86 @@
+"""`groupbench export`: what is stored, for keeping and for other programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from groupbench.tracker.cli.options import reading
+from groupbench.tracker.cli.output import printable, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.orm import Session
+
+FORMATS = ("jsonl", "csv", "parquet", "v3")
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: what the name of FILE ends in.")
+@click.pass_obj
+def export(db: str, file: str, form: str | None) -> None:
+    """Write every point to FILE; `-` is stdout.
+
+    jsonl is lossless: records as they were measured, samples as float32, which `ingest` takes back. csv has a line
+    for each point, without its samples; parquet has them, and needs pyarrow; v3 is for PyTorch's benchmark
+    dashboard. FILE is replaced once all is written.
+    """
+    form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl" if file == "-" else None)
+    if form is None:
+        raise click.UsageError(f"{file}: no format has this ending; give --format {'|'.join(FORMATS)}")
+    write = _writer(form)
+    with reading(db) as session:
+        if file == "-":
+            write(session, sys.stdout.buffer)
+            return
+        count = _whole(Path(file), lambda target: write(session, target))
+    say(printable(f"{file}: {count:,} points"))
+
+
+def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
+    from groupbench.tracker import export as records
+    from groupbench.tracker import export_tables, export_v3
+
+    return {
+        "jsonl": records.write_jsonl,
+        "csv": export_tables.write_csv,
+        "parquet": export_tables.write_parquet,
+        "v3": export_v3.write_v3,
+    }[form]
+
+
+def _whole(path: Path, write: Callable[[IO[bytes]], int]) -> int:
+    """A file that is there whole or not at all. Raises StoreError."""
+    import os
+    import tempfile
+    from contextlib import suppress
+
+    from groupbench.tracker.errors import StoreError
+
+    temporary = None
+    try:
+        if path.is_dir():
+            raise StoreError(f"{path}: is a directory; give a file")
+        if path.exists() and not path.is_file():  # a pipe or a device: nothing to put in its place
+            with path.open("wb") as file:
+                return write(file)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            count = write(file)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+        return count
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                Path(temporary).unlink()

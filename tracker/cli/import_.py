@@ -1,0 +1,110 @@
+"""`groupbench import`: files that other benchmarks wrote, into the database."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.tracker.cli.options import When
+from groupbench.tracker.cli.output import printable
+
+
+class Mapping(click.ParamType[dict[str, str]]):
+    """`latency_ms=time,operator=op`: a field of the record, and the column that holds it."""
+
+    name = "mapping"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
+        if isinstance(value, dict):
+            return value
+        pairs: dict[str, str] = {}
+        for part in str(value).split(","):
+            field, equals, column = (text.strip() for text in part.partition("="))
+            if not (equals and field and column):
+                self.fail(f"{part.strip()!r} is no FIELD=COLUMN", param, ctx)
+            if field in pairs:
+                self.fail(f"{field} is mapped twice", param, ctx)
+            pairs[field] = column
+        return pairs
+
+
+@click.command(name="import")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--format", "format_name", metavar="NAME", help="Read it as this format rather than recognise it.")
+@click.option("--commit", metavar="HASH", help="What was measured, where the file does not say.")
+@click.option("--branch", metavar="NAME", help="Branch of that commit.")
+@click.option("--dirty", is_flag=True, help="The tree differed from that commit.")
+@click.option("--date", type=When(), metavar="DATE", help="When it was measured, where the file does not say.")
+@click.option("--gpu", metavar="NAME", help="GPU model that it was measured on.")
+@click.option("--cpu", metavar="NAME", help="Processor model that it was measured on, where there was no GPU.")
+@click.option("--operator", metavar="NAME", help="Operator of all results.")
+@click.option("--backend", metavar="NAME", help="Backend of all results.")
+@click.option("--mode", metavar="NAME", help="fwd or bwd.")
+@click.option("--dtype", metavar="NAME", help="Dtype of all results.")
+@click.option("--plan", metavar="NAME", help="Plan that the run belongs to, for the gate.")
+@click.option(
+    "--commit-of",
+    default="tritonbench",
+    show_default=True,
+    metavar="NAME",
+    help="Which of the repositories that TritonBench names is tracked: tritonbench, triton or pytorch.",
+)
+@click.option("--map", "mapping", type=Mapping(), metavar="FIELD=COLUMN,...", help="Columns of a plain CSV.")
+@click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms.")
+@click.option("--dry-run", is_flag=True, help="Store nothing; write the records to stdout.")
+@click.pass_obj
+def import_(
+    db: str,
+    files: tuple[str, ...],
+    format_name: str | None,
+    date: datetime | None,
+    mapping: dict[str, str] | None,
+    dry_run: bool,
+    **said: Any,
+) -> None:
+    """Store files that other benchmarks wrote.
+
+    Known: TritonBench's CSV, JSON and oss_ci_benchmark_v3 files, asv's result folders, Google Benchmark's and
+    pytest-benchmark's JSON, and plain CSV by --map. Each file is stored whole or not at all; importing it again
+    changes nothing. Text in place of a number, such as CUDA OOM, becomes a status, and never a latency.
+    """
+    from groupbench.tracker.errors import IngestError, TrackerError
+    from groupbench.tracker.formats import Options, load
+    from groupbench.tracker.record import encode
+
+    options = Options(date=date, mapping=mapping or {}, **said)
+    stored = 0
+    try:
+        for name in files:
+            loaded = load(Path(name), format_name, options)
+            if dry_run:
+                for record in loaded.records:
+                    click.echo(encode(record), nl=False)
+                continue
+            click.echo(printable(_store(db, name, loaded.title, list(enumerate(loaded.records, 1)))))
+            stored += 1
+    except TrackerError as error:
+        if stored:
+            kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"
+            raise IngestError(f"{error.message}; {kept} stored") from error
+        raise
+
+
+def _store(db: str, name: str, title: str, records: list[Any]) -> str:
+    from groupbench.tracker.ingest import ingest
+    from groupbench.tracker.store import open_store
+
+    with open_store(db, create=True) as store:
+        done = ingest(store, records, name)
+    without = sum(record.status != "ok" for _, record in records)
+    failed = f", {without} of them without a good result" if without else ""
+    nothing = " (nothing new)" if not done.added else ""
+    runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs]
+    more = f"; and {len(runs) - 5} more" if len(runs) > 5 else ""
+    return (
+        f"{name}: {title}: {done.records} results{failed}: {done.added} points added, {done.known} already known"
+        f"{nothing}, {done.new_series} series new; {'; '.join(runs[:5])}{more}"
+    )

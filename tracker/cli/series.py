@@ -1,0 +1,45 @@
+"""`groupbench series`: what is measured, and how often it was."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from groupbench.tracker.cli.options import commit_filters, reading, series_filters
+from groupbench.tracker.cli.output import Column, Format, date, output_formats, plain, say, write_table
+
+COLUMNS = (
+    Column("series", "series", right=True),
+    Column("operator", "operator"),
+    Column("backend", "backend"),
+    Column("mode", "mode"),
+    Column("shape", "shape", wraps=True, middle=True),
+    Column("dtype", "dtype"),
+    Column("hardware", "hardware", wraps=True),
+    Column("protocol", "protocol"),
+    Column("points", "points", right=True),
+    Column("ok", "ok", right=True),
+    Column("first", "first", date),
+    Column("last", "last", date),
+)
+
+
+@click.command()
+@series_filters
+@commit_filters
+@output_formats
+@click.pass_obj
+def series(
+    db: str, since: datetime | None, until: datetime | None, form: Format | None, **fields: tuple[str, ...]
+) -> None:
+    """List the series: how many points each has, and the dates of the first and the last."""
+    from groupbench.tracker import listing
+    from groupbench.tracker.rows import Filter, SeriesSummary
+
+    with reading(db) as session:
+        found = listing.series(session, Filter(**fields, since=since, until=until))
+    if not found:
+        say("no series matches")
+    columns = plain(SeriesSummary.columns()) if form in ("json", "csv") else COLUMNS
+    write_table(columns, [row.flat() for row in found], form)

@@ -1,0 +1,251 @@
+"""`groupbench show`: all that is known of one point, or of one run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from groupbench.tracker.cli.options import reading
+from groupbench.tracker.cli.output import (
+    Column,
+    Format,
+    commit_text,
+    date,
+    milliseconds,
+    output_formats,
+    plain,
+    printable,
+    short_number,
+    signed_percent,
+    spread,
+    write_json,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from groupbench.tracker.rows import PointDetail, PointRow, RunRow
+
+_CELLS = (
+    Column("id", "id"),
+    Column("operator", "operator"),
+    Column("backend", "backend"),
+    Column("mode", "mode"),
+    Column("shape", "shape", wraps=True, middle=True),
+    Column("dtype", "dtype"),
+    Column("ms", "latency_ms", milliseconds, right=True),
+    Column("spread", "spread", spread, right=True),
+    Column("tflops", "tflops", short_number, right=True),
+    Column("rms", "rms", short_number, right=True),
+    Column("status", "status"),
+    Column("message", "message", wraps=True),
+)
+_FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
+
+
+@click.command()
+@click.argument("what", metavar="ID")
+@output_formats
+@click.pass_obj
+def show(db: str, what: str, form: Format | None) -> None:
+    """All that is known of a point (12.3, as `history --ids` shows it) or a run (run:ID, the start of its id)."""
+    from groupbench.tracker import query
+
+    with reading(db) as session:
+        if what.startswith("run:"):
+            _run(session, query.find_run(session, what.removeprefix("run:") or None), form)
+        else:
+            _point(query.find_point(session, what), form)
+
+
+def _run(session: Session, run: RunRow, form: Format | None) -> None:
+    from groupbench.tracker import query
+    from groupbench.tracker.environment import declared
+    from groupbench.tracker.rows import PointRow
+
+    points = query.points_of_run(session, run)
+    environments = {point.environment.identity: point.environment for point in points}
+    rows = [point.flat() for point in points]
+    if form == "json":
+        known = [{"environment": i, **_builtins(row.facts)} for i, row in environments.items()]
+        write_json({"run": _run_facts(run), "environments": known, "points": rows})
+    elif form == "csv":
+        write_table(plain(PointRow.columns()), rows, form)
+    else:
+        facts = _run_facts(run) | _counts(points)
+        for row in environments.values():
+            alike = {name: value for name, value in declared(row.facts).items() if value is not None}
+            facts[f"environment {row.identity[:10]}"] = ", ".join(f"{name} {value}" for name, value in alike.items())
+        _write_facts(facts, form)
+        click.echo()
+        write_table(_CELLS, rows, form)
+
+
+def _run_facts(run: RunRow) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "started": run.started,
+        "commit": run.commit_text,
+        "branch": run.branch,
+        "subject": run.subject,
+        "trigger": run.trigger,
+        "plan": run.plan,
+    }
+
+
+def _counts(points: list[PointRow]) -> dict[str, Any]:
+    from groupbench.tracker.record import STATUSES
+
+    counts = {status: sum(point.status == status for point in points) for status in STATUSES}
+    return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}
+
+
+def _point(detail: PointDetail, form: Format | None) -> None:
+    point = detail.point
+    facts = {key: value for key, value in _point_facts(detail).items() if value not in (None, [], {})}
+    if form == "json":
+        parts = {"bursts_ms": detail.bursts_ms, "telemetry": detail.telemetry, "kernels": detail.kernels}
+        write_json(facts | {"environment_facts": point.environment.facts, **parts})
+        return
+    if form == "csv":
+        samples = {f"burst {i} ms": list(burst) for i, burst in enumerate(detail.bursts_ms, 1)}
+        write_table(_FACTS, [{"fact": key, "value": value} for key, value in (facts | samples).items()], form)
+        return
+    _write_facts(facts, form)
+    for title, columns, rows in _tables(detail):
+        click.echo(f"\n{title}")
+        write_table(columns, rows, form)
+    lines = list(_histogram(detail))
+    if lines:
+        click.echo(f"\nsamples, ms ({sum(map(len, detail.bursts_ms))})")
+        fence = ["```"] if form == "md" else []
+        click.echo("\n".join([*fence, *lines, *fence]))
+
+
+def _point_facts(detail: PointDetail) -> dict[str, Any]:
+    point, series = detail.point, detail.point.series
+    flat = point.flat()
+    named = ("operator", "backend", "mode", "shape", "dtype", "seed", "host", "protocol", "hardware")
+    measured = [
+        key for key in flat if key not in (*named, "id", "started", "commit", "run", "dirty", "branch", "subject")
+    ]
+    return {
+        "id": point.id,
+        **{name: flat[name] for name in named},
+        "dims": series.dims,
+        "flops": series.flops,
+        "min_bytes": series.min_bytes,
+        "run": point.run.id,
+        "started": point.run.started,
+        "trigger": point.run.trigger,
+        "plan": point.run.plan,
+        "command": detail.command,
+        "commit": point.run.commit_text,
+        "parents": list(detail.parents),
+        "branch": point.run.branch,
+        "author": detail.author,
+        "committed": detail.committed,
+        "subject": point.run.subject,
+        **{key: flat[key] for key in ("status", "message", *measured)},
+        "first_bad": list(detail.first_bad) if detail.first_bad else None,
+        "duration_s": point.duration_s,
+    }
+
+
+def _shown(key: str, value: Any) -> str:
+    if key == "spread":
+        return spread(value)
+    if key in ("started", "committed"):
+        return date(value) + " UTC"
+    if key == "commit":
+        return str(value)
+    if key == "parents":
+        return " ".join(map(commit_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:
+    """(title, columns, rows) of what a point has many of."""
+    facts = {name: value for name, value in _builtins(detail.point.environment.facts).items() if value}
+    settings = facts.pop("settings", {})
+    facts |= {f"setting {name}": value for name, value in settings.items()}
+    yield "environment", _FACTS, [{"fact": name, "value": value} for name, value in facts.items()]
+    if detail.kernels:
+        columns = ("name", "registers", "spills", "shared_bytes", "hash", "config")
+        rows = [{name: getattr(kernel, name) for name in columns} for kernel in detail.kernels]
+        for row in rows:
+            row["config"] = ", ".join(f"{key}={value}" for key, value in row["config"].items())
+        yield "kernels", tuple(Column(name, name, wraps=name in ("name", "config")) for name in columns), rows
+    if detail.bursts_ms:
+        yield "bursts", _burst_columns(detail), _burst_rows(detail)
+
+
+def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
+    columns = (
+        Column("burst", "burst", right=True),
+        Column("samples", "samples", right=True),
+        Column("median ms", "median_ms", milliseconds, right=True),
+        Column("from the median", "change", signed_percent, right=True),
+    )
+    if not detail.telemetry:
+        return columns
+    return (
+        *columns,
+        Column("MHz", "sm_clock_mhz", right=True),
+        Column("°C", "temperature_c", right=True),
+        Column("W", "power_w", right=True),
+        Column("throttled by", "throttle", ", ".join, wraps=True),
+    )
+
+
+def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
+    import statistics
+
+    rows = []
+    for i, burst in enumerate(detail.bursts_ms):
+        median = statistics.median(burst)
+        of_all = detail.point.median_ms
+        row: dict[str, Any] = {"burst": i + 1, "samples": len(burst), "median_ms": median}
+        row["change"] = median / of_all - 1 if of_all else None
+        if detail.telemetry:
+            beside = detail.telemetry[i]
+            row |= {name: getattr(beside, name) for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle")}
+        rows.append(row)
+    return rows
+
+
+def _histogram(detail: PointDetail) -> list[str]:
+    from groupbench.tracker.terminal import histogram, knows_blocks
+
+    samples = [ms for burst in detail.bursts_ms for ms in burst]
+    if len(samples) < 2:
+        return []
+    return histogram(samples, blocks=knows_blocks(getattr(sys.stdout, "encoding", None)))
+
+
+def _write_facts(facts: dict[str, Any], form: Format | None) -> None:
+    given = {name: _shown(name, value) for name, value in facts.items() if value is not None}
+    if form == "md":
+        write_table(_FACTS, [{"fact": name, "value": value} for name, value in given.items()], form)
+        return
+    width = max(map(len, given))
+    for name, value in given.items():
+        click.echo(f"{printable(name):<{width}}  {printable(value)}")
+
+
+def _builtins(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value)

@@ -1,0 +1,38 @@
+"""`groupbench verify`: whether the database holds what it should."""
+
+from __future__ import annotations
+
+import click
+
+from groupbench.tracker.cli.options import reading
+from groupbench.tracker.cli.output import printable
+
+DAMAGED = 1
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Leave out the hash of every result, which takes most of the time.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Problems shown.")
+@click.pass_context
+def verify(context: click.Context, quick: bool, limit: int) -> None:
+    """Check the file, the references between tables, and every hash.
+
+    Exit codes: 0 all is well, 1 something is not, 2 usage.
+    """
+    from itertools import islice
+
+    from sqlalchemy import func, select
+
+    from groupbench.tracker.maintenance import verify as problems_of
+    from groupbench.tracker.schema import Point
+
+    with reading(context.obj) as session:
+        problems = list(islice(problems_of(session, quick=quick), limit + 1))
+        for problem in problems[:limit]:
+            click.echo(printable(str(problem)))
+        if problems:
+            more = f"; only the first {limit} are shown" if len(problems) > limit else ""
+            click.echo(f"VERIFY {len(problems[:limit])} problems{more}; restore a backup, or `export` what can be read")
+            context.exit(DAMAGED)
+        number = session.scalar(select(func.count()).select_from(Point)) or 0
+    click.echo(f"VERIFY ok: {number:,} points" + (", their hashes not looked at" if quick else ""))

@@ -1,0 +1,118 @@
+"""Files of other benchmarks' results, read as records. One module a format, each with two functions:
+
+    recognise(head, path)   whether a file that begins like this is of the format; a folder has an empty head
+    read(path, options)     its records; raises FormatError, which names the line or key
+
+What a file does not say (commit, date, hardware) comes from `Options`. Nothing is invented: a file that needs a fact
+that neither has is refused, and text where a number belongs, an empty cell or a zero becomes a status.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.formats.common import FormatError, Options
+from groupbench.tracker.record import Record
+
+__all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
+
+HEAD = 64 * 1024
+"""Bytes that a format is recognised by."""
+
+
+class Format(Protocol):
+    TITLE: str
+
+    def recognise(self, head: bytes, path: Path) -> bool: ...
+
+    def read(self, path: Path, options: Options) -> Iterator[Record]: ...
+
+
+FORMATS = {
+    "records": "records",
+    "tritonbench-json": "tritonbench_json",
+    "v3": "v3",
+    "google-benchmark": "google_benchmark",
+    "pytest-benchmark": "pytest_benchmark",
+    "asv": "asv",
+    "tritonbench-csv": "tritonbench_csv",
+    "csv": "plain_csv",
+}
+"""Name on the command line: module here. Asked in this order; plain CSV, which anything may be, comes last."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file held."""
+
+    title: str  # of its format
+    records: tuple[Record, ...]
+
+
+def load(path: Path, format_name: str | None = None, options: Options = Options()) -> Loaded:  # noqa: B008
+    """The records of a file. Raises IngestError in one line: nothing of the file is to be used then."""
+    try:
+        form = _find(path, format_name, options)
+        records = tuple(form.read(path, options))
+        _check(records)
+    except FormatError as error:
+        raise IngestError(f"{path}: {error.message}") from error
+    except (OSError, ValueError, OverflowError) as error:  # a text that is no Unicode, a number too long
+        raise IngestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except RecursionError as error:
+        raise IngestError(f"{path}: is nested too deeply") from error
+    return Loaded(form.TITLE, records)
+
+
+def _find(path: Path, name: str | None, options: Options) -> Format:
+    if name is None and options.mapping:
+        name = "csv"
+    if name is not None:
+        if name not in FORMATS:
+            raise FormatError(f"no format {name!r}; known: {', '.join(FORMATS)}")
+        return _module(name)
+    head = b""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        if not head.strip():
+            raise FormatError("is empty")
+    for known in FORMATS:
+        form = _module(known)
+        if form.recognise(head, path):
+            return form
+    raise FormatError(f"is of no known format; name it by --format ({', '.join(FORMATS)})")
+
+
+def _module(name: str) -> Format:
+    module: Format = importlib.import_module(f"{__name__}.{FORMATS[name]}")
+    return module
+
+
+def _check(records: tuple[Record, ...]) -> None:
+    """That the store would take them, and that no two contradict each other."""
+    from groupbench.tracker.ingest import series_identity, unstorable
+    from groupbench.tracker.points import content_of
+    from groupbench.tracker.record import RecordError, decode, encode
+
+    if not records:
+        raise FormatError("holds no result")
+    seen: dict[tuple[str, str], object] = {}
+    for number, record in enumerate(records, 1):
+        cell = record.cell
+        named = f"result {number} ({cell.operator} {cell.backend} {cell.shape})"
+        try:
+            decode(encode(record))
+        except RecordError as error:
+            raise FormatError(f"{named}: {error}") from error
+        problem = unstorable(record)
+        if problem:
+            raise FormatError(f"{named}: {problem}")
+        content = content_of(record)
+        if seen.setdefault((record.run.id, series_identity(record)), content) != content:
+            raise FormatError(f"{named}: contradicts an earlier result of the same run and series")

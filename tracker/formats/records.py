@@ -1,0 +1,28 @@
+"""Our own records, JSON lines: the run, the environment and the commit are in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from groupbench.tracker.formats.common import FormatError, Options
+from groupbench.tracker.record import Record, RecordError
+from groupbench.tracker.record import read as read_lines
+
+TITLE = "groupbench records"
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    first = head.lstrip().split(b"\n", 1)[0]
+    return first.startswith(b"{") and re.match(rb'\{\s*"schema"\s*:\s*\d+\s*,', first) is not None
+
+
+def read(path: Path, options: Options) -> Iterator[Record]:
+    """As `groupbench ingest` does; options say nothing here, since records say everything."""
+    with path.open("rb") as lines:
+        try:
+            for _, record in read_lines(lines):
+                yield record
+        except RecordError as error:
+            raise FormatError(str(error)) from error

@@ -1,0 +1,85 @@
+"""TritonBench's `--output` and `--csv`: a table with `;`, a row an input, a column a backend and metric.
+
+    x_val;aten_grouped_mm-latency;aten_grouped_mm-tflops;triton_grouped_gemm-latency;triton_grouped_gemm-speedup;…
+    1024;0.073856;116.307;CUDA OOM;;…
+
+The first column is the operator's x value. Rows whose x value repeats (inputs that differ in a size that x does not
+name) are told apart by their order: `x_val=1024`, `x_val=1024#2`. The operator is not in the file: it comes from the
+file's name, `op_NAME_….csv` or `NAME.csv` as TritonBench calls them, or from the user.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from groupbench.tracker.formats.common import FormatError, Options, read_bytes, text_lines
+from groupbench.tracker.formats.tritonbench_json import MODES, Row, baseline_of, context_of, named, record_of, shape_of
+from groupbench.tracker.record import Record
+
+TITLE = "TritonBench CSV"
+
+_METRICS = ("latency", "speedup", "accuracy", "tflops", "gbps", "walltime", "compile_time")
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    first = head.split(b"\n", 1)[0]
+    if b";" not in first or first.lstrip().startswith((b"{", b"[")):
+        return False
+    return any(re.search(rb";[^;]+-" + metric.encode() + rb"\s*(;|$)", first) for metric in _METRICS)
+
+
+def read(path: Path, options: Options) -> Iterator[Record]:
+    data = read_bytes(path)
+    lines = csv.reader(text_lines(data).splitlines(keepends=True), delimiter=";")
+    try:
+        table = [(lines.line_num, cells) for cells in lines if cells]
+    except csv.Error as error:
+        raise FormatError(f"line {lines.line_num}: {error}") from error
+    if not table:
+        raise FormatError("is empty")
+    columns = [_column(header) for header in table[0][1]]
+    if not any(metric == "latency" for _, metric in columns[1:]):
+        raise FormatError("line 1: no column BACKEND-latency")
+    benchmark = _benchmark(path, options)
+    run, environment = context_of(data, options, {})
+    rows: list[Row] = []
+    seen: dict[str, int] = {}
+    for number, cells in table[1:]:
+        if len(cells) > len(columns):
+            raise FormatError(f"line {number}: {len(cells)} cells for {len(columns)} columns")
+        x_val = cells[0]
+        if x_val in ("average", "hashes"):
+            continue
+        seen[x_val] = seen.get(x_val, 0) + 1
+        if seen[x_val] > 1:
+            x_val = f"{shape_of(x_val)}#{seen[x_val]}"
+        found: dict[str, Row] = {}
+        for (backend, metric), value in zip(columns[1:], [*cells[1:], *[""] * len(columns)], strict=False):
+            if backend is not None:
+                found.setdefault(backend, Row(x_val, backend)).metrics[metric] = value
+        rows += found.values()
+    operator, mode, dtype = benchmark
+    baselines = baseline_of(rows)
+    for row in rows:
+        baseline = row.backend in baselines
+        yield record_of(row, run, environment, options, operator=operator, mode=mode, dtype=dtype, baseline=baseline)
+
+
+def _column(header: str) -> tuple[str | None, str]:
+    """(backend, metric); no backend for a metric of the input alone."""
+    backend, dash, metric = header.strip().partition("-")
+    return (backend, metric) if dash and backend else (None, header)
+
+
+def _benchmark(path: Path, options: Options) -> tuple[str, str, str | None]:
+    stem = path.name.removesuffix(".csv")
+    written = re.fullmatch(r"op_(.+)_[a-z0-9_]{8}", stem)
+    name = written[1] if written else stem
+    if options.operator:
+        name = f"{options.operator}_{next((mode for mode in MODES if name.endswith(f'_{mode}')), 'fwd')}"
+    elif not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise FormatError("the file's name does not say which operator; give --operator NAME")
+    return named(name)
