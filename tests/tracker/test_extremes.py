@@ -162,6 +162,25 @@ def test_an_instant_outside_the_calendar_is_refused(cli: Cli, make: Any, write: 
     assert "line 1: a time is out of range" in cli("ingest", write([json.dumps(line).encode()])).stderr
 
 
+@pytest.mark.parametrize("started", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
+def test_the_first_and_the_last_instant_come_back(cli: Cli, make: Any, write: Any, db: Any, started: str) -> None:
+    line = json.loads(encode(make()))
+    line["run"]["started"] = line["run"]["commit"]["time"] = started
+    assert cli("ingest", write([json.dumps(line).encode()])).exit_code == 0
+    (back,) = held(db)
+    assert json.loads(encode(back))["run"] == line["run"]
+
+
+def test_a_zero_without_its_sign_is_the_same_result(cli: Cli, make: Any, write: Any, db: Any) -> None:
+    line = json.loads(encode(make()))
+    line["accuracy"] |= {"rms": -0.0, "mismatch": -0.0}
+    line["duration_s"] = line["latency"]["prepare_ms"] = -0.0
+    file = write([json.dumps(line).encode()])
+    assert "1 points added" in cli("ingest", file).stdout
+    assert len(held(db)) == 1
+    assert "1 already known" in cli("ingest", write([json.dumps(line).replace("-0.0", "0.0").encode()])).stdout
+
+
 def test_the_same_file_twice_at_any_distance(cli: Cli, make: Any, write: Any, db: Any) -> None:
     files = [write([make(night), make(night, backend="b", status="oom")], f"{night}.jsonl") for night in range(3)]
     assert cli("ingest", *files, *files).exit_code == 0

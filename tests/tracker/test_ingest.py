@@ -19,6 +19,7 @@ from groupbench.tracker import ingest as ingests
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.export import stored_records
 from groupbench.tracker.ingest import ingest, parse
+from groupbench.tracker.maintenance import verify
 from groupbench.tracker.record import Accuracy, Record, decode, encode
 from groupbench.tracker.schema import Base, Point
 from groupbench.tracker.store import Store, open_store
@@ -304,6 +305,7 @@ def rejected_or_stored_exactly(store: Store, line: bytes) -> None:
     event("stored")
     with store.read() as session:
         assert list(stored_records(session)) == [rounded(decode(line))]
+        assert list(verify(session)) == []
 
 
 once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

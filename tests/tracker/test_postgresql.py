@@ -24,7 +24,9 @@ Cli = Callable[..., Result]
 DATA = Path(__file__).parent / "data"
 
 
-def test_an_older_database_is_migrated_and_holds_the_same(db: str, tmp_path: Path) -> None:
+def test_an_older_database_is_migrated_and_holds_the_same(
+    cli: Cli, db: str, write: Any, make: Any, tmp_path: Path
+) -> None:
     """The rows of the old SQLite file, put into tables of revision 0001."""
     old = tmp_path / "old.db"
     old.write_bytes(gzip.decompress((DATA / "revision_0001.db.gz").read_bytes()))
@@ -52,6 +54,7 @@ def test_an_older_database_is_migrated_and_holds_the_same(db: str, tmp_path: Pat
         assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
         assert list(stored_records(session)) == expected
         assert list(verify(session)) == []
+    assert "2 points added" in cli("ingest", write([make(7), make(7, backend="new")])).stdout
 
 
 def test_a_migrated_database_goes_on(cli: Cli, db: str, write: Any, make: Any) -> None:

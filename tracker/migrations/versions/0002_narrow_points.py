@@ -78,6 +78,8 @@ def upgrade() -> None:
 
 
 def _copy(connection: sa.Connection) -> None:
+    if connection.execute(sa.text("SELECT id FROM point_0001 LIMIT 1")).first() is None:
+        return  # a new database, which need not wait for a look at its tables
     tables = sa.MetaData()
     tables.reflect(connection, only=("point_0001", "point", "kernel_set", "environment", "series"))
     old, new = tables.tables["point_0001"], tables.tables["point"]
