@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.points import PPM
 from groupbench.tracker.record import STATUSES
-from groupbench.tracker.schema import Point, Run, Series
+from groupbench.tracker.schema import Point, Run, Series, table_of
 
 TIMINGS = (None, "gpu", "cpu", "interpreted")
 """None where no latency was taken."""
@@ -56,16 +56,17 @@ class Recent:
         return slice(int(self.starts[place]), int(self.starts[place + 1]))
 
 
-_COLUMNS = (
-    Point.series_id,
-    Point.run_id,
-    Point.environment_id,
-    Point.kernels_id,
-    Point.status,
-    Point.timing,
-    Point.median_ms,
-    Point.error_ppm,
-    Point.rms,
+_POINT = table_of(Point).columns
+_COLUMNS = (  # of the table: those of the mapped class would cost as much again
+    _POINT.series_id,
+    _POINT.run_id,
+    _POINT.environment_id,
+    _POINT.kernels_id,
+    _POINT.status,
+    _POINT.timing,
+    _POINT.median_ms,
+    _POINT.error_ppm,
+    _POINT.rms,
 )
 
 
@@ -84,7 +85,7 @@ def recent_points(session: Session, n: int) -> Recent:
         lacking = int((known & (have < n)).sum())
         if lacking == 0 or (place >= n and lacking <= _STRAGGLERS * known.sum()):
             break
-        block = _block(session.execute(select(*_COLUMNS).where(Point.run_id == run)).all())
+        block = _block(session.execute(select(*_COLUMNS).where(_POINT.run_id == run)).all())
         if len(block.series):
             blocks.append(block)
             have[block.series] += 1
@@ -96,7 +97,7 @@ def recent_points(session: Session, n: int) -> Recent:
         lookups = set(stragglers)
         blocks = [block.without(lookups) for block in blocks]
         for start in range(0, len(stragglers), _CHUNK):
-            query = select(*_COLUMNS).where(Point.series_id.in_(stragglers[start : start + _CHUNK]))
+            query = select(*_COLUMNS).where(_POINT.series_id.in_(stragglers[start : start + _CHUNK]))
             blocks.append(_block(session.execute(query).all()))
     return _joined(blocks, rank, n)
 
