@@ -25,7 +25,7 @@ class DamagedError(StoreError, ValueError):
     """Bytes that are not what a column should hold."""
 
 
-_RAW, _ZLIB, _BITS, _TICKS = range(4)
+_ZLIB, _BITS, _TICKS = 1, 2, 3
 _JSON, _COLUMNS = range(2)
 
 TICK_NS = (32, 10, 1)
@@ -96,9 +96,7 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
         n, method, body = sum(counts), packed[0], packed[at:]
         if n > _MOST:
             raise DamagedError("samples are damaged")
-        if method == _RAW:
-            flat = np.frombuffer(body, dtype="<f4")
-        elif method == _ZLIB:
+        if method == _ZLIB:
             flat = np.frombuffer(zlib.decompress(body), dtype=np.uint8).reshape(4, -1).T.copy().view("<f4").ravel()
         elif method == _BITS:
             flat = _unpack_whole(body, 0, n)[0].astype("<u4").view("<f4")
@@ -106,7 +104,9 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
             flat = _of_ticks(_unpack_whole(body, 1, n)[0], TICK_NS[body[0]])
         else:
             raise DamagedError(f"samples are packed by method {method}, which this groupbench does not know")
-    except (IndexError, zlib.error, OverflowError, MemoryError) as error:
+    except DamagedError:
+        raise
+    except (IndexError, ValueError, zlib.error, OverflowError, MemoryError) as error:
         raise DamagedError("samples are damaged") from error
     if len(flat) != n:
         raise DamagedError("samples are damaged")
@@ -151,7 +151,9 @@ def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
         if packed[0] != _COLUMNS:
             raise DamagedError(f"telemetry is packed by method {packed[0]}, which this groupbench does not know")
         return _unpack_columns(packed)
-    except (IndexError, OverflowError, MemoryError, msgspec.DecodeError) as error:
+    except DamagedError:
+        raise
+    except (IndexError, ValueError, OverflowError, MemoryError) as error:
         raise DamagedError("telemetry is damaged") from error
 
 

@@ -76,6 +76,10 @@ def test_any_bytes_are_samples_or_an_error(damage: bytes) -> None:
         unpack_samples(damage)
     except ValueError as error:
         assert "samples are" in str(error)
+    try:
+        unpack_telemetry(damage)
+    except ValueError as error:
+        assert "telemetry is" in str(error)
 
 
 bursts = st.fixed_dictionaries(
