@@ -12,6 +12,9 @@ the next expert's rows; B's is clipped at its own expert's N and K, since the de
 of its own. What a tile computes for rows that are not its expert's is cut off by a *ragged* descriptor of the output,
 so that the hardware masks and no instruction does. The K tail of both is zero-filled by the hardware.
 
+Tiles of half the rows (`halves`) save what an expert's last tile would compute for nobody, up to a third of all work
+with a hundred small experts, and share out a last wave that would keep less than half of the SMs busy.
+
 With few rows an expert, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at
 least, and lets a tile have as few as 16 rows of A.
 
@@ -61,6 +64,8 @@ class FlatConfig:
     swap: bool = False  # out.T = b.T @ a.T
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
     flatten: bool = True  # one software pipeline over all tiles: a tile's loads start before the last one is stored
+    halves: bool = False  # half a tile's rows where an expert's end needs no more, and in a last wave with room for it
+    per_sm: int = 1  # programs an SM: one stores while the other multiplies
 
 
 # For shapes that nobody tuned. What was measured of each, on an H100 over TritonBench's and MoE layers' shapes, is in
@@ -79,6 +84,7 @@ CONFIGS = {
     # Triton's interpreter pays by operation, hardly by element.
     "cpu": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),
     "cpu_swap": FlatConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False),
+    "cpu_halves": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False, halves=True),
 }
 
 
@@ -91,8 +97,11 @@ def candidates(mean_rows: float) -> list[FlatConfig]:
         swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
         straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 128, 128, 4, 3), (64, 256, 64, 4, 4)]
         return [FlatConfig(*tile, group_m=1, swap=True) for tile in swapped] + [FlatConfig(*t) for t in straight]
-    large = [FlatConfig(128, 256, 64, 8, 4, group_m, split_store=True) for group_m in (4, 8, 16)]
-    large += [replace(CONFIGS["large"], flatten=False), CONFIGS["many"]]
+    wide = [FlatConfig(128, 256, 64, 8, 4, group_m, split_store=True) for group_m in (4, 8, 16)]
+    many = [replace(CONFIGS["many"], group_m=group_m) for group_m in (8, 16)]
+    halves = [replace(config, flatten=False, halves=True) for config in (CONFIGS["large"], CONFIGS["many"])]
+    large = [*wide, *many, *halves, replace(CONFIGS["large"], flatten=False)]
+    large += [FlatConfig(128, 128, 64, 4, 3, split_store=True, per_sm=2)]
     return large + ([FlatConfig(128, 128, 64, 4, 4), FlatConfig(64, 256, 64, 4, 4)] if mean_rows <= 600 else [])
 
 
@@ -104,8 +113,13 @@ def illegal(config: FlatConfig, dtype: torch.dtype) -> str | None:
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
     shared = (stages + store) * dtype.itemsize
-    if shared > SHARED_MEMORY_BYTES:
-        return f"{config.num_stages} stages and the output tile take {shared} bytes of {SHARED_MEMORY_BYTES}"
+    if shared > SHARED_MEMORY_BYTES // config.per_sm:
+        return (
+            f"{config.num_stages} stages and the output tile take {shared} bytes of "
+            f"{SHARED_MEMORY_BYTES // config.per_sm}"
+        )
+    if config.halves and (config.flatten or config.block_m < 32):
+        return "halves has two inner loops, which do not flatten, and half a tile is 16 rows at least"
     if config.swap and config.split_store:
         return "a swapped tile is stored whole"
     return None
@@ -153,8 +167,71 @@ def _store(desc, start, size, row, column, tile, ROWS: tl.constexpr, COLUMNS: tl
 
 
 @triton.jit
+def _product(
+    a_desc,
+    b_desc,
+    row,
+    matrix,
+    column,
+    steps,
+    B_IS_NK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SWAP: tl.constexpr,
+):
+    """fp32 tile [BLOCK_M, BLOCK_N] of a @ b[matrix], transposed where SWAP."""
+    if SWAP:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(steps):
+        a = a_desc.load([row, step * BLOCK_K])
+        if B_IS_NK:
+            b_nk = b_desc.load([matrix, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
+            if SWAP:
+                acc = tl.dot(b_nk, a.T, acc, input_precision=PRECISION)
+            else:
+                acc = tl.dot(a, b_nk.T, acc, input_precision=PRECISION)
+        else:
+            b_kn = b_desc.load([matrix, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+            if SWAP:
+                acc = tl.dot(b_kn.T, a.T, acc, input_precision=PRECISION)
+            else:
+                acc = tl.dot(a, b_kn, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _write(
+    desc,
+    start,
+    size,
+    row,
+    column,
+    acc,
+    DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SWAP: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+):
+    if SWAP:
+        _store(desc, start, size, row, column, acc.to(DTYPE).T, BLOCK_M, BLOCK_N)
+    elif SPLIT_STORE:
+        halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        _store(desc, start, size, row, column, left.to(DTYPE), BLOCK_M, BLOCK_N // 2)
+        _store(desc, start, size, row, column + BLOCK_N // 2, right.to(DTYPE), BLOCK_M, BLOCK_N // 2)
+    else:
+        _store(desc, start, size, row, column, acc.to(DTYPE), BLOCK_M, BLOCK_N)
+
+
+@triton.jit
 def _flat_kernel(
     a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
+    a_half_desc,  # the same, tiles [BLOCK_M // 2, BLOCK_K]; looked at where HALVES
     b_desc,  # [G or 1, N, K] or [G or 1, K, N], tiles of one expert
     out_desc,  # [M, N], ragged along M
     out_ptr,  # the same memory
@@ -175,8 +252,10 @@ def _flat_kernel(
     SWAP: tl.constexpr,
     SPLIT_STORE: tl.constexpr,
     FLATTEN: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    dtype = out_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    HALF: tl.constexpr = BLOCK_M // 2
     experts = tl.arange(0, G_POW2)
     real = experts < G
     ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
@@ -186,7 +265,19 @@ def _flat_kernel(
     tiles_m = tl.sum(counts, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS, flatten=FLATTEN):
+    items = tiles_m * tiles_n
+    whole = items
+    if HALVES:  # a last wave that fills less than half of the GPU is shared out by half tiles
+        last = items % NUM_PROGRAMS
+        if 2 * last <= NUM_PROGRAMS:
+            whole = items - last
+            items += last
+    for item in tl.range(tl.program_id(0), items, NUM_PROGRAMS, flatten=FLATTEN):
+        tile = item
+        half = 0
+        if HALVES:
+            tile = tl.where(item < whole, item, (item + whole) // 2)
+            half = tl.where(item < whole, 0, (item - whole) % 2)
         tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
         g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
         mine = experts == g
@@ -195,40 +286,38 @@ def _flat_kernel(
         row = (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M  # within the expert's rows
         column = tile_n * BLOCK_N
         matrix = 0 if SHARED_B else g
-        if SWAP:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for step in range(steps):
-            a = a_desc.load([start + row, step * BLOCK_K])
-            if B_IS_NK:
-                b_nk = b_desc.load([matrix, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
-                if SWAP:
-                    acc = tl.dot(b_nk, a.T, acc, input_precision=PRECISION)
-                else:
-                    acc = tl.dot(a, b_nk.T, acc, input_precision=PRECISION)
+        if HALVES:
+            row += half * HALF
+            if (item >= whole) | (size - row <= HALF):
+                acc_half = _product(
+                    a_half_desc, b_desc, start + row, matrix, column, steps,
+                    B_IS_NK, PRECISION, HALF, BLOCK_N, BLOCK_K, SWAP,
+                )  # fmt: skip
+                # Not by TMA: Triton keeps a buffer for each kind of store, and shared memory is full.
+                rows = row + tl.arange(0, HALF)
+                columns_here = column + tl.arange(0, BLOCK_N)
+                at = out_ptr + (start + rows).to(tl.int64)[:, None] * N + columns_here[None, :]
+                result = acc_half.T if SWAP else acc_half
+                tl.store(at, result.to(DTYPE), mask=(rows < size)[:, None] & (columns_here < N)[None, :])
             else:
-                b_kn = b_desc.load([matrix, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
-                if SWAP:
-                    acc = tl.dot(b_kn.T, a.T, acc, input_precision=PRECISION)
-                else:
-                    acc = tl.dot(a, b_kn, acc, input_precision=PRECISION)
-        if SWAP:
-            _store(out_desc, start, size, row, column, acc.to(dtype).T, BLOCK_M, BLOCK_N)
-        elif SPLIT_STORE:
-            halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-            left, right = tl.split(halves)
-            _store(out_desc, start, size, row, column, left.to(dtype), BLOCK_M, BLOCK_N // 2)
-            _store(out_desc, start, size, row, column + BLOCK_N // 2, right.to(dtype), BLOCK_M, BLOCK_N // 2)
+                acc = _product(
+                    a_desc, b_desc, start + row, matrix, column, steps,
+                    B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
+                )  # fmt: skip
+                _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
         else:
-            _store(out_desc, start, size, row, column, acc.to(dtype), BLOCK_M, BLOCK_N)
+            acc = _product(
+                a_desc, b_desc, start + row, matrix, column, steps,
+                B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
+            )  # fmt: skip
+            _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
     # Rows past the last expert's belong to nobody and are zero.
     columns = tl.arange(0, BLOCK_N)
     row_elements = tl.full((), 1, tl.int64) * N
     for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + tl.program_id(0), M, NUM_PROGRAMS):
         for first in range(0, N, BLOCK_N):
             at = out_ptr + row_past * row_elements + first + columns
-            tl.store(at, tl.zeros((BLOCK_N,), dtype=dtype), mask=first + columns < N)
+            tl.store(at, tl.zeros((BLOCK_N,), dtype=DTYPE), mask=first + columns < N)
 
 
 def prepare_flat(
@@ -236,13 +325,14 @@ def prepare_flat(
     b: Tensor,  # [G, K, N]; weights stored as [G, N, K] come as a transposed view, one shared by all expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: FlatConfig | None = None,
+    trusted: bool = False,  # shapes and offsets are known to be right: no look at them, which waits for the device
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
 
     Falls back to the pointer kernel, whose sizes are fixed here, where TMA cannot go.
     """
     require_runnable(a, b)
-    ends = group_ends(a, b, offs)
+    ends = [] if trusted else group_ends(a, b, offs)
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -251,17 +341,19 @@ def prepare_flat(
     if reason := illegal(config, a.dtype):
         raise ValueError(f"{config}: {reason}")
     if needs_pointers(a, weights, N) is not None:
-        return _prepare_pointers(a, b, ends)
+        return _prepare_pointers(a, b, ends or group_ends(a, b, offs))
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(weights, block_b)
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
-    programs = worker_count(a.device)
+    a_half_desc = TensorDescriptor.from_tensor(a, [config.block_m // 2, config.block_k]) if config.halves else None
+    programs = worker_count(a.device, config.per_sm)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
         _flat_kernel[(programs,)](
             a_desc,
+            a_half_desc,
             b_desc,
             create_ragged_descriptor(out, block_out),
             out,
@@ -282,6 +374,7 @@ def prepare_flat(
             SWAP=config.swap,
             SPLIT_STORE=config.split_store,
             FLATTEN=config.flatten,
+            HALVES=config.halves,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

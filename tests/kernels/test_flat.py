@@ -29,7 +29,7 @@ def test_every_config_is_right(name, weights, make_case, make_inputs, poisoned, 
     check(out, grouped_gemm_reference(a, b, offs), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu_swap"])
+@pytest.mark.parametrize("name", ["cpu", "cpu_swap", "cpu_halves"])
 def test_offsets_are_read_on_the_device_at_every_call(name, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("three", (40, 24, 36), n=48, k=64), torch.float16)
     run = flat.prepare_flat(a, b, offs, flat.CONFIGS[name])
@@ -40,6 +40,28 @@ def test_offsets_are_read_on_the_device_at_every_call(name, make_case, make_inpu
         owned = ends[-1]
         check(out[:owned], grouped_gemm_reference(a, b, offs)[:owned], torch.float16)
         assert (out[owned:] == 0).all()
+
+
+HALVES = {  # rows of the experts; tiles of 32 rows and 32 of 64 columns, 4 programs
+    "ends_of_16_and_17_rows": (16, 17, 1, 31, 32, 33, 0, 48, 49),
+    "last_wave_of_2_tiles": (32, 32, 32),
+    "last_wave_of_4_tiles": (32, 32, 32, 32),
+    "last_wave_halves_an_end": (32, 32, 20),
+    "less_than_a_wave": (20,),
+}
+
+
+@pytest.mark.parametrize("rows", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("weights", ["rows", "columns"])
+def test_halves(rows, weights, make_case, make_inputs, poisoned, check):
+    """Half tiles at an expert's end and in a short last wave, with NaN in what is the next expert's."""
+    a, b, offs = make_inputs(make_case("halves", rows, n=64, k=40, weights=weights, tail=3), torch.float16)
+    halves = flat.CONFIGS["cpu_halves"]
+    for config in (halves, flat.replace(halves, split_store=True)):
+        run = flat.prepare_flat(a, b, offs, config)
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_reference(a, b, offs), torch.float16)
 
 
 def test_every_expert_reads_its_own_weights_at_the_tails(make_case, make_inputs, check):
@@ -74,6 +96,8 @@ def test_illegal_configs_are_named():
         ({"num_stages": 5}, "bytes"),
         ({"split_store": False}, "output tile"),
         ({"swap": True}, "stored whole"),
+        ({"halves": True}, "do not flatten"),
+        ({"per_sm": 2}, "bytes"),
     ):
         reason = flat.illegal(flat.replace(large, **change), torch.float16)
         assert reason is not None, change
