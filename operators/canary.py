@@ -1,7 +1,8 @@
 """Canaries: a copy for bandwidth and a cuBLAS product for compute, measured beside everything else.
 
 They tell that the machine is ill (a slower copy on the same card is no kernel's fault); they are no normaliser, since
-the noise of different kernels is not correlated.
+the noise of different kernels is not correlated. A product of any size is the ceiling for a grouped GEMM of as many
+operations: one matrix in place of many.
 """
 
 from __future__ import annotations
@@ -17,47 +18,89 @@ if TYPE_CHECKING:
 
 
 MAX_SIZE = 1 << 20  # 2 N^3 fits 64 bits
+SHAPES_HELP = "copy,N=SIZE, matmul,N=SIZE or matmul,M=SIZE,N=SIZE,K=SIZE (,W=nk)"
 
 
 @dataclass(frozen=True)
 class CanaryShape:
-    """A copy of N x N elements, or the product of two such matrices."""
+    """A copy of N x N elements, or the product of [M, K] and [K, N], both N where they are not given.
+
+    nk  the second matrix is stored as [N, K], as layers keep weights
+    """
 
     kind: str
     N: int
+    M: int = 0
+    K: int = 0
+    nk: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
-        return {"N": self.N}
+        return {"M": self.M, "N": self.N, "K": self.K} if self.M else {"N": self.N}
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(M, N, K)"""
+        return self.M or self.N, self.N, self.K or self.N
 
     def __str__(self) -> str:
-        return f"{self.kind},N={self.N}"
+        if not self.M:
+            return f"{self.kind},N={self.N}"
+        return f"{self.kind},M={self.M},N={self.N},K={self.K}" + (",W=nk" if self.nk else "")
 
 
 @dataclass(frozen=True)
 class CanaryInputs:
     kind: str
-    x: Tensor  # [N, N]
-    y: Tensor  # [N, N]
+    x: Tensor  # [M, K]
+    y: Tensor  # [K, N]
 
 
 def parse_shape(text: str) -> CanaryShape:
-    kind, _, size = text.partition(",N=")
-    if kind not in ("copy", "matmul") or not size.isdecimal() or not 1 <= int(size) <= MAX_SIZE:
-        raise ValueError(f"canary {text!r} is neither copy,N=SIZE nor matmul,N=SIZE")
-    return CanaryShape(kind, int(size))
+    kind, *fields = text.split(",")
+    nk = fields[-1:] == ["W=nk"]
+    pairs = [field.partition("=") for field in (fields[:-1] if nk else fields)]
+    letters = "".join(letter for letter, _, _ in pairs)
+    sizes = [int(size) for _, _, size in pairs if size.isascii() and size.isdecimal()]
+    square = letters == "N" and not nk
+    if (
+        not ((kind == "copy" and square) or (kind == "matmul" and (square or letters == "MNK")))
+        or len(sizes) != len(pairs)
+        or not all(1 <= size <= MAX_SIZE for size in sizes)
+    ):
+        raise ValueError(f"canary {text!r} is none of {SHAPES_HELP}")
+    if square:
+        return CanaryShape(kind, sizes[0])
+    M, N, K = sizes
+    return CanaryShape(kind, N, M, K, nk)
 
 
 def make_inputs(shape: CanaryShape, dtype: str, device: str, seed: int) -> CanaryInputs:
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
-    x, y = (torch.randn(shape.N, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype)) for _ in "xy")
-    return CanaryInputs(shape.kind, x, y)
+
+    def values(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    M, N, K = shape.sizes
+    x = values(M, K)
+    return CanaryInputs(shape.kind, x, values(N, K).t() if shape.nk else values(K, N))
 
 
 def reference(inputs: CanaryInputs) -> Tensor:
     return inputs.x.clone() if inputs.kind == "copy" else inputs.x.float() @ inputs.y.float()
+
+
+def flops(shape: CanaryShape) -> int:
+    M, N, K = shape.sizes
+    return 2 * M * N * K if shape.kind == "matmul" else 0
+
+
+def min_bytes(shape: CanaryShape, dtype: str) -> int:
+    M, N, K = shape.sizes
+    elements = 2 * N * N if shape.kind == "copy" else M * K + K * N + M * N
+    return elements * (4 if dtype == "fp32" else 2)
 
 
 def prepare_torch(inputs: CanaryInputs) -> Run:
@@ -77,7 +120,7 @@ CANARY = Operator(
     parse_shape=parse_shape,
     make_inputs=make_inputs,
     reference=reference,
-    flops=lambda shape: 2 * shape.N**3 if shape.kind == "matmul" else 0,
-    min_bytes=lambda shape, dtype: (2 if shape.kind == "copy" else 3) * shape.N**2 * (4 if dtype == "fp32" else 2),
-    shapes_help="copy,N=SIZE or matmul,N=SIZE",
+    flops=flops,
+    min_bytes=min_bytes,
+    shapes_help=SHAPES_HELP,
 )

@@ -74,7 +74,11 @@ class _GreedyShapes(click.Command):
 @click.option("--num-inputs", type=click.IntRange(min=1), help="How many inputs.")
 @click.option("--mode", default="fwd", show_default=True, help="fwd; bwd where the operator has it.")
 @click.option(
-    "--precision", "--dtype", "precision", callback=_commas, help="bf16, fp16, fp32, by comma. [bf16; fp16 on a CPU]"
+    "--precision",
+    "--dtype",
+    "precision",
+    callback=_commas,
+    help="bf16, fp16, fp32, fp8, by comma. [bf16; fp16 on a CPU]",
 )
 @click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option("--metrics", callback=_commas, help="Columns, by comma; --list-metrics names them.")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """bf16, fp16, fp32. Raises KeyError."""
+    """bf16, fp16, fp32; fp8 is e4m3fn. Raises KeyError."""
     return _dtypes()[name]
 
 
@@ -21,4 +21,4 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 def _dtypes() -> dict[str, torch.dtype]:
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}

@@ -139,7 +139,7 @@ def _problem(job: Job) -> tuple[Any, ...]:
 def _problem_records(
     jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    operator = get_operator(jobs[0].operator, jobs[0].plugins)
+    operator = get_operator(jobs[0].operator, jobs[0].plugins).in_mode(jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
     able: list[Job] = []
     for job in jobs:
@@ -246,7 +246,7 @@ def _record(
     kernels: tuple[Kernel, ...] = (),
     duration_s: float | None = None,
 ) -> Record:
-    operator = get_operator(job.operator, job.plugins)
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     shape = operator.parse_shape(job.shape)
     return Record(
         schema=SCHEMA,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators import shapes
 from groupbench.operators.dtypes import dtype_name, torch_dtype
-from groupbench.operators.operator import Backend, Example, Operator, Run, Target
+from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
 from groupbench.operators.shapes import GroupedShape
 
 if TYPE_CHECKING:
@@ -87,9 +87,100 @@ def flops(shape: GroupedShape) -> int:
 
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
     """A once, B once for each expert that has rows (once in all where it is shared), C once."""
+    return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * _BYTES[dtype]
+
+
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def _weights_read(shape: GroupedShape) -> int:
+    """Elements of B that its users have rows for."""
     active = 1 if shape.shared else sum(row > 0 for row in shape.rows)
-    elements = shape.M * shape.K + active * shape.K * shape.N + shape.M * shape.N
-    return elements * {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    return active * shape.K * shape.N
+
+
+# --- mode bwd ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """What the forward has saved, and the gradient of its output."""
+
+    x: GroupedInputs
+    dc: Tensor  # [M, N]
+    nk: bool  # the weights are stored as [G, N, K], and their gradient will be
+
+
+def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> BackwardInputs:
+    """The forward's inputs, and a standard normal gradient."""
+    import torch
+
+    x = make_inputs(shape, dtype, device, seed)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
+    return BackwardInputs(x, dc, shape.nk)
+
+
+def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
+    """{"dA": [M, K], "dB": [G, K, N]}; a shared B has a gradient for each group."""
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, grouped_gemm_wgrad_reference
+
+    return {
+        "dA": grouped_gemm_reference(x.dc, x.x.b.transpose(1, 2), x.x.offs),
+        "dB": grouped_gemm_wgrad_reference(x.x.a, x.dc, x.x.offs),
+    }
+
+
+def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
+    """A, dC and what is used of B once; dA and every group's dB once."""
+    M, N, K = shape.M, shape.N, shape.K
+    return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * _BYTES[dtype]
+
+
+def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
+    """Two torch.matmul for each group that has rows; others' gradients are zero."""
+    import torch
+
+    ends = [sum(x.x.rows[: g + 1]) for g in range(len(x.x.rows))]
+    problems = [(g, slice(end - row, end)) for g, (row, end) in enumerate(zip(x.x.rows, ends, strict=True))]
+    (M, K), (G, _, N) = x.x.a.shape, x.x.b.shape
+
+    def run() -> tuple[Tensor, Tensor]:
+        da = x.dc.new_empty(M, K)
+        db = x.dc.new_empty(G, N, K).transpose(1, 2) if x.nk else x.dc.new_empty(G, K, N)
+        for g, rows in problems:
+            if rows.start == rows.stop:
+                db[g].zero_()
+                continue
+            torch.matmul(x.dc[rows], x.x.b[g].t(), out=da[rows])
+            if x.nk:
+                torch.matmul(x.dc[rows].t(), x.x.a[rows], out=db[g].t())
+            else:
+                torch.matmul(x.x.a[rows].t(), x.dc[rows], out=db[g])
+        return da, db
+
+    return run
+
+
+def prepare_torch_grouped_mm_bwd(x: BackwardInputs) -> Run:
+    """torch's own derivative of F.grouped_mm, whose forward runs here."""
+    import torch
+    import torch.nn.functional as F
+
+    a, b = (aligned(operand).detach().requires_grad_() for operand in (x.x.a, x.x.b))
+    out = F.grouped_mm(a, b, offs=x.x.offs)
+    dc = aligned(x.dc)
+    return lambda: torch.autograd.grad(out, (a, b), dc, retain_graph=True)
+
+
+def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.flat import prepare_flat
+    from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
+
+    a, dc = aligned(x.x.a), aligned(x.dc)
+    dgrad = prepare_flat(dc, x.x.b.transpose(1, 2), x.x.offs)
+    wgrad = prepare_wgrad(a, dc, x.x.offs, x.nk)
+    return lambda: (dgrad(), wgrad())
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
@@ -118,7 +209,7 @@ def prepare_torch_loop(x: GroupedInputs) -> Run:
 def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
     import torch.nn.functional as F
 
-    a, b = _aligned(x.a), _aligned(x.b)
+    a, b = aligned(x.a), aligned(x.b)
     return lambda: F.grouped_mm(a, b, offs=x.offs)
 
 
@@ -131,7 +222,7 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
 def prepare_triton_flat(x: GroupedInputs) -> Run:
     from groupbench.kernels.grouped_gemm.flat import prepare_flat
 
-    return prepare_flat(_aligned(x.a), x.b, x.offs)
+    return prepare_flat(aligned(x.a), x.b, x.offs)
 
 
 def prepare_triton_contiguous(x: GroupedInputs) -> Run:
@@ -152,7 +243,19 @@ def prepare_helion_persistent(x: GroupedInputs) -> Run:
     return prepare_helion_persistent(x.a, x.b, x.offs)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def prepare_helion_worklist(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_worklist import prepare_helion_worklist
+
+    return prepare_helion_worklist(aligned(x.a), x.b, x.offs)
+
+
+def prepare_torch_compile(x: GroupedInputs) -> Run:
+    from groupbench.operators.inductor import prepare_grouped_mm
+
+    return prepare_grouped_mm(aligned(x.a), aligned(x.b), x.offs)
+
+
+def aligned(x: Tensor) -> Tensor:
     """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included)."""
     step = 16 // x.element_size()
     inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
@@ -170,6 +273,12 @@ def _aligned(x: Tensor) -> Tensor:
     return padded if inner == -1 else padded.transpose(-1, -2)
 
 
+def no_inductor_template(target: Target) -> str | None:
+    if target.device != "cuda" or (target.capability or (9, 0)) < (9, 0):
+        return "Inductor's Triton template of grouped_mm needs an NVIDIA GPU, Hopper or newer"
+    return None
+
+
 def no_interpreted_bf16(target: Target) -> str | None:
     if target.interpreted and target.dtype == "bf16":
         return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
@@ -184,11 +293,19 @@ GROUPED_GEMM = Operator(
             "torch_loop",
             prepare_torch_loop,
             "one torch.matmul for each group that has rows, sizes known on the host, into one output",
+            prepare_bwd=prepare_torch_loop_bwd,
         ),
         Backend(
             "torch_grouped_mm",
             prepare_torch_grouped_mm,
             "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
+            prepare_bwd=prepare_torch_grouped_mm_bwd,
+        ),
+        Backend(
+            "torch_compile",
+            prepare_torch_compile,
+            "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
+            unavailable=no_inductor_template,
         ),
         Backend(
             "triton_pointer",
@@ -203,6 +320,7 @@ GROUPED_GEMM = Operator(
             "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
             kind="triton",
             unavailable=no_interpreted_bf16,
+            prepare_bwd=prepare_triton_flat_bwd,
         ),
         Backend(
             "triton_contiguous",
@@ -225,6 +343,13 @@ GROUPED_GEMM = Operator(
             kind="helion",
             unavailable=no_interpreted_bf16,
         ),
+        Backend(
+            "helion_worklist",
+            prepare_helion_worklist,
+            "a list of tiles made on the device, then TMA loads without masks; after Helion's pretuned DeepGEMM kernel",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
     ),
     suites={name: tuple(suite.values()) for name, suite in shapes.SUITES.items()},
     parse_shape=shapes.parse,
@@ -234,4 +359,11 @@ GROUPED_GEMM = Operator(
     min_bytes=min_bytes,
     shapes_help=shapes.HELP,
     from_tritonbench=from_tritonbench,
+    backward=Backward(
+        make_inputs=make_backward_inputs,
+        reference=reference_backward,
+        flops=lambda shape: 2 * flops(shape),
+        min_bytes=min_bytes_backward,
+        suites=shapes.weight_gradient_suites(),
+    ),
 )

@@ -41,7 +41,7 @@ class Example:
     inputs: Any
 
 
-Run = Callable[[], "torch.Tensor"]
+Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the reference names several
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Backend:
     kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
     unavailable  why it cannot run on a target, or None; asked before anything is made
     operator     which operator it belongs to; only a plugin needs to say
+    prepare_bwd  the same of the operator's mode bwd, None where it has the forward alone
+    tolerance    the row of the tolerance table it is held to, where that is not its output's dtype
     """
 
     name: str
@@ -62,6 +64,23 @@ class Backend:
     kind: str = "torch"
     unavailable: Callable[[Target], str | None] = field(default=lambda target: None)
     operator: str = ""
+    tolerance: str | None = None
+    prepare_bwd: Callable[[Any], Run] | None = None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What an operator's mode bwd measures: all gradients, given what the forward has saved. The forward is not timed.
+
+    Fields are as the operator's own. `reference` gives a gradient by name, such as {"dA": ..., "dB": ...}; a backend's
+    `prepare_bwd` makes a callable that returns them in that order.
+    """
+
+    make_inputs: Callable[[Any, str, str, int], Any]
+    reference: Callable[[Any], Mapping[str, torch.Tensor]]
+    flops: Callable[[Any], int]
+    min_bytes: Callable[[Any, str], int]
+    suites: Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -71,9 +90,12 @@ class Operator:
     suites       name -> shapes; the first one is the default
     parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes
     make_inputs  (shape, dtype name, device, seed) -> inputs; any object, handed to `prepare` and `reference`
-    reference    inputs -> output in fp32 or better
+    reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them
     flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once
+    output_dtype  dtype name of a cell -> that of its output; by it the tolerance is chosen
+    decode        output -> the values it stands for, [M, N], where it is no such tensor itself; raises TypeError
     from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
+    backward      what mode bwd measures; None where there is the forward alone
     """
 
     name: str
@@ -82,13 +104,36 @@ class Operator:
     suites: Mapping[str, tuple[Any, ...]]
     parse_shape: Callable[[str], Any]
     make_inputs: Callable[[Any, str, str, int], Any]
-    reference: Callable[[Any], torch.Tensor]
+    reference: Callable[[Any], torch.Tensor | Mapping[str, torch.Tensor]]
     flops: Callable[[Any], int]
     min_bytes: Callable[[Any, str], int]
-    modes: tuple[str, ...] = ("fwd",)
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     shapes_help: str = ""
+    output_dtype: Callable[[str], str] = lambda dtype: dtype
+    decode: Callable[[Any], torch.Tensor] | None = None
     from_tritonbench: Callable[..., Example] | None = None
+    backward: Backward | None = None
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("fwd",) if self.backward is None else ("fwd", "bwd")
+
+    def in_mode(self, mode: str) -> Operator:
+        """The operator that a mode measures, one like any other. Raises KeyError for a mode it does not have."""
+        if mode == "fwd":
+            return self
+        if mode != "bwd" or self.backward is None:
+            raise KeyError(mode)
+        return replace(
+            self,
+            backends=tuple(map(_backward_backend, self.backends)),
+            make_inputs=self.backward.make_inputs,
+            reference=self.backward.reference,
+            flops=self.backward.flops,
+            min_bytes=self.backward.min_bytes,
+            suites=self.backward.suites,
+            from_tritonbench=None,
+        )
 
     def backend(self, name: str) -> Backend:
         """The backend of that name. Raises KeyError."""
@@ -102,3 +147,9 @@ class Operator:
         last = {backend.name: backend for backend in more}
         kept = tuple(backend for backend in self.backends if backend.name not in last)
         return replace(self, backends=(*kept, *last.values()))
+
+
+def _backward_backend(backend: Backend) -> Backend:
+    if backend.prepare_bwd is not None:
+        return replace(backend, prepare=backend.prepare_bwd)
+    return replace(backend, unavailable=lambda target: f"{backend.name} has no backward")

@@ -17,9 +17,21 @@ from typing import Any
 from groupbench.operators.canary import CANARY
 from groupbench.operators.errors import UsageError
 from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.grouped_gemm_dgrad import GROUPED_GEMM_DGRAD
+from groupbench.operators.grouped_gemm_fp8 import GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE
+from groupbench.operators.grouped_gemm_wgrad import GROUPED_GEMM_WGRAD
 from groupbench.operators.operator import Backend, Operator
+from groupbench.operators.quantize_fp8 import QUANTIZE_FP8
 
-OPERATORS: tuple[Operator, ...] = (GROUPED_GEMM, CANARY)
+OPERATORS: tuple[Operator, ...] = (
+    GROUPED_GEMM,
+    GROUPED_GEMM_DGRAD,
+    GROUPED_GEMM_WGRAD,
+    GROUPED_GEMM_FP8,
+    GROUPED_GEMM_FP8_BLOCKWISE,
+    QUANTIZE_FP8,
+    CANARY,
+)
 
 
 def operator_names() -> list[str]:

@@ -9,6 +9,10 @@ element: atol is in units of the output's own RMS, since an element near zero in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from groupbench.operators.operator import Operator
 
 
 @dataclass(frozen=True)
@@ -30,4 +34,16 @@ TOLERANCES: dict[str, Tolerance] = {
     "fp16": Tolerance(rms=1e-3, rtol=2e-3, atol=2e-3),
     # IEEE fp32: a sum of K terms in any order, K up to 2^15. TF32 (3e-4) is wrong for fp32, by design.
     "fp32": Tolerance(rms=5e-6, rtol=1e-4, atol=1e-4),
+    # e4m3fn: u is 2^-4, and its rounding 0.027 RMS; a value cut off instead of rounded would be at 0.053. A little more
+    # for the scale's rounding, and atol for what is subnormal beside the largest value of its row.
+    "fp8": Tolerance(rms=4e-2, rtol=6.26e-2, atol=1e-4),
+    # bf16, of fp8 products whose sums stayed in Hopper's tensor cores (13 bits, cut off: kernels/grouped_gemm/fp8.py).
+    # For standard normal values that adds 0.003 RMS and 0.025 at most at K = 16384.
+    "bf16_fast_accum": Tolerance(rms=8e-3, rtol=1.6e-2, atol=4e-2),
 }
+
+
+def tolerance_of(operator: Operator, backend: str, dtype: str) -> Tolerance:
+    """What the output of a backend of that name is held to in a cell of this dtype; it may be one of another host's."""
+    own = next((known.tolerance for known in operator.backends if known.name == backend), None)
+    return TOLERANCES[own or operator.output_dtype(dtype)]

@@ -32,6 +32,22 @@ def grouped_gemm_reference(
     return out
 
 
+def grouped_gemm_wgrad_reference(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N], the gradient of the output
+    offs: Tensor,  # [G], int32 or int64 end offsets
+) -> Tensor:  # [G, K, N], fp64 or fp32: the gradient of b; zero for a group without rows
+    """a[rows of g].T @ dc[rows of g]; rows past offs[-1] are not looked at."""
+    wide = _wide(a.dtype)
+    out = torch.zeros(offs.numel(), a.size(1), dc.size(1), dtype=wide, device=a.device)
+    start = 0
+    with _without_tf32():
+        for g, end in enumerate(offs.tolist()):
+            out[g] = a[start:end].to(wide).T @ dc[start:end].to(wide)
+            start = end
+    return out
+
+
 def reference_list(
     group_a: Sequence[Tensor],  # G of [M_g, K_g]
     group_b: Sequence[Tensor],  # G of [K_g, N_g]

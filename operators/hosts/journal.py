@@ -22,10 +22,12 @@ class Setup(msgspec.Struct, frozen=True):
 
     op      the operator as TritonBench names it
     own     the operator of ours that stands behind it, None where it is TritonBench's
+    mode    fwd, or bwd where the operator is ours and has it
     """
 
     op: str
     own: str | None
+    mode: str = "fwd"
     plugins: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     seed: int = 0

@@ -75,8 +75,9 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
     return Setup(
         op=OWN_PREFIX + op,
         own=op,
+        mode=options["mode"],
         plugins=plugins,
-        shapes=tuple(plan.select_shapes(operator, selection, device)),
+        shapes=tuple(plan.select_shapes(operator.in_mode(options["mode"]), selection, device)),
         seed=options["seed"],
         protocol=Protocol(options["protocol"], options["bursts"], options["samples"], idle_s=options["idle"]),
     )
@@ -85,20 +86,26 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
 def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
     """Whether our operator runs rather than TritonBench's namesake with our backends added.
 
-    TritonBench's grouped_gemm asks CUDA at import, so on a CPU ours is the only one; suites are ours too.
+    TritonBench's grouped_gemm asks CUDA at import, so on a CPU ours is the only one; suites and mode bwd are ours too.
     """
     if options["suites"] or device == "cpu" or any("=" in shape for shape in options["shapes"]):
+        return True
+    if options["mode"] in get_operator(op).modes[1:]:  # its grouped_gemm has the forward alone
         return True
     spec = importlib.util.find_spec("tritonbench")
     folders = spec.submodule_search_locations if spec else None
     return not any((Path(folder) / "operators" / op).is_dir() for folder in folders or ())
 
 
+def _cpu_dtypes(op: str) -> tuple[str, ...]:
+    return plan.default_dtypes(get_operator(op), "cpu") if op in operator_names() else ("fp16",)
+
+
 def _arguments(op: str, options: dict[str, Any], device: str) -> list[str]:
     """TritonBench's command line."""
     own = op in operator_names() and _is_own(op, options, device)
     arguments = ["--op", (OWN_PREFIX if own else "") + op, "--device", device, "--mode", options["mode"]]
-    precision = options["precision"] or (("fp16",) if device == "cpu" else ())
+    precision = options["precision"] or (_cpu_dtypes(op) if device == "cpu" else ())
     if len(precision) > 1:
         raise UsageError("TritonBench takes one --precision at a time")
     texts = {

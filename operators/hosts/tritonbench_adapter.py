@@ -33,7 +33,6 @@ from groupbench.operators.measure.cell import describe, is_oom
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
 from groupbench.operators.operator import Backend, Example, Operator, Target
 from groupbench.operators.registry import get_operator, load_plugin, operator_names
-from groupbench.operators.tolerances import TOLERANCES
 from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
 
 PACKAGE = "tritonbench.operators"
@@ -50,14 +49,14 @@ def plugin() -> None:
 def add_backends(cls: type, tb_name: str, operator: Operator, own: bool = False) -> None:
     """Register the operator's backends as methods of a TritonBench operator class.
 
-    own: the class is ours, so that the operator's baseline is the baseline there too.
+    own: the class is ours, so that the operator's baseline is the baseline there too, and its mode may be bwd.
     """
     for backend in operator.backends:
         triton_op.register_benchmark(
             operator_name=tb_name,
             func_name=backend.name,
             baseline=own and backend.name == operator.baseline,
-            fwd_only=True,
+            fwd_only=not own,  # ours are in the mode asked for already
             cls=cls,
         )(_method(operator, backend))
 
@@ -104,10 +103,14 @@ def own_operator(setup: Setup, operator: Operator) -> type:
         DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
         FWD_ONLY = operator.modes == ("fwd",)
 
+        def get_bwd_fn(self, fwd_fn: Any) -> Any:
+            """What a backend of ours has prepared in mode bwd is the backward; TritonBench would derive one."""
+            return fwd_fn
+
         def get_input_iter(self) -> Any:
             for text in setup.shapes:
                 shape = operator.parse_shape(text)
-                dtype = str(dtype_name(self.dtype))
+                dtype = _dtype(self)
                 example = Example(shape, dtype, operator.make_inputs(shape, dtype, self.device, setup.seed))
                 # As a function, which TritonBench hands on untouched; it refuses types that it does not know.
                 yield (lambda example=example: example,)
@@ -242,8 +245,9 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
             if getattr(self, "_groupbench_reference", (None, None))[0] != key:
                 self._groupbench_reference = (key, ours.reference(_example(ours, self.example_inputs).inputs))
             args = self.tb_args
-            tolerance = TOLERANCES[str(dtype_name(self.dtype))].with_overrides(args.rtol, args.atol)
-            return accuracy.check(fn, self._groupbench_reference[1], tolerance, self.dtype)
+            return accuracy.check_backend(
+                fn, self._groupbench_reference[1], ours, self._cur_backend_name, _dtype(self), args.rtol, args.atol
+            )
 
     return _in_module(Recording, setup.op)
 
@@ -256,8 +260,13 @@ def _example(ours: Operator, example_inputs: Any) -> Example:
     return ours.from_tritonbench(*example_inputs)
 
 
+def _dtype(op: Any) -> str:
+    """The name of an operator's precision; TritonBench has no torch dtype for fp8."""
+    return dtype_name(op.dtype) or op.tb_args.precision
+
+
 def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
-    dtype = dtype_name(op.dtype) or op.tb_args.precision
+    dtype = _dtype(op)
     own_timing = setup.own is not None
     facts: dict[str, Any] = {"shape": str(op.get_x_val(op.example_inputs))}
     if ours is not None:
@@ -320,7 +329,7 @@ def main() -> None:
     loaded = [load_plugin(path) for path in setup.plugins] if name not in operator_names() else []
     for function in loaded:
         function()  # TritonBench's own kind of plugin, for its own operators
-    ours = get_operator(name, setup.plugins) if name in operator_names() else None
+    ours = get_operator(name, setup.plugins).in_mode(setup.mode) if name in operator_names() else None
     if setup.own is not None:
         assert ours is not None
         cls = own_operator(setup, ours)

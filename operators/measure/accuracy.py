@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.tolerances import Tolerance
+from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.operator import Operator
+from groupbench.operators.tolerances import Tolerance, tolerance_of
 from groupbench.tracker.record import Accuracy
 
 if TYPE_CHECKING:
@@ -18,32 +20,76 @@ BLOCK = 64
 
 
 def check(
-    run: Callable[[], Any], reference: Tensor, tolerance: Tolerance, dtype: torch.dtype | None = None
+    run: Callable[[], Any],
+    reference: Tensor | Mapping[str, Tensor],
+    tolerance: Tolerance,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """Run twice on poisoned memory and compare with the reference.
+    """Run twice on poisoned memory and compare with the reference, or each of several outputs with its own.
 
-    Returns what was measured, and what is wrong with the output, or None where nothing is.
+    Returns what was measured, of several outputs the worst of each number, and what is wrong, or None where nothing is.
     Raises TypeError or ValueError where the output is no tensor of the reference's shape and, if given, of `dtype`.
     """
     import torch
 
     with poisoned():
         first = run()
-        kept = _output(first, reference, dtype).clone()
+        kept = {name: part.clone() for name, part in _outputs(first, reference, dtype).items()}
         # A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`:
         # leave NaN in its output, and in the block that the allocator is likely to hand out next.
         for part in first if isinstance(first, (list, tuple)) else [first]:
             part.fill_(math.nan)
         del first, part
-        second = _output(run(), reference, dtype)
-    if second.is_cuda:
+        second = _outputs(run(), reference, dtype)
+    if any(part.is_cuda for part in second.values()):
         torch.cuda.synchronize()
-    accuracy, problem = compare(second, reference, tolerance)
-    repeatable = bool(torch.equal(_bits(kept), _bits(second)))
+    accuracy, problem = _compare_each(second, reference, tolerance)
+    repeatable = all(torch.equal(_bits(kept[name]), _bits(part)) for name, part in second.items())
     if problem is None and not repeatable:
-        problem = compare(kept, reference, tolerance)[1]
+        problem = _compare_each(kept, reference, tolerance)[1]
         problem = problem and f"another run of the same call: {problem}"
     return _with(accuracy, repeatable=repeatable), problem
+
+
+def check_backend(
+    run: Callable[[], Any],
+    reference: Tensor | Mapping[str, Tensor],
+    operator: Operator,
+    backend: str,
+    dtype: str,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> tuple[Accuracy, str | None]:
+    """`check` against the tolerance of a backend of that name, in the dtype that the operator's outputs have."""
+    tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
+    decode = operator.decode
+    if decode is not None:
+        return check(lambda: decode(run()), reference, tolerance)
+    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)))
+
+
+def _compare_each(
+    outputs: Mapping[str, Tensor], reference: Tensor | Mapping[str, Tensor], tolerance: Tolerance
+) -> tuple[Accuracy, str | None]:
+    """`compare` of every output with its own reference: the worst of each number, the first problem and whose it is."""
+    if not isinstance(reference, Mapping):
+        return compare(outputs[""], reference, tolerance)
+    found = {name: compare(out, reference[name], tolerance) for name, out in outputs.items()}
+    numbers = [accuracy for accuracy, _ in found.values()]
+
+    def worst(field: str) -> float | None:
+        values = [getattr(accuracy, field) for accuracy in numbers]
+        return None if None in values else max(values)  # None stands for infinity
+
+    accuracy = Accuracy(
+        rms=worst("rms"),
+        max_abs=worst("max_abs"),
+        worst_block_rms=worst("worst_block_rms"),
+        mismatch=worst("mismatch"),
+        unwritten=worst("unwritten"),
+        first_bad=next((accuracy.first_bad for accuracy in numbers if accuracy.first_bad), None),
+    )
+    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in found.items() if problem), None)
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance) -> tuple[Accuracy, str | None]:
@@ -109,6 +155,17 @@ def poisoned() -> Iterator[None]:
 
     with Poison():
         yield
+
+
+def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Outputs by the reference's names; the name of a lone one is empty."""
+    if not isinstance(reference, Mapping):
+        return {"": _output(out, reference, dtype)}
+    if not isinstance(out, (tuple, list)):
+        raise TypeError(f"the backend returned {type(out).__name__}, not a tuple of {', '.join(reference)}")
+    if len(out) != len(reference):
+        raise ValueError(f"the backend returned {len(out)} outputs, not {', '.join(reference)}")
+    return {name: _output(part, reference[name], dtype) for name, part in zip(reference, out, strict=True)}
 
 
 def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm import contiguous, flat, helion_jagged, helion_persistent, pointer
+from groupbench.kernels.grouped_gemm import contiguous, flat, helion_jagged, helion_persistent, helion_worklist, pointer
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
@@ -28,6 +28,7 @@ BACKENDS: dict[str, Prepare] = {
     "triton_contiguous": lambda a, b, offs: contiguous.prepare_contiguous(a, b.transpose(1, 2), offs),
     "helion_jagged": helion_jagged.prepare_helion_jagged,
     "helion_persistent": helion_persistent.prepare_helion_persistent,
+    "helion_worklist": helion_worklist.prepare_helion_worklist,
 }
 
 

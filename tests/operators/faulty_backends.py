@@ -121,3 +121,18 @@ WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 def crash_last():
     """A function as plugin; the backend that crashes is the last of its operator."""
     return [Backend("crashes", crashes, "a test", operator="grouped_gemm")]
+
+
+def chatty(inputs=None):
+    """Prints wherever it can: as a plugin, when it is prepared and when it runs."""
+    print("plugin")
+    if inputs is None:
+        return [Backend("chatty", chatty, "a test", operator="grouped_gemm")]
+    os.write(1, b'{"value": "not an answer"}\n')
+    right = prepare_torch_loop(inputs)
+
+    def run():
+        print("run", flush=True)
+        return right()
+
+    return run

@@ -47,7 +47,7 @@ def test_version(invoke: Callable[..., Result]) -> None:
 
 def test_lists(invoke: Callable[..., Result]) -> None:
     operators = invoke("--list-operators").output
-    assert "grouped_gemm: modes fwd; precisions bf16, fp16, fp32" in operators
+    assert "grouped_gemm: modes fwd, bwd; precisions bf16, fp16, fp32" in operators
     assert "suite smoke: 4 shapes" in operators
     backends = invoke("--list-backends", "--op", "grouped_gemm").output
     assert "torch_loop (baseline)" in backends
@@ -70,7 +70,8 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "suite": ((*OP, "--suite", "huge"), "smoke"),
     "metric": ((*OP, "--metrics", "latency,beauty"), "'beauty'"),
     "precision": ((*OP, "--precision", "fp8"), "bf16"),
-    "mode": ((*OP, "--mode", "bwd"), "fwd"),
+    "mode": ((*OP, "--mode", "fwd_bwd"), "fwd, bwd"),
+    "mode of an operator that has the forward alone": (("--op", "canary", *OP[2:], "--mode", "bwd"), "fwd"),
     "shape": ((*OP, "--shapes", "1,2,3"), "G,M,N,K"),
     "shapes without one": ((*OP, "--shapes"), "--shapes"),
     "shapes without one before a flag": ((*OP, "--shapes", "--csv"), "--shapes"),

@@ -123,9 +123,12 @@ def test_from_tritonbench_with_unlike_rows_and_weights() -> None:
 
 # --- backends ---------------------------------------------------------------------------------------------------------
 
-FAULTLESS = [(backend.name, "fp16") for backend in gg.GROUPED_GEMM.backends] + [
-    (backend.name, "fp32") for backend in gg.GROUPED_GEMM.backends
+RUN_HERE = [
+    backend.name
+    for backend in gg.GROUPED_GEMM.backends
+    if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None
 ]
+FAULTLESS = [(name, dtype) for dtype in ("fp16", "fp32") for name in RUN_HERE]
 
 
 @pytest.mark.parametrize(("name", "dtype"), FAULTLESS, ids=["-".join(pair) for pair in FAULTLESS])
@@ -182,7 +185,7 @@ def test_aligned_has_the_values_and_16_byte_strides(name: str, dtype: torch.dtyp
         x = torch.randn(16, 8, dtype=dtype).expand(3, -1, -1)
     else:
         x = torch.empty_strided(layout.shape, layout.stride(), dtype=dtype).normal_()
-    out = gg._aligned(x)
+    out = gg.aligned(x)
     assert torch.equal(out, x)
     strides = list(out.stride())
     inner = -1 if strides[-1] == 1 else -2
@@ -201,7 +204,7 @@ def test_bf16_is_unavailable_in_the_interpreter_alone() -> None:
 def test_every_backend_that_is_interpreted_says_so_of_bf16() -> None:
     for backend in gg.GROUPED_GEMM.backends:
         reason = backend.unavailable(Target("cpu", "bf16", interpreted=True))
-        assert (reason is None) == (backend.kind == "torch"), backend.name
+        assert ("fp16" in (reason or "")) == (backend.kind != "torch"), backend.name
 
 
 def test_baseline_and_names() -> None:

@@ -111,7 +111,7 @@ BAD = {
     "a function that raises": ("a_plugin.raises", "RuntimeError: first line"),
     "a generator that raises": ("a_plugin.raises_later", "RuntimeError: later"),
     "a function of a number": ("a_plugin.wrong", "neither a Backend"),
-    "a backend of no operator": ("a_plugin.nowhere", "grouped_gemm, canary"),
+    "a backend of no operator": ("a_plugin.nowhere", "there are: grouped_gemm, "),
     "a backend of an unknown operator": ("a_plugin.elsewhere", "'conv'"),
     "dots": ("..x", "does not load"),
 }
@@ -161,7 +161,7 @@ def test_a_bad_entry_point_is_a_usage_error(loaded: Any, monkeypatch: pytest.Mon
 
 
 def test_unknown_names_are_told_what_there_is() -> None:
-    with pytest.raises(UsageError, match="grouped_gemm, canary"):
+    with pytest.raises(UsageError, match=r"there are: grouped_gemm, .*, canary"):
         get_operator("conv")
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")

@@ -65,6 +65,7 @@ NAMES = (
     ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_PRECISION"),
     ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_METRICS"),
     ("tritonbench.utils.triton_op", "BenchmarkOperator.FWD_ONLY"),
+    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_bwd_fn"),
 )
 
 
@@ -95,6 +96,19 @@ def test_metrics_have_the_fields_that_records_come_from() -> None:
 
     assert {"latency", "accuracy", "error_msg", "extra_metrics"} <= {f.name for f in fields(BenchmarkOperatorMetrics)}
     assert Latency([1.0, 2.0], remove_outliers=False).times == [1.0, 2.0]
+
+
+def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
+    args = ("--op", "grouped_gemm", "--mode", "bwd", "--precision", "fp16", "--only", "torch_loop,triton_pointer")
+    done, found = measured(*args, "--shapes", "ragged", *ON_CPU[2:], "--host", "tritonbench")
+    assert done.returncode == 0, done.stderr
+    assert [(r.cell.backend, r.cell.mode, r.status, r.message) for r in found] == [
+        ("torch_loop", "bwd", "ok", None),
+        ("triton_pointer", "bwd", "unavailable", "triton_pointer has no backward"),
+    ]
+    assert found[0].latency is not None
+    assert found[0].accuracy is not None
+    assert found[0].cell.flops == 2 * 2 * 99 * 96 * 80
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,396 @@
+"""The kernels' marks, from records: `python ci/benchmarks/kernel_marks.py RECORDS.jsonl... [--write docs/kernels.md]`.
+
+Prints the tables of docs/kernels.md, or writes them between the page's markers. Of a cell that was measured twice, the
+last one given counts. A latency is the median over bursts of their medians, and beside it stand the fastest and the
+slowest burst. Nothing is left out: a cell that failed says so, and a shape where torch is faster is in the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from groupbench.operators.shapes import SUITES
+from groupbench.tracker.record import Record, RecordError, read
+
+BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"
+TORCH = {"grouped_gemm_fp8": "torch_scaled_grouped_mm"}  # what the others are compared with, else torch_grouped_mm
+LARGE_FLOPS = 10**12  # 1.3 ms of an H100: what a launch costs does not show
+LARGE_SHARE = 0.98
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One backend on one shape."""
+
+    record: Record
+    ms: float
+    low: float
+    high: float
+
+    @property
+    def backend(self) -> str:
+        return self.record.cell.backend
+
+    @property
+    def kind(self) -> str:
+        return self.backend.split("_")[0]
+
+    @property
+    def right(self) -> bool:
+        """A wrong result is shown, and its speed counts nowhere."""
+        return self.record.status == "ok"
+
+    @property
+    def rms(self) -> float | None:
+        return self.record.accuracy.rms if self.record.accuracy else None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A geometric mean, over the shapes that have both sides, that has to reach `at_least`, and each shape `least`.
+
+    Sides are a backend's name, or `best:KIND` for the fastest of a kind, or several names joined by | for the fastest.
+    """
+
+    operator: str
+    ours: str
+    theirs: str
+    at_least: float
+    least: float = 0.0
+
+
+SUITED = ("moe", "tritonbench")
+"""Suites whose shapes count; others are for corners, not for speed."""
+MARKS = (
+    Mark("grouped_gemm", "best:triton", "torch_grouped_mm", 1.15, 1.0),
+    Mark("grouped_gemm", "best:triton", "torch_grouped_mm|torch_loop", 1.10, 0.98),
+    Mark("grouped_gemm", "helion_worklist", "torch_grouped_mm", 1.0),
+    Mark("grouped_gemm", "helion_worklist", "helion_persistent", 4.0),
+    Mark("grouped_gemm_dgrad", "best:triton", "torch_grouped_mm", 1.05),
+    Mark("grouped_gemm_wgrad", "best:triton", "torch_grouped_mm", 1.05),
+    Mark("grouped_gemm_fp8", "triton_flat", "torch_scaled_grouped_mm", 1.05),
+    Mark("grouped_gemm_fp8", "triton_flat_fast", "torch_scaled_grouped_mm_fast", 1.05),
+)
+DECODE_SHARE = 0.95  # of copy bandwidth, on min_bytes, where groups have this many rows on average at most:
+DECODE_ROWS = 16
+
+Shapes = dict[str, dict[str, Cell]]  # shape text -> backend -> cell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--write", type=Path, help="page to write the tables into, between its markers")
+    given = parser.parse_args()
+    try:
+        text = tables(load(given.records), [str(path) for path in given.records])
+        if given.write is None:
+            print(text)
+        else:
+            given.write.write_text(splice(given.write.read_text(), text))
+    except (OSError, RecordError, ValueError) as error:
+        sys.exit(f"kernel_marks: {error}")
+
+
+def load(paths: Iterable[Path]) -> list[Record]:
+    """Records of the files, in order. Raises RecordError with the file's name in front, OSError."""
+    records = []
+    for path in paths:
+        try:
+            records += [record for _, record in read(path.read_bytes().splitlines())]
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from error
+    return records
+
+
+def splice(page: str, text: str) -> str:
+    """The page with `text` between its markers. Raises ValueError where it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def tables(records: Sequence[Record], files: Sequence[str]) -> str:
+    """All of what stands between the markers."""
+    timed = [r for r in records if r.latency is not None and r.latency.timing == "gpu" and r.cell.host == "builtin"]
+    if not timed:
+        raise ValueError("no record of the built-in host was timed on a GPU")
+    parts = [f"Made by `python ci/benchmarks/kernel_marks.py {' '.join(files)} --write docs/kernels.md`."]
+    parts.append("\n".join(_provenance(timed)))
+    failed = [r for r in records if r.cell.host == "builtin" and r.latency is None]
+    groups = dict.fromkeys((r.cell.operator, r.cell.mode, r.cell.dtype, r.cell.protocol) for r in timed)
+    canaries = _canaries(timed)
+    for operator, mode, dtype, protocol in groups:
+        if operator == "canary":
+            continue
+        mine = [
+            r
+            for r in timed
+            if (r.cell.operator, r.cell.mode, r.cell.dtype, r.cell.protocol) == (operator, mode, dtype, protocol)
+        ]
+        parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
+        parts.append(_table(operator, _by_shape(mine), canaries))
+        if mode == "fwd" and protocol == "cooled":
+            parts.append(_marks(operator, _by_shape(mine), canaries))
+    if failed:
+        parts.append("Not measured:")
+        parts.append("\n".join(f"- {r.cell.backend}, `{r.cell.shape}`: {r.status}, {r.message}" for r in failed))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _provenance(records: Sequence[Record]) -> list[str]:
+    """One line for each commit and environment."""
+    lines = []
+    for record in records:
+        run, machine = record.run, record.environment
+        versions = [f"torch {machine.torch}", f"triton {machine.triton}", f"helion {machine.helion}"]
+        line = (
+            f"- commit `{run.commit.hash[:7]}`{' with changes' if run.commit.dirty else ''}, {run.started:%Y-%m-%d}, "
+            f"{machine.gpu} (`{(machine.gpu_uuid or '')[4:12]}`), driver {machine.driver}, CUDA {machine.cuda}, "
+            f"{', '.join(versions)}, protocol {record.cell.protocol}"
+        )
+        lines.append(line)
+    return list(dict.fromkeys(lines))
+
+
+def _cell(record: Record) -> Cell:
+    assert record.latency is not None
+    medians = [statistics.median(burst) for burst in record.latency.bursts_ms]
+    return Cell(record, statistics.median(medians), min(medians), max(medians))
+
+
+def _by_shape(records: Iterable[Record]) -> Shapes:
+    shapes: Shapes = {}
+    for record in records:
+        shapes.setdefault(record.cell.shape, {})[record.cell.backend] = _cell(record)
+    return shapes
+
+
+def _canaries(records: Iterable[Record]) -> dict[tuple[str | None, str, str], Cell]:
+    """(card, shape, dtype) -> cell."""
+    found = {}
+    for record in records:
+        if record.cell.operator == "canary":
+            found[record.environment.gpu_uuid, record.cell.shape, record.cell.dtype] = _cell(record)
+    return found
+
+
+def _dense(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> Cell | None:
+    """torch's product of one matrix with as many operations, on the same card."""
+    dims = cell.record.cell.dims
+    size = f"matmul,M={dims.get('M')},N={dims.get('N')},K={dims.get('K')}"
+    order = ("", ",W=nk") if "W=nk" not in cell.record.cell.shape else (",W=nk", "")
+    card, dtype = cell.record.environment.gpu_uuid, cell.record.cell.dtype
+    return next((canaries[card, size + w, dtype] for w in order if (card, size + w, dtype) in canaries), None)
+
+
+def _rate(cells: Iterable[Cell], amount: Callable[[Record], int | None]) -> float | None:
+    rates = [(amount(cell.record) or 0) / cell.ms for cell in cells]
+    return max(rates, default=None)
+
+
+def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
+    theirs = TORCH.get(operator, "torch_grouped_mm")
+    backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
+    backends.sort(key=lambda name: (name != theirs, not name.startswith("torch")))  # torch's first, else as measured
+    dense = any(_dense(cell, canaries) for cells in shapes.values() for cell in cells.values())
+    head = [
+        "shape",
+        *backends,
+        *(["dense cuBLAS"] if dense else []),
+        "best ours",
+        f"over {theirs}",
+        "over torch's best",
+    ]
+    head += ["TFLOP/s", "% of cuBLAS", "TB/s", "% of copy", "RMS over torch's"]
+    rows = []
+    for text, cells in shapes.items():
+        ours = [cell for cell in cells.values() if cell.kind in ("triton", "helion") and cell.right]
+        best = min(ours, key=lambda cell: cell.ms, default=None)
+        row = [_name(text), *(_milliseconds(cells.get(name)) for name in backends)]
+        if dense:
+            row.append(_milliseconds(_dense(next(iter(cells.values())), canaries)))
+        rows.append([*row, *_verdict(best, cells, theirs, canaries)])
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    return "Milliseconds, median and range of bursts.\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
+def _verdict(
+    best: Cell | None, cells: dict[str, Cell], theirs: str, canaries: dict[tuple[str | None, str, str], Cell]
+) -> list[str]:
+    if best is None:
+        return [""] * 8
+    cell = best.record.cell
+    torches = [c for c in cells.values() if c.kind == "torch" and c.right]
+    same = [
+        c for (card, _, dtype), c in canaries.items() if (card, dtype) == (best.record.environment.gpu_uuid, cell.dtype)
+    ]
+    tflops, tbytes = (cell.flops or 0) / best.ms / 1e9, (cell.min_bytes or 0) / best.ms / 1e9
+    cublas = _rate(same, lambda r: r.cell.flops)
+    copy = _rate((c for c in same if c.record.cell.shape.startswith("copy")), lambda r: r.cell.min_bytes)
+    baseline = cells.get(theirs)
+    rms = best.rms / baseline.rms if best.rms and baseline and baseline.rms else None
+    return [
+        best.backend,
+        f"{baseline.ms / best.ms:.2f}" if baseline else "",
+        f"{min(c.ms for c in torches) / best.ms:.2f}" if torches else "",
+        f"{tflops:.0f}",
+        f"{100 * tflops * 1e9 / cublas:.0f}" if cublas else "",
+        f"{tbytes:.2f}",
+        f"{100 * tbytes * 1e9 / copy:.0f}" if copy else "",
+        f"{rms:.2f}" if rms else "",
+    ]
+
+
+def _marks(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
+    rows = []
+    for mark in MARKS:
+        ratios = {} if mark.operator != operator else _ratios(mark, shapes)
+        if ratios:
+            mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios.values()))
+            worst = min(ratios, key=lambda text: ratios[text])
+            what = f"{_side(mark.ours)} over {_side(mark.theirs)}"
+            least = f"{ratios[worst]:.2f} ({_name(worst)})"
+            wanted = f">= {mark.at_least:g}" + (f", least {mark.least:g}" if mark.least else "")
+            passed = mean >= mark.at_least and ratios[worst] >= mark.least
+            rows.append([what, str(len(ratios)), f"{mean:.3f}", least, wanted, _pass(passed)])
+    if operator == "grouped_gemm":
+        dense = "dense cuBLAS of as many operations, large balanced shapes, each"
+        rows.append(_each(dense, _large(shapes, canaries), LARGE_SHARE))
+        rows.append(
+            _each("copy bandwidth on min_bytes, few rows a group, each", _decode(shapes, canaries), DECODE_SHARE)
+        )
+    rows.append(_errors(shapes))
+    rows = [row for row in rows if row]
+    if not rows:
+        return ""
+    lines = [["what", "shapes", "geometric mean", "least", "mark", ""], ["---"] * 6, *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
+def _ratios(mark: Mark, shapes: Shapes) -> dict[str, float]:
+    """shape -> how many times as fast."""
+    wanted = {_problem(str(shape)) for suite in SUITED for shape in SUITES[suite].values()}
+    ratios = {}
+    for text, cells in shapes.items():
+        ours, theirs = _fastest(mark.ours, cells), _fastest(mark.theirs, cells)
+        if ours and theirs and _problem(text) in wanted:
+            ratios[text] = theirs.ms / ours.ms
+    return ratios
+
+
+def _fastest(side: str, cells: dict[str, Cell]) -> Cell | None:
+    kind = side.removeprefix("best:")
+    among = [
+        c for c in cells.values() if (c.kind == kind if side.startswith("best:") else c.backend in side.split("|"))
+    ]
+    return min((cell for cell in among if cell.right), key=lambda cell: cell.ms, default=None)
+
+
+def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+    """shape -> dense cuBLAS's latency over ours, of balanced shapes with enough to do."""
+    shares = {}
+    for text, cells in shapes.items():
+        ours = _fastest("best:triton", cells)
+        dense = _dense(ours, canaries) if ours else None
+        alike = "routing=balanced" in text.split(",") or ("M_g=" in text and "|" not in text)
+        if ours and dense and alike and (ours.record.cell.flops or 0) >= LARGE_FLOPS:
+            shares[text] = dense.ms / ours.ms
+    return shares
+
+
+def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+    """shape -> bandwidth on min_bytes over that of the device's copy, where groups have few rows."""
+    shares = {}
+    for text, cells in shapes.items():
+        ours = _fastest("best:triton", cells)
+        dims = ours.record.cell.dims if ours else {}
+        if ours is None or dims.get("M", 0) > DECODE_ROWS * dims.get("G", 0):
+            continue
+        card, dtype = ours.record.environment.gpu_uuid, ours.record.cell.dtype
+        copies = (c for (uuid, shape, of), c in canaries.items() if (uuid, of) == (card, dtype) and shape[:4] == "copy")
+        copy = _rate(copies, lambda r: r.cell.min_bytes)
+        if copy and _problem(text) in {_problem(str(shape)) for suite in SUITED for shape in SUITES[suite].values()}:
+            shares[text] = (ours.record.cell.min_bytes or 0) / ours.ms / copy
+    return shares
+
+
+def _each(what: str, shares: dict[str, float], least: float) -> list[str]:
+    """The row of a mark that each shape has to reach."""
+    if not shares:
+        return []
+    worst = min(shares, key=lambda text: shares[text])
+    mean = math.exp(statistics.fmean(math.log(share) for share in shares.values()))
+    named = f"{shares[worst]:.3f} ({_name(worst)})"
+    passed = _pass(shares[worst] >= least)
+    return [f"fastest Triton backend over {what}", str(len(shares)), f"{mean:.3f}", named, f">= {least:g}", passed]
+
+
+def _errors(shapes: Shapes) -> list[str]:
+    """The row of torch's error over that of our Triton backends: the largest of ours counts."""
+    ratios = {}
+    for text, cells in shapes.items():
+        ours = [c.rms for c in cells.values() if c.kind == "triton" and c.right and c.rms and "fast" not in c.backend]
+        theirs = [
+            c.rms for c in cells.values() if c.backend in ("torch_grouped_mm", "torch_scaled_grouped_mm") and c.rms
+        ]
+        if ours and theirs:
+            ratios[text] = theirs[0] / max(ours)
+    if not ratios:
+        return []
+    worst = min(ratios, key=lambda text: ratios[text])
+    mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios.values()))
+    # A last bit of a sum's rounding either way is no difference.
+    passed, named = _pass(ratios[worst] >= 0.995), f"{ratios[worst]:.4f} ({_name(worst)})"
+    what, wanted = "torch's relative RMS error over ours", ">= 1 (0.5 % is rounding)"
+    return [
+        "torch's relative RMS error over ours",
+        str(len(ratios)),
+        f"{mean:.4f}",
+        named,
+        ">= 1 (0.5 % is rounding)",
+        passed,
+    ]
+
+
+def _problem(text: str) -> str:
+    """A shape without its layout: other operators have one layout for all."""
+    return ",".join(part for part in text.split(",") if part not in ("W=nk", "B=shared"))
+
+
+def _name(text: str) -> str:
+    for suite, shapes in SUITES.items():
+        for name, shape in shapes.items():
+            if str(shape) == text:
+                return f"{suite}/{name}"
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _side(side: str) -> str:
+    return f"fastest {side[5:].capitalize()} backend" if side.startswith("best:") else side.replace("|", " or ")
+
+
+def _milliseconds(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    digits = max(0, 3 - math.floor(math.log10(cell.ms))) if cell.ms < 1000 else 0
+    wrong = "**wrong** " if cell.record.status == "wrong" else ""
+    return f"{wrong}{cell.ms:.{digits}f} ({cell.low:.{digits}f}-{cell.high:.{digits}f})"
+
+
+def _pass(passed: bool) -> str:
+    return "pass" if passed else "**miss**"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Grouped GEMM with gradients: what a layer calls.
+
+    c[rows of g] = a[rows of g] @ b[g]          a [M, K]   b [G, K, N]   c [M, N]
+    da[rows of g] = dc[rows of g] @ b[g].T      the forward kernel, with the other layout of b
+    db[g] = a[rows of g].T @ dc[rows of g]      wgrad.py, in b's own layout
+
+Rows past offs[-1] belong to no group: they are zero in c and da, and neither a's nor dc's enter db.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from groupbench.kernels.grouped_gemm.support import group_ends
+
+
+def grouped_gemm(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]; weights stored as [G, N, K] come as a transposed view, one shared by all expanded
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    reference: bool = False,  # plain torch, in any dtype and on any device
+    trusted: bool = False,  # shapes and offsets are known to be right: no look at them, which waits for the device
+) -> Tensor:  # [M, N]
+    """The product, differentiable once in a and b by Triton kernels, or with `reference` by torch's own.
+
+    Without `trusted`, offs is read once on the host, in the forward pass. Its values must stay as they are until the
+    backward pass. Raises ValueError for operands that the kernels cannot take.
+    """
+    if not trusted:
+        group_ends(a, b, offs)
+    product: Any = (_ReferenceGroupedGemm if reference else _TritonGroupedGemm).apply
+    return product(a, b, offs)
+
+
+def is_nk(b: Tensor) -> bool:
+    """Whether b [G, K, N] is a view of weights stored as [G, N, K]."""
+    return b.stride(1) == 1 and b.stride(2) != 1
+
+
+class _TritonGroupedGemm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        from groupbench.kernels.grouped_gemm.flat import prepare_flat
+
+        _save(ctx, a, b, offs)
+        return prepare_flat(a, b, offs, trusted=True)()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        from groupbench.kernels.grouped_gemm.flat import prepare_flat
+        from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
+
+        a, b, offs = _saved(ctx)
+        # A sum's gradient is one number expanded, which TMA cannot read.
+        dc = dc if dc.stride(-1) == 1 and dc.stride(0) else dc.contiguous()
+        da = db = None
+        if ctx.needs_input_grad[0]:
+            da = prepare_flat(dc, b.transpose(1, 2), offs, trusted=True)()
+        if ctx.needs_input_grad[1]:
+            db = wgrad_launcher(a, dc, offs, ctx.nk)()
+        return da, db, None
+
+
+class _ReferenceGroupedGemm(torch.autograd.Function):
+    """The same in the dtype of the operands, so that numerical differentiation in fp64 can judge the formulas."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        _save(ctx, a, b, offs)
+        return _products(a, b, offs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b, offs = _saved(ctx)
+        da = db = None
+        if ctx.needs_input_grad[0]:
+            da = _products(dc, b.transpose(1, 2), offs)
+        if ctx.needs_input_grad[1]:
+            G, K, N = ctx.b_shape
+            db = a.new_zeros(G, N, K).transpose(1, 2) if ctx.nk else a.new_zeros(G, K, N)
+            for g, start, end in _groups(offs):
+                db[g] = a[start:end].T @ dc[start:end]
+        return da, db, None
+
+
+def _save(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> None:
+    """What the gradients asked for need: a for b's, b for a's."""
+    ctx.nk = is_nk(b)
+    wants_a, wants_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if wants_b else None, b if wants_a else None, offs)
+    ctx.b_shape = b.shape
+
+
+def _saved(ctx: Any) -> tuple[Any, Any, Tensor]:
+    return ctx.saved_tensors
+
+
+def _products(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    out = a.new_zeros(a.size(0), b.size(2))
+    for g, start, end in _groups(offs):
+        out[start:end] = a[start:end] @ b[g]
+    return out
+
+
+def _groups(offs: Tensor) -> list[tuple[int, int, int]]:
+    """(group, first row, row behind the last)."""
+    ends = offs.tolist()
+    return [(g, start, end) for g, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

@@ -1,0 +1,384 @@
+"""Grouped GEMM of scaled fp8 (e4m3fn), the flat persistent kernel of flat.py with scales: backend `triton_flat`.
+
+    row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
+    block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
+
+    a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
+
+Schedule, TMA loads and the ragged store are those of flat.py: one launch, offsets read on the device. wgmma takes fp8
+only with K innermost in both operands, so weights are [G, N, K]. N and K are any: TMA fills what is past them with
+zeros, and the output's rows are padded to 16 bytes.
+
+Row-wise scales wait for the epilogue, one multiplication of the finished tile. Block-wise scales change every 128 of K:
+the tile's product of each block is made apart, scaled, and added by FMA units, which takes a second set of accumulators
+(128 x 128 tiles, not 128 x 256) and time in which the tensor cores rest. Tiles are 128 columns wide at most: one scale
+of the weights serves all of a block.
+
+Accumulation. Hopper's tensor cores align the products of 32 of K and the sum so far to the largest, keep 13 bits of
+each and cut off the rest (DeepSeek-V3 report, section 3.5.2). In a model of that, the product of standard normal values
+is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, next to the 0.17 % of bf16's rounding; that of uniform values in
+[0, 1), whose sums only grow, by 7 and 25 %. `fast_accum=True` leaves it so, as torch's flag of that name does. Without
+it, as torch does by default, and CUTLASS and DeepGEMM, what 128 of K gave is added in fp32 (0.01 and 0.06 %): twice the
+accumulators again. Block-wise scaling does so anyway.
+
+Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of
+torchao's and FBGEMM's row-wise kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.ragged_tma import create_ragged_descriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from groupbench.kernels.grouped_gemm.flat import TMA_BYTES, _store
+from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
+from groupbench.kernels.grouped_gemm.reference import _without_tf32
+from groupbench.kernels.grouped_gemm.support import (
+    SHARED_MEMORY_BYTES,
+    group_ends,
+    illegal_tile,
+    interpreted,
+    worker_count,
+)
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+
+OUT_DTYPES = (torch.bfloat16, torch.float16)
+ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tile rows of a super-group, see tile_order.py
+    swap: bool = False  # out.T = b @ a.T: N on the 64 rows of wgmma, as few as 16 rows of A in a tile
+    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
+    flatten: bool = True  # one software pipeline over all tiles
+    per_sm: int = 1  # programs an SM: one adds or stores while the other multiplies
+
+
+# By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
+# config of this file (Triton 3.7.1, sm_90): none spills.
+CONFIGS: dict[str, dict[str, Fp8Config]] = {
+    ROWWISE: {
+        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        "large": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
+    },
+    ROWWISE_FAST: {
+        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        "large": Fp8Config(128, 256, 128, num_warps=8, num_stages=4, split_store=True),
+    },
+    BLOCKWISE: {
+        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        "large": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
+    },
+}
+# Triton's interpreter pays by operation, hardly by element. K of a block is the promotion's and the scales' 128.
+CPU = Fp8Config(32, 128, 128, num_warps=4, num_stages=1, group_m=2, flatten=False)
+CPU_SWAP = Fp8Config(16, 128, 128, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False)
+
+
+def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
+    """What tuning tries, by the mean rows of an expert."""
+    if mean_rows <= 32:
+        rows = 16 if mean_rows <= 16 else 32
+        tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
+        if mode == ROWWISE_FAST:
+            tiles.append((rows, 128, 256, 4, 4))
+        return [Fp8Config(*tile, group_m=1, swap=True) for tile in tiles]
+    small = [Fp8Config(64, 128, 128, 4, stages) for stages in (4, 5)]
+    if mean_rows <= 96:
+        return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True)]
+    if mode == ROWWISE_FAST:
+        wide = [Fp8Config(128, 256, 128, 8, 4, group_m, split_store=True) for group_m in (8, 16)]
+        large = [*wide, replace(wide[0], flatten=False), Fp8Config(128, 256, 128, 8, 3)]
+    else:
+        large = [Fp8Config(128, 128, 128, 8, 4, group_m) for group_m in (8, 16)]
+        large += [Fp8Config(128, 128, 128, 8, 5, flatten=False), Fp8Config(64, 128, 128, 4, 4, per_sm=2)]
+        large += [Fp8Config(64, 256, 128, 8, 4)] if mode == ROWWISE else []
+    return large + (small[1:] if mean_rows <= 600 else [])
+
+
+def illegal(config: Fp8Config, mode: str) -> str | None:
+    """Why a config cannot be compiled for Hopper, or None where it can."""
+    reason = illegal_tile(config.block_m, config.block_n, config.block_k)
+    if reason is not None:
+        return reason
+    store = config.block_m * config.block_n // (2 if config.split_store else 1)
+    shared = config.num_stages * (config.block_m + config.block_n) * config.block_k + 2 * store
+    if shared > SHARED_MEMORY_BYTES // config.per_sm:
+        return (
+            f"{config.num_stages} stages and the output tile take {shared} bytes of "
+            f"{SHARED_MEMORY_BYTES // config.per_sm}"
+        )
+    if config.swap and config.split_store:
+        return "a swapped tile is stored whole"
+    if mode != ROWWISE_FAST and config.block_k != SCALE_BLOCK:
+        return f"block_k={config.block_k}: sums are scaled or promoted every {SCALE_BLOCK} of K"
+    if mode == BLOCKWISE and config.block_n > SCALE_BLOCK:
+        return f"block_n={config.block_n}: a tile has one scale of the weights, which is that of {SCALE_BLOCK} columns"
+    return None
+
+
+def choose_config(mode: str, M: int, G: int, N: int, K: int, device: torch.device) -> Fp8Config:
+    """The tuned config of this problem on this GPU, else by mean rows an expert."""
+    if device.type == "cpu":
+        return CPU_SWAP if M <= 8 * G else CPU
+    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(mode, M, G, N, K))
+    if tuned is not None:
+        return tuned
+    return CONFIGS[mode]["decode" if M <= 16 * G else "small" if M <= 96 * G else "large"]
+
+
+def tuning_key(mode: str, M: int, G: int, N: int, K: int) -> str:
+    """M is rounded up to a power of two: routing changes it at every step."""
+    return f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{mode}"
+
+
+@cache
+def _tuned(gpu: str) -> dict[str, Fp8Config]:
+    """What was tuned for a GPU of this name, from configs/fp8_<family>.json beside this file."""
+    for path in sorted((Path(__file__).parent / "configs").glob("fp8_*.json")):
+        if path.stem.removeprefix("fp8_").lower() in gpu.lower():
+            return {key: Fp8Config(**values) for key, values in json.loads(path.read_text())["configs"].items()}
+    return {}
+
+
+@triton.jit
+def _fp8_kernel(
+    a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
+    b_desc,  # [G, N, K], tiles of one expert
+    scale_a_ptr,  # [M]; block-wise [M, K/SCALE_BLOCK], strides 1, scale_a_stride
+    scale_b_ptr,  # [G, N]; block-wise [G, N/SCALE_BLOCK, K/SCALE_BLOCK]
+    out_desc,  # [M, N], ragged along M
+    out_ptr,  # the same memory
+    offs_ptr,  # [G]
+    M,
+    N,
+    K,
+    scale_a_stride,
+    out_stride,
+    G: tl.constexpr,
+    G_POW2: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,  # 0: row-wise
+    FAST_ACCUM: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SWAP: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    dtype = out_ptr.dtype.element_ty
+    experts = tl.arange(0, G_POW2)
+    real = experts < G
+    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
+    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
+    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    before = tl.cumsum(counts, 0) - counts  # tile rows of the experts in front
+    tiles_m = tl.sum(counts, 0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    block_elements = tl.full((), 1, tl.int64) * scale_a_stride
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS, flatten=FLATTEN):
+        tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
+        g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
+        mine = experts == g
+        start = tl.sum(tl.where(mine, starts, 0), 0)
+        size = tl.sum(tl.where(mine, ends, 0), 0) - start
+        row = (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M  # within the expert's rows
+        column = tile_n * BLOCK_N
+        rows = start + row + tl.arange(0, BLOCK_M)
+        if SWAP:
+            acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+        else:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(steps):
+            a = a_desc.load([start + row, step * BLOCK_K])
+            b = b_desc.load([g, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
+            if SCALE_BLOCK:
+                # Rows of another expert get its scales: the store cuts them off.
+                scales_a = tl.load(scale_a_ptr + step * block_elements + rows, mask=rows < M, other=0.0)
+                blocks = g.to(tl.int64) * tl.cdiv(N, SCALE_BLOCK) + column // SCALE_BLOCK
+                scales = scales_a * tl.load(scale_b_ptr + blocks * steps + step)
+                if SWAP:
+                    acc += tl.dot(b, a.T) * scales[None, :]
+                else:
+                    acc += tl.dot(a, b.T) * scales[:, None]
+            elif FAST_ACCUM:
+                if SWAP:
+                    acc = tl.dot(b, a.T, acc)
+                else:
+                    acc = tl.dot(a, b.T, acc)
+            # Not by max_num_imprecise_acc: with it ptxas serialises the wgmma instructions (Triton 3.7.1).
+            elif SWAP:
+                acc += tl.dot(b, a.T)
+            else:
+                acc += tl.dot(a, b.T)
+        if not SCALE_BLOCK:
+            columns = column + tl.arange(0, BLOCK_N)
+            scales_a = tl.load(scale_a_ptr + rows, mask=rows < M, other=0.0)
+            scales_b = tl.load(scale_b_ptr + g.to(tl.int64) * N + columns, mask=columns < N, other=0.0)
+            if SWAP:
+                acc = acc * scales_b[:, None] * scales_a[None, :]
+            else:
+                acc = acc * scales_a[:, None] * scales_b[None, :]
+        if SWAP:
+            _store(out_desc, start, size, row, column, acc.to(dtype).T, BLOCK_M, BLOCK_N)
+        elif SPLIT_STORE:
+            halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            left, right = tl.split(halves)
+            _store(out_desc, start, size, row, column, left.to(dtype), BLOCK_M, BLOCK_N // 2)
+            _store(out_desc, start, size, row, column + BLOCK_N // 2, right.to(dtype), BLOCK_M, BLOCK_N // 2)
+        else:
+            _store(out_desc, start, size, row, column, acc.to(dtype), BLOCK_M, BLOCK_N)
+    # Rows past the last expert's belong to nobody and are zero.
+    past = tl.arange(0, BLOCK_N)
+    stride = tl.full((), 1, tl.int64) * out_stride
+    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + tl.program_id(0), M, NUM_PROGRAMS):
+        for first in range(0, N, BLOCK_N):
+            at = out_ptr + row_past * stride + first + past
+            tl.store(at, tl.zeros((BLOCK_N,), dtype=dtype), mask=first + past < N)
+
+
+def prepare_fp8(
+    a: Tensor,  # [M, K] e4m3fn
+    scale_a: Tensor,  # [M] fp32; block-wise [M, K/128] with strides 1, any
+    b: Tensor,  # [G, N, K] e4m3fn
+    scale_b: Tensor,  # [G, N] fp32; block-wise [G, N/128, K/128], contiguous
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    fast_accum: bool = False,  # leave sums in the tensor cores' short accumulators; row-wise only
+    out_dtype: torch.dtype = torch.bfloat16,
+    config: Fp8Config | None = None,
+) -> Callable[[], Tensor]:  # [M, N]; rows are padded to 16 bytes, so it may be a view
+    """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
+
+    The recipe is told by the scales' dimensions. Raises ValueError where an operand is not as above or TMA cannot read
+    it: rows must start at multiples of 16 bytes, see `quantize.empty_fp8`.
+    """
+    mode = _require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
+    group_ends(a, b.transpose(1, 2), offs)
+    (M, K), (G, N, _) = a.shape, b.shape
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=out_dtype, device=a.device)
+    config = config or choose_config(mode, M, G, N, K, a.device)
+    if reason := illegal(config, mode):
+        raise ValueError(f"{config}: {reason}")
+    a, b = _for_tma("a", a), _for_tma("b", b)
+    a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
+    b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
+    block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
+    programs = worker_count(a.device, config.per_sm)
+    # Triton's interpreter cuts off to bf16 where a GPU rounds.
+    stored_dtype = torch.float32 if interpreted() else out_dtype
+    padded = triton.cdiv(N, 8) * 8
+
+    def run() -> Tensor:
+        out = torch.empty(M, padded, dtype=stored_dtype, device=a.device)[:, :N]
+        _fp8_kernel[(programs,)](
+            a_desc,
+            b_desc,
+            scale_a,
+            scale_b,
+            create_ragged_descriptor(out, block_out),
+            out,
+            offs,
+            M,
+            N,
+            K,
+            scale_a.stride(-1),
+            padded,
+            G=G,
+            G_POW2=triton.next_power_of_2(G),
+            SCALE_BLOCK=SCALE_BLOCK if mode == BLOCKWISE else 0,
+            FAST_ACCUM=fast_accum,
+            NUM_PROGRAMS=programs,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            SWAP=config.swap,
+            SPLIT_STORE=config.split_store,
+            FLATTEN=config.flatten,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        return out.to(out_dtype)
+
+    return run
+
+
+def grouped_gemm_fp8_reference(
+    a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor
+) -> Tensor:  # [M, N] fp32
+    """The product of the same fp8 values, scaled and multiplied in fp32: what quantisation lost is no error here."""
+    out = torch.zeros(a.size(0), b.size(1), dtype=torch.float32, device=a.device)
+    start = 0
+    with _without_tf32():
+        for g, end in enumerate(offs.tolist()):
+            if end > start:
+                out[start:end] = dequantize(a[start:end], scale_a[start:end]) @ dequantize(b[g], scale_b[g]).T
+            start = end
+    return out
+
+
+def _for_tma(name: str, x: Tensor) -> Tensor:
+    """`x` with strides that TMA takes: that of a dimension of size 1 is anything. Raises ValueError."""
+    *outer, inner = x.stride()
+    outer = [TMA_BYTES if size == 1 else stride for size, stride in zip(x.shape, outer, strict=False)]
+    if (inner != 1 and x.size(-1) > 1) or x.data_ptr() % TMA_BYTES or any(stride % TMA_BYTES for stride in outer):
+        raise ValueError(
+            f"{name}'s rows do not start at multiples of {TMA_BYTES} bytes (strides {x.stride()}), as TMA asks: "
+            "see quantize.empty_fp8"
+        )
+    return x.as_strided(x.shape, (*outer, 1))
+
+
+def _require_scaled(
+    a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, fast_accum: bool, out_dtype: torch.dtype
+) -> str:
+    """The mode, where the operands fit together; raises ValueError."""
+    if a.dtype != E4M3 or b.dtype != E4M3 or scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
+        raise ValueError(
+            f"expected {E4M3} with float32 scales, got {a.dtype}, {b.dtype}, {scale_a.dtype}, {scale_b.dtype}"
+        )
+    if out_dtype not in OUT_DTYPES:
+        raise ValueError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, OUT_DTYPES))}")
+    if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(2):
+        raise ValueError(f"expected a [M, K] and b [G, N, K], got {tuple(a.shape)} and {tuple(b.shape)}")
+    (M, K), (G, N, _) = a.shape, b.shape
+    blocks_n, blocks_k = triton.cdiv(N, SCALE_BLOCK), triton.cdiv(K, SCALE_BLOCK)
+    recipes = {ROWWISE: ((M,), (G, N)), BLOCKWISE: ((M, blocks_k), (G, blocks_n, blocks_k))}
+    mode = BLOCKWISE if scale_a.ndim == 2 else ROWWISE
+    if (scale_a.shape, scale_b.shape) != recipes[mode]:
+        raise ValueError(
+            f"scales {tuple(scale_a.shape)} and {tuple(scale_b.shape)} of a [{M}, {K}] and b [{G}, {N}, {K}] are "
+            "neither " + " nor ".join(f"{name} {shapes[0]} and {shapes[1]}" for name, shapes in recipes.items())
+        )
+    if (scale_a.stride(0) != 1 and M > 1) or not scale_b.is_contiguous():
+        raise ValueError("scale_a needs stride 1 over rows, scale_b contiguous memory")
+    if len({x.device for x in (a, scale_a, b, scale_b)}) > 1:
+        raise ValueError("operands and scales need one device")
+    if a.device.type == "cpu" and not interpreted():
+        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    if fast_accum and mode == BLOCKWISE:
+        raise ValueError("fast_accum has no meaning block-wise: sums of 128 are scaled and added in fp32")
+    return ROWWISE_FAST if fast_accum else mode

@@ -1,0 +1,120 @@
+"""Gradient of a grouped GEMM's weights in Helion, one program for each tile of each group: backend `helion_jagged`.
+
+    db[g] = a[rows of g].T @ dc[rows of g]        a [M, K]   dc [M, N]   db [G, K, N]
+
+The grid is groups times tiles, known on the host; the reduction walks the group's rows, whose number each program reads
+from the offsets. Its last tile is masked in both operands, so that rows of the next group, or of no group, never enter;
+a group without rows gets zeros. Weights stored as [G, N, K] are served by changing the operands' places.
+
+K and N are compile-time constants; M and G are not, since routing changes them at every step. After Helion's
+examples/jagged_dense_bmm.py, whose inner loop runs from one offset to the next as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import helion
+import helion.language as hl
+import torch
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable
+
+# block_sizes are those of the tile in the output's rows and columns, and of a step through the group's rows.
+CONFIGS = {
+    "cuda": helion.Config(block_sizes=[128, 256, 64], l2_groupings=[8], num_warps=8, num_stages=4),
+    "cuda_small": helion.Config(block_sizes=[128, 128, 64], l2_groupings=[8], num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, not tensor cores: operands are held in registers too.
+    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
+    # For Triton's interpreter, which pays by operation and hardly by element.
+    "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
+}
+
+
+def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -> helion.Config:
+    if device.type != "cuda":
+        return CONFIGS["cpu"]
+    if dtype == torch.float32:
+        return CONFIGS["cuda_fp32"]
+    return CONFIGS["cuda" if mean_rows >= 1024 else "cuda_small"]
+
+
+# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+@helion.kernel(static_shapes=False, dot_precision="ieee")
+def grouped_gemm_wgrad(
+    x: Tensor,  # [M, P]
+    y: Tensor,  # [M, Q]
+    group_offsets: Tensor,  # [G + 1], int32 or int64
+) -> Tensor:  # [G, P, Q]
+    P = hl.specialize(x.size(1))
+    Q = hl.specialize(y.size(1))
+    G = group_offsets.size(0) - 1
+    out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
+    # The first dimension is the one that neighbouring programs differ in: tiles of one group share its rows in L2.
+    for tile_p, tile_q, tile_g in hl.tile([P, Q, G], block_size=[None, None, 1]):
+        g = tile_g.begin + group_offsets[0]  # which is 0: as wide as the table
+        acc = hl.zeros([tile_p, tile_q], dtype=torch.float32)
+        for tile_m in hl.tile(group_offsets[g], group_offsets[g + 1]):
+            acc = torch.addmm(acc, x[tile_m, tile_p].T, y[tile_m, tile_q])
+        out[g, tile_p, tile_q] = acc.to(out.dtype)
+    return out
+
+
+def prepare_helion_wgrad(
+    a: Tensor,  # [M, K], any strides
+    dc: Tensor,  # [M, N], any strides
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
+    config: helion.Config | None = None,
+) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
+    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    require_runnable(a, dc)
+    group_ends(a, a.new_empty(offs.numel(), a.size(-1), 0), offs)
+    if dc.ndim != 2 or dc.size(0) != a.size(0):
+        raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
+    (M, K), N, G = a.shape, dc.size(1), offs.numel()
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(G, K, N, dtype=a.dtype, device=a.device)
+    config = config or default_config(a.device, a.dtype, M / G)
+    args = _arguments(a, dc, offs, nk)
+    compiled = grouped_gemm_wgrad.bind(args).compile_config(config)
+    P, Q = (N, K) if nk else (K, N)
+
+    def run() -> Tensor:
+        out = compiled(*args)[:, :P, :Q]
+        return out.transpose(1, 2) if nk else out
+
+    if a.device.type == "cuda":
+        run()  # compiles what Helion generated
+    return run
+
+
+def tune_helion_wgrad(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    nk: bool = False,
+) -> helion.Config:
+    """Search, for minutes, for the best config for these inputs; `prepare_helion_wgrad` takes it."""
+    return grouped_gemm_wgrad.autotune(_arguments(a, dc, offs, nk))
+
+
+def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = (_wide_enough(operand) for operand in ((dc, a) if nk else (a, dc)))
+    # A group's index gets the table's dtype: int64 where an element of the output lies past 2**31. Helion looks at the
+    # sizes of its inputs for that, and the output may be much larger than they are.
+    wide = offs.numel() * x.size(1) * y.size(1) >= 2**31
+    table = torch.cat([offs.new_zeros(1), offs]).to(a.device, torch.int64 if wide else torch.int32)
+    return x, y, table
+
+
+def _wide_enough(x: Tensor) -> Tensor:
+    """x [M, columns] with two rows and columns at least.
+
+    Helion 1.5.0 drops the index of a dimension of one element. A second row is no group's; a second column is the
+    first one again, and the caller cuts it off.
+    """
+    if x.size(0) == 1:
+        x = x.expand(2, -1)
+    return x.expand(-1, 2) if x.size(1) == 1 else x

@@ -1,0 +1,451 @@
+"""Grouped GEMM in Helion over a list of tiles that is made on the GPU: backend `helion_worklist`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+Two launches, no host sync. The first, a tiny Triton kernel, writes for each tile of block_m rows its group, its first
+row and the group's end; how many there are stays on the device, and the host knows a bound (M / block_m + G) to
+allocate the list by. In the second, written in Helion, each of as many workers as there are SMs takes every W-th tile
+of the list times the columns. Offsets may change between calls, and between replays of a CUDA graph.
+
+The main loop has no mask, and that is what makes it fast: wgmma reads its operands from shared memory, where the tensor
+memory accelerator (TMA) put them, and a mask would take them through registers first. A's tile may run into the next
+group's rows, and what it computes there is not stored. TMA itself clips the tail of K and N, since B's descriptor has
+the group as a dimension of its own.
+
+Helion masks the operands of a product along K, and where it sees that a load is masked already, it makes a gather of a
+load whose rows start at a number from the device. Both are avoided, in Helion 1.5.0 and 1.5.1, by an identity between
+load and product, which Helion does not look through, and by a loop over K that ends at a multiple of its tile.
+
+With few rows a group, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at least.
+
+Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes, matrices smaller than a
+tile, the interpreter) the same kernel loads by masked pointers.
+
+Sources: the list of tiles, Helion's pretuned_kernels/grouped_gemm_deepgemm (for Blackwell, its list made by the
+caller); the order of tiles, Triton's tutorial 03; swapped operands, as in `triton_flat`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import helion
+import helion.language as hl
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.flat import needs_pointers, tuning_key
+from groupbench.kernels.grouped_gemm.support import (
+    group_ends,
+    illegal_tile,
+    require_runnable,
+    worker_count,
+)
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+
+ENTRY = 3  # numbers of the list for each tile: group, first row, end of the group's rows
+# Helion puts this into the code that it generates. It counts in int64 where an operand has 2**31 elements, tiles never
+# need to.
+TILE_ORDER = """
+@triton.jit
+def tile_in_order(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    return super_grouped(tl.cast(tile, tl.int32), tiles_m, tiles_n, GROUP_M)
+
+
+""" + inspect.getsource(super_grouped.fn)
+IDENTITY = "{0}"
+
+
+@dataclass(frozen=True)
+class WorklistConfig:
+    """block_m and group_m are the list's and the order's; the rest is Helion's.
+
+    helion  further settings for helion.Config, e.g. what its autotuner found: they win over the fields above them
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tile rows of a super-group, see tile_order.py
+    swap: bool = False  # out.T = b.T @ a.T
+    flatten: bool = False  # one software pipeline over all tiles: a tile's loads start before the last one is stored
+    per_sm: int = 1  # workers on each SM
+    helion: tuple[tuple[str, Any], ...] = ()
+
+    def to_helion(self, tma: bool) -> helion.Config:
+        settings: dict[str, Any] = {
+            "block_sizes": [self.block_n, self.block_k],
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "range_flattens": [None, self.flatten or None, None],
+        }
+        if tma:
+            settings |= {"indexing": "tensor_descriptor", "host_tensor_descriptors": True}
+        return helion.Config(**(settings | dict(self.helion)))
+
+
+# For shapes that nobody tuned; what was measured is in configs/worklist_h100.json.
+CONFIGS = {
+    # Memory-bound: what counts is bytes in flight. 16 rows waste least of the tile when a group has a few.
+    "decode": WorklistConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "decode_32": WorklistConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "small": WorklistConfig(64, 128, 64, num_warps=4, num_stages=5),
+    "medium": WorklistConfig(128, 128, 64, num_warps=4, num_stages=4),
+    # 128 x 256 keeps 128 accumulators a thread of 8 warps; four stages fit as long as the stored tile may reuse them,
+    # which one pipeline over all tiles would forbid.
+    "large": WorklistConfig(128, 256, 64, num_warps=8, num_stages=4),
+    # IEEE fp32 goes through FMA units, which read registers.
+    "fp32": WorklistConfig(64, 64, 32, num_warps=4, num_stages=3),
+    # Triton's interpreter pays by operation, hardly by element.
+    "cpu": WorklistConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2),
+    "cpu_swap": WorklistConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True),
+}
+
+
+def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
+    """What tuning tries for 16-bit dtypes, by the mean rows of a group."""
+    if mean_rows <= 16:
+        tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
+        found = [WorklistConfig(*tile, group_m=1, swap=True) for tile in tiles]
+    elif mean_rows <= 96:
+        swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
+        straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 256, 64, 4, 4)]
+        found = [WorklistConfig(*tile, group_m=1, swap=True) for tile in swapped]
+        found += [WorklistConfig(*tile) for tile in straight]
+    else:
+        found = [replace(CONFIGS["large"], group_m=group_m) for group_m in (4, 8, 16)]
+        if mean_rows <= 1200:
+            found += [CONFIGS["medium"], replace(CONFIGS["medium"], num_warps=8), WorklistConfig(64, 256, 64, 4, 4)]
+    flat = [replace(config, num_stages=min(config.num_stages, 3), flatten=True) for config in found[:2]]
+    return [config for config in found + flat if K % config.block_k == 0 or config.block_k <= 64]
+
+
+def illegal(config: WorklistConfig, dtype: torch.dtype) -> str | None:
+    """Why a config cannot be compiled for Hopper, or None where it can."""
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+
+
+def choose_config(
+    G: int, M: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool = False
+) -> WorklistConfig:
+    """The tuned config of this problem on this GPU, else by mean rows of a group."""
+    if device.type == "cpu":
+        return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
+    if dtype == torch.float32:
+        return CONFIGS["fp32"]
+    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    if tuned is not None:
+        return tuned
+    for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small"), (256, "medium")):
+        if limit >= M / G:
+            return CONFIGS[name]
+    # 128 x 256 where its tiles are enough for every SM.
+    return CONFIGS["large" if (M / 128) * (N / 256) >= 100 else "medium"]
+
+
+@cache
+def _tuned(gpu: str) -> dict[str, WorklistConfig]:
+    """What was tuned for a GPU of this name, from configs/worklist_<family>.json beside this file."""
+    for path in sorted((Path(__file__).parent / "configs").glob("worklist_*.json")):
+        if path.stem.removeprefix("worklist_").lower() in gpu.lower():
+            return {key: config_from(values) for key, values in json.loads(path.read_text())["configs"].items()}
+    return {}
+
+
+def config_from(values: dict[str, Any]) -> WorklistConfig:
+    """The config that `dataclasses.asdict` gave, back from JSON. Raises TypeError where a field is unknown."""
+    return WorklistConfig(**{**values, "helion": tuple((key, value) for key, value in values.get("helion", ()))})
+
+
+@triton.jit
+def _list_tiles(
+    offs_ptr,  # [G]
+    tiles_ptr,  # [W, ENTRY]
+    count_ptr,  # [1]
+    out_ptr,  # [M, N]
+    M,
+    N,
+    G: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ENTRY: tl.constexpr,
+    SHARED_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Program g writes the tiles of group g behind those of the groups in front, and program 0 how many there are.
+
+    With SHARED_B all groups have matrix 0.
+    """
+    g = tl.program_id(0)
+    groups = tl.arange(0, G_POW2)
+    real = groups < G
+    ends = tl.load(offs_ptr + groups, mask=real, other=0).to(tl.int32)
+    starts = tl.load(offs_ptr + groups - 1, mask=real & (groups > 0), other=0).to(tl.int32)
+    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    mine = groups == g
+    before = tl.sum(tl.where(groups < g, counts, 0), 0)
+    start = tl.sum(tl.where(mine, starts, 0), 0)
+    end = tl.sum(tl.where(mine, ends, 0), 0)
+    count = tl.sum(tl.where(mine, counts, 0), 0)
+    for first in range(0, count, CHUNK):
+        step = first + tl.arange(0, CHUNK)
+        at = tiles_ptr + (before + step) * ENTRY
+        tl.store(at, tl.full((CHUNK,), 0, tl.int32) + (0 if SHARED_B else g), mask=step < count)
+        tl.store(at + 1, start + step * BLOCK_M, mask=step < count)
+        tl.store(at + 2, tl.full((CHUNK,), 0, tl.int32) + end, mask=step < count)
+    if g == 0:
+        tl.store(count_ptr, tl.sum(counts, 0))
+    # Rows past the last group's belong to nobody and are zero.
+    columns = tl.arange(0, 1024)
+    row_elements = tl.full((), 1, tl.int64) * N
+    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + g, M, G):
+        for first in range(0, N, 1024):
+            at_past = out_ptr + row_past * row_elements + first + columns
+            tl.store(at_past, tl.zeros((1024,), dtype=out_ptr.dtype.element_ty), mask=first + columns < N)
+
+
+# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+@helion.kernel(static_shapes=False, dot_precision="ieee")
+def grouped_gemm_worklist(
+    a: Tensor,  # [M, K]
+    weights: Tensor,  # [G or 1, K, N] or [G or 1, N, K]
+    out: Tensor,  # [M, N]
+    tiles: Tensor,  # [W, ENTRY], int32 or int64
+    count: Tensor,  # [1], int32: how many of the W are in use
+    k_extent: int,  # K, or with TMA the next multiple of a tile
+    block_m: int,
+    group_m: int,
+    workers: int,
+    tma: hl.constexpr,
+    nk: hl.constexpr,
+    swap: hl.constexpr,
+) -> Tensor:  # [M, N]
+    N = hl.specialize(out.size(1))
+    k_extent = hl.specialize(k_extent)
+    block_m = hl.specialize(block_m)
+    group_m = hl.specialize(group_m)
+    workers = hl.specialize(workers)
+    BLOCK_N = hl.register_block_size(16, 256)
+    for worker in hl.grid(workers):
+        tiles_m = count[0]
+        for tile in hl.grid(worker, tiles_m * ((N + BLOCK_N - 1) // BLOCK_N), workers):
+            scalar = hl.full([], 0, dtype=torch.int32)
+            entry, tile_n = hl.triton_kernel(
+                TILE_ORDER,
+                args=(tile, tiles_m, (N + BLOCK_N - 1) // BLOCK_N, group_m),
+                output_like=(scalar, scalar),
+            )
+            g = tiles[entry, 0]
+            start = tiles[entry, 1]
+            end = tiles[entry, 2]
+            first = tile_n * BLOCK_N
+            row = start + hl.arange(block_m)
+            col = first + hl.arange(BLOCK_N)
+            row_ok = (row < end)[:, None]
+            col_ok = (col < N)[None, :]
+            if swap:
+                acc = hl.zeros([BLOCK_N, block_m], dtype=torch.float32)
+            else:
+                acc = hl.zeros([block_m, BLOCK_N], dtype=torch.float32)
+            for tile_k in hl.tile(k_extent):
+                # With TMA, indices are made here: a descriptor wants to see that they are consecutive.
+                if tma:
+                    a_tile = a[start + hl.arange(block_m), tile_k]
+                    a_tile = hl.inline_triton(IDENTITY, args=(a_tile,), output_like=a_tile)
+                else:
+                    a_tile = hl.load(a, [row, tile_k], extra_mask=row_ok)
+                if nk:
+                    if tma:
+                        b_nk = weights[g, first + hl.arange(BLOCK_N), tile_k]
+                        b_nk = hl.inline_triton(IDENTITY, args=(b_nk,), output_like=b_nk)
+                    else:
+                        b_nk = hl.load(weights, [g, col, tile_k], extra_mask=(col < N)[:, None])
+                    b_tile = b_nk.T
+                else:
+                    if tma:
+                        b_tile = weights[g, tile_k, first + hl.arange(BLOCK_N)]
+                        b_tile = hl.inline_triton(IDENTITY, args=(b_tile,), output_like=b_tile)
+                    else:
+                        b_tile = hl.load(weights, [g, tile_k, col], extra_mask=col_ok)
+                if swap:
+                    acc = torch.addmm(acc, b_tile.T, a_tile.T)
+                else:
+                    acc = torch.addmm(acc, a_tile, b_tile)
+            if swap:
+                hl.store(out, [row, col], acc.T.to(out.dtype), extra_mask=row_ok & col_ok)
+            else:
+                hl.store(out, [row, col], acc.to(out.dtype), extra_mask=row_ok & col_ok)
+    return out
+
+
+def prepare_helion_worklist(
+    a: Tensor,  # [M, K], any strides
+    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: WorklistConfig | None = None,
+    tma: bool | None = None,  # None: where it can go
+) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
+    """Compile, without tuning; the callable allocates list and output and launches, with whatever `offs` then says.
+
+    Raises RuntimeError where Helion makes no TMA loads of what should have them.
+    """
+    require_runnable(a, b)
+    group_ends(a, b, offs)
+    (M, K), (G, _, N) = a.shape, b.shape
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    config = config or choose_config(G, M, N, K, a.dtype, a.device, _is_nk(b))
+    if reason := illegal(config, a.dtype):
+        raise ValueError(f"{config}: {reason}")
+    if tma is None:
+        tma = without_tma(a, b, config) is None
+    problem = make_problem(a, b, offs, config, tma)
+    bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
+    settings = config.to_helion(tma)
+    if tma and bound.to_triton_code(settings).count("_desc.load(") < 2:
+        # Unmasked loads by pointers would read past the matrices.
+        raise RuntimeError(f"Helion {version('helion')} makes no TMA loads of {config}; prepare with tma=False")
+    compiled = bound.compile_config(settings)
+
+    def run() -> Tensor:
+        out: Tensor = compiled(*problem.arguments())
+        return out[:M, :N] if M == 1 or N == 1 else out
+
+    if a.device.type == "cuda":
+        run()  # compiles what Helion generated
+    return run
+
+
+def tune_helion_worklist(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: WorklistConfig,  # its block_m, group_m, swap and per_sm stay
+    seconds: float,
+) -> WorklistConfig:
+    """What Helion's autotuner finds for all else within about so many seconds."""
+    tma = without_tma(a, b, config) is None
+    if tma:
+        # The search tries pointers as well, and what is loaded without a mask runs past the end by a tile.
+        a = _with_room(a, config.block_m * a.stride(0))
+        b = _with_room(b, 256 * max(b.stride()[1:]))
+    problem = make_problem(a, b, offs, config, tma)
+    bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
+    bound.settings.autotune_budget_seconds = max(1, int(seconds))
+    found = bound.autotune(problem.arguments(), force=True)
+    settings = dict(found)
+    block_n, block_k = settings.pop("block_sizes")
+    return replace(
+        config,
+        block_n=block_n,
+        block_k=block_k,
+        num_warps=settings.pop("num_warps", config.num_warps),
+        num_stages=settings.pop("num_stages", config.num_stages),
+        helion=tuple(sorted(settings.items())),
+    )
+
+
+def _with_room(x: Tensor, elements: int) -> Tensor:
+    """A copy of x of the same strides, with memory behind it that may be read."""
+    size = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    storage = torch.zeros(size + elements, dtype=x.dtype, device=x.device)
+    return storage.as_strided(x.shape, x.stride()).copy_(x)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Operands and config of a call."""
+
+    a: Tensor  # [M, K]
+    weights: Tensor  # [G, K, N], or [G, N, K] where `nk`, or one matrix of them where `shared`
+    offs: Tensor  # [G]
+    config: WorklistConfig
+    tma: bool
+    nk: bool
+    shared: bool
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What the Helion kernel is called with: allocates the output and the list, and launches what fills it."""
+        a, config = self.a, self.config
+        (M, K), N, G = a.shape, self.weights.size(1 if self.nk else 2), self.offs.numel()
+        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+        # Indices get the list's dtype: int64 where an element of an operand lies past 2**31.
+        wide = max(M * max(a.stride(0), N), G * self.weights.stride(0)) >= 2**31
+        rows = triton.cdiv(M, config.block_m) + G
+        tiles = torch.empty(rows, ENTRY, dtype=torch.int64 if wide else torch.int32, device=a.device)
+        count = torch.empty(1, dtype=torch.int32, device=a.device)
+        _list_tiles[(G,)](
+            self.offs,
+            tiles,
+            count,
+            out,
+            M,
+            N,
+            G=G,
+            G_POW2=triton.next_power_of_2(G),
+            ENTRY=ENTRY,
+            SHARED_B=self.shared,
+            BLOCK_M=config.block_m,
+            CHUNK=128,
+            num_warps=4,
+        )
+        k_extent = triton.cdiv(K, config.block_k) * config.block_k if self.tma else K
+        workers = worker_count(a.device, config.per_sm)
+        sizes = (k_extent, config.block_m, config.group_m, workers)
+        return (a, self.weights, out, tiles, count, *sizes, self.tma, self.nk, config.swap)
+
+    def specimen(self) -> tuple[Any, ...]:
+        """Arguments to compile TMA loads for: views with fewer than 2**31 elements.
+
+        For larger operands Helion would count in int64, and make no descriptors as long as it knows no bound of M. A
+        descriptor has coordinates of its own by dimension, and is made of the operands of each call.
+        """
+        a, weights, out, *rest = self.arguments()
+        rows = (2**31 - 1) // max(a.stride(0), a.size(1), out.size(1))
+        groups = max((2**31 - 1) // weights[0].numel(), 1)
+        return (a[:rows], weights[:groups], out[:rows], *rest)
+
+
+def make_problem(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool) -> Problem:
+    # Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not fit any more.
+    # A second row or column, which is the first one again, keeps the dimension; the caller cuts it off.
+    if a.size(0) == 1:
+        a = a.expand(2, -1)
+    if b.size(2) == 1:
+        b = b.expand(-1, -1, 2)
+    weights, nk, shared = _stored(b)
+    return Problem(a, weights, offs, config, tma, nk, shared)
+
+
+def without_tma(a: Tensor, b: Tensor, config: WorklistConfig) -> str | None:
+    """Why these operands cannot be read by TMA, or None where they can."""
+    if a.device.type == "cpu":
+        return "Helion makes no descriptors for a CPU"
+    if config.block_m > a.size(0) or config.block_n > b.size(2) or config.block_k > a.size(1):
+        return "a tile is larger than a matrix"
+    return needs_pointers(a, _stored(b)[0], b.size(2))
+
+
+def _stored(b: Tensor) -> tuple[Tensor, bool, bool]:
+    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
+    shared = b.size(0) > 1 and b.stride(0) == 0
+    if shared:
+        b = b[0].unsqueeze(0)
+    nk = _is_nk(b)
+    return (b.transpose(1, 2) if nk else b), nk, shared
+
+
+def _is_nk(b: Tensor) -> bool:
+    """Whether b [G, K, N] is stored as [G, N, K]."""
+    return b.stride(1) == 1 and b.stride(2) != 1

@@ -1,0 +1,217 @@
+"""Quantisation to fp8 (e4m3fn, largest value 448), the step before a scaled grouped GEMM.
+
+    amax  = max |x|           over a row, or over 128 columns of a row
+    scale = amax * (1 / 448)  fp32; nothing but zeros has the scale of amax = 1e-12
+    q     = e4m3(x * (1 / scale)),  |q| <= 448          x is about q * scale
+
+Two recipes. *Row-wise*: one scale a row, of activations [M] and of weights [G, N]. *Block-wise*, DeepSeek-V3's: one for
+128 columns of a row of activations, [M, K/128], and one for 128 x 128 of weights, [G, N/128, K/128]. Scales of
+activations are stored column by column (strides 1, M): a tile of the GEMM reads 128 rows of one column.
+
+What is not finite spoils its row (or block), and no more: NaN makes the scale NaN, infinity makes it infinite, and the
+values are 0 or NaN, so that all of it comes back as NaN. Nothing overflows: the roundings of scale and quotient lead
+past 448 by 2^-22 of it at most, which rounds back. (From 464 on, torch gives NaN or 448, by version and device.)
+
+Rounding is to nearest, ties to even: |q * scale - x| <= 2^-4 |x|, and 2^-10 scale where q is subnormal (below 2^-6).
+
+Rows of q start at multiples of 16 bytes, whatever K is, as TMA asks: q may be a view of something wider.
+
+Sources: scales of 1 x 128 and 128 x 128, DeepSeek-V3 report, section 3.3.2; 1e-12, torch's tests of scaled_mm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = 448.0
+SMALLEST_AMAX = 1e-12
+SCALE_BLOCK = 128  # of the block-wise recipe, in K and, for weights, in N
+ROW_BYTES = 16  # what the start of every row is a multiple of
+WHOLE_ROW = 16384  # columns that one program keeps in registers
+TILE_ROWS = 32  # of a program of the block-wise recipe
+
+
+@triton.jit
+def _e4m3(x, EMULATED: tl.constexpr):
+    """Round |x| < 464 or NaN to e4m3. Triton's interpreter carries wrongly (127 becomes 64), hence EMULATED."""
+    if EMULATED:
+        bits = x.to(tl.uint32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        # Half of the last place that is kept, less one where that place is even; then the exponent's bias, 127 to 7.
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+        # Subnormals are multiples of 2^-9: adding 2^23 leaves no bits for less.
+        subnormal = (tl.abs(x) * 512.0 + 8388608.0).to(tl.uint32, bitcast=True) & 15
+        code = tl.where(magnitude < 0x3C800000, subnormal, normal)  # 2^-6
+        code = tl.where(magnitude > 0x7F800000, 0x7F, code)
+        y = (code | ((bits >> 24) & 0x80)).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    else:
+        y = x.to(tl.float8e4nv)
+    return y
+
+
+@triton.jit
+def _amax(x, axis: tl.constexpr):
+    """Largest |x| along an axis; NaN where there is one, which tl.max passes over."""
+    return tl.where(tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.abs(x), axis))
+
+
+@triton.jit
+def _scale(amax, SMALLEST: tl.constexpr):
+    """(scale, 1 / scale), rounded as torch rounds them: the same bits."""
+    scale = tl.where(amax < SMALLEST, SMALLEST, amax) * (1 / 448)
+    return scale, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr,  # [M, K]
+    q_ptr,  # [M, K]
+    scale_ptr,  # [M]
+    x_stride,
+    q_stride,
+    K,
+    WHOLE: tl.constexpr,  # K <= BLOCK_K: a row is read once
+    BLOCK_K: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_K)
+    if WHOLE:
+        x = tl.load(x_ptr + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
+        scale, inverse = _scale(_amax(x, 0), SMALLEST)
+        tl.store(q_ptr + row * q_stride + columns, _e4m3(x * inverse, EMULATED), mask=columns < K)
+    else:
+        largest = tl.zeros((BLOCK_K,), dtype=tl.float32)
+        for first in range(0, K, BLOCK_K):
+            x = tl.load(x_ptr + row * x_stride + first + columns, mask=first + columns < K, other=0.0).to(tl.float32)
+            largest = tl.where((x != x) | (tl.abs(x) > largest), tl.abs(x), largest)  # NaN > largest is false: it stays
+        scale, inverse = _scale(_amax(largest, 0), SMALLEST)
+        for first in range(0, K, BLOCK_K):
+            x = tl.load(x_ptr + row * x_stride + first + columns, mask=first + columns < K, other=0.0).to(tl.float32)
+            y = _e4m3(x * inverse, EMULATED)
+            tl.store(q_ptr + row * q_stride + first + columns, y, mask=first + columns < K)
+    tl.store(scale_ptr + row, scale)
+
+
+@triton.jit
+def _quantize_blocks_kernel(
+    x_ptr,  # [M, K]
+    q_ptr,  # [M, K]
+    scale_ptr,  # [M, K/BLOCK_K], strides 1, M
+    x_stride,
+    q_stride,
+    M,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    block = tl.program_id(1)
+    columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    inside = (rows < M)[:, None] & (columns < K)[None, :]
+    x = tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale, inverse = _scale(_amax(x, 1), SMALLEST)
+    y = _e4m3(x * inverse[:, None], EMULATED)
+    tl.store(q_ptr + rows[:, None] * q_stride + columns[None, :], y, mask=inside)
+    tl.store(scale_ptr + block.to(tl.int64) * M + rows, scale, mask=rows < M)
+
+
+def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, Tensor]]:  # x [M, K] in fp32, bf16, fp16
+    """The callable returns (q [M, K], scale [M] or [M, K/128]), freshly allocated. Raises ValueError."""
+    if x.ndim != 2 or x.stride(1) != 1 or x.dtype not in DTYPES:
+        raise ValueError(
+            f"expected [M, K] with rows of stride 1 in one of {DTYPES}, got {tuple(x.shape)}, "
+            f"strides {x.stride()}, {x.dtype}"
+        )
+    if x.device.type == "cpu" and not interpreted():
+        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    (M, K), emulated = x.shape, interpreted()
+    block = min(triton.next_power_of_2(max(K, 1)), WHOLE_ROW)
+
+    def run_rows() -> tuple[Tensor, Tensor]:
+        q, scale = empty_fp8(M, K, x.device), torch.empty(M, dtype=torch.float32, device=x.device)
+        if M:
+            _quantize_rows_kernel[(M,)](
+                x, q, scale, x.stride(0), q.stride(0), K, WHOLE=block >= K, BLOCK_K=block, SMALLEST=SMALLEST_AMAX,
+                EMULATED=emulated, num_warps=max(1, min(8, block // 512)),
+            )  # fmt: skip
+        return q, scale
+
+    def run_blocks() -> tuple[Tensor, Tensor]:
+        q, scale = empty_fp8(M, K, x.device), _empty_scales(M, K, x.device)
+        if q.numel():
+            _quantize_blocks_kernel[(triton.cdiv(M, TILE_ROWS), triton.cdiv(K, SCALE_BLOCK))](
+                x, q, scale, x.stride(0), q.stride(0), M, K, BLOCK_M=TILE_ROWS, BLOCK_K=SCALE_BLOCK,
+                SMALLEST=SMALLEST_AMAX, EMULATED=emulated, num_warps=4,
+            )  # fmt: skip
+        return q, scale
+
+    return run_blocks if blockwise else run_rows
+
+
+# --- the same in torch ------------------------------------------------------------------------------------------------
+
+
+def quantize_rows_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [M, K]; q [M, K], scale [M]
+    scale = _scale_of(x.float().abs().amax(1) if x.size(1) else x.new_zeros(x.size(0)).float())
+    return _quantized(x, 1 / scale[:, None]), scale
+
+
+def quantize_blocks_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [M, K]; q [M, K], scale [M, K/128]
+    scale = _empty_scales(x.size(0), x.size(1), x.device)
+    scale.copy_(_scale_of(_blocks(x, 1).amax((1, 3))))
+    return _quantized(x, _spread(1 / scale, x.shape, 1)), scale
+
+
+def quantize_weight_blocks_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [N, K]; q [N, K], scale [N/128, K/128]
+    scale = _scale_of(_blocks(x, SCALE_BLOCK).amax((1, 3)))
+    return _quantized(x, _spread(1 / scale, x.shape, SCALE_BLOCK)), scale
+
+
+def dequantize(q: Tensor, scale: Tensor) -> Tensor:
+    """q [R, K] in fp32, times its scales: [R], [R, K/128] or, of weights, [R/128, K/128]."""
+    if scale.ndim == 1:
+        return q.float() * scale[:, None]
+    return q.float() * _spread(scale, q.shape, 1 if scale.size(0) == q.size(0) else SCALE_BLOCK)
+
+
+def empty_fp8(rows: int, columns: int, device: torch.device | str) -> Tensor:
+    """Uninitialised e4m3 [rows, columns], each row at a multiple of 16 bytes."""
+    stride = triton.cdiv(max(columns, 1), ROW_BYTES) * ROW_BYTES
+    return torch.empty(rows, stride, dtype=E4M3, device=device)[:, :columns]
+
+
+def _empty_scales(M: int, K: int, device: torch.device) -> Tensor:  # [M, K/128], strides 1, M
+    return torch.empty(triton.cdiv(K, SCALE_BLOCK), M, dtype=torch.float32, device=device).t()
+
+
+def _scale_of(amax: Tensor) -> Tensor:
+    return amax.clamp_min(SMALLEST_AMAX) * (1 / E4M3_MAX)  # by a constant: torch divides by one otherwise on a GPU
+
+
+def _quantized(x: Tensor, inverse: Tensor) -> Tensor:
+    q = empty_fp8(x.size(0), x.size(1), x.device)
+    return q.copy_(x.float() * inverse)
+
+
+def _blocks(x: Tensor, rows: int) -> Tensor:
+    """|x| in blocks of rows x 128, zeros past its edges: [R/rows, rows, K/128, 128]."""
+    (R, K), columns = x.shape, SCALE_BLOCK
+    padded = torch.nn.functional.pad(x.float().abs(), (0, -K % columns, 0, -R % rows))
+    return padded.view(triton.cdiv(R, rows), rows, triton.cdiv(K, columns), columns)
+
+
+def _spread(scale: Tensor, shape: torch.Size, rows: int) -> Tensor:
+    """A scale for each element of `shape`."""
+    return scale.repeat_interleave(rows, 0).repeat_interleave(SCALE_BLOCK, 1)[: shape[0], : shape[1]]

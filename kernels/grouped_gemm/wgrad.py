@@ -1,0 +1,396 @@
+"""Gradient of a grouped GEMM's weights, dB[g] = A[rows of g]^T @ dC[rows of g]: backend `triton_flat`.
+
+    a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] where the weights are
+
+Every group has the same number of tiles, and the reduction runs over its rows: a tile costs as much as its group has
+rows, nothing for an empty group, whose gradient is zero. One matrix product serves both layouts: with weights stored as
+[G, N, K] the operands change places. In the kernel they are x [M, P] and y [M, Q], and out[g] = x^T @ y.
+
+The last block of a group's rows runs into the next group's, and rows past offs[-1] may hold anything, NaN included. The
+operands are read through *ragged* descriptors, which the hardware clips at the group's last row and fills with zeros,
+both of them: no instruction masks, and zero never meets NaN. (triton.tools.ragged_tma; triton_kernels, of
+triton-lang/triton, reads its operands so.) Where TMA cannot go, the same kernel reads by pointers with masks on both.
+
+Which program computes which tile, the order of groups:
+
+    static    tile t goes to program t mod W. One launch. Even where groups are alike.
+    dynamic   groups with most rows first, and each program takes the next tile when it is free: a group with a third of
+              all rows has tiles that cost a third of a program's time, and light ones fill what they leave. A small
+              launch before ranks the groups and sets the counter.
+
+Sizes are read from the offsets on the device in either, so that a CUDA graph may be replayed with others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from groupbench.kernels.grouped_gemm.support import (
+    SHARED_MEMORY_BYTES,
+    group_ends,
+    illegal_tile,
+    require_runnable,
+    worker_count,
+)
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+
+TMA_BYTES = 16  # what addresses and strides must be a multiple of
+RAGGED_ROWS = 2**30
+RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
+MOST_RANKED = 4096  # groups: each is compared with all
+
+
+@dataclass(frozen=True)
+class WgradConfig:
+    block_p: int  # rows of an output tile: K of the layer, or N where weights are stored as [G, N, K]
+    block_q: int  # its columns
+    block_m: int  # rows of A and dC a step
+    num_warps: int
+    num_stages: int
+    group_p: int = 8  # tile rows of a super-group, see tile_order.py
+    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
+    dynamic: bool = False  # heavy groups first, tiles as programs get free
+    per_sm: int = 1  # programs an SM: one stores while the other multiplies
+
+
+# For shapes that nobody tuned; what was tuned on an H100 is in configs/wgrad_h100.json.
+CONFIGS = {
+    "large": WgradConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
+    # A tile of a group of a few hundred rows takes as long to write as to compute, and groups are rarely alike.
+    "paired": WgradConfig(128, 128, 64, num_warps=4, num_stages=3, dynamic=True, per_sm=2),
+    # A few rows a group: the gradient's own bytes are what takes time, and one step reads all rows there are.
+    "short": WgradConfig(128, 128, 16, num_warps=4, num_stages=2, per_sm=2),
+    # Where TMA cannot go: the wide tile with its pointers and masks would spill 600 bytes a thread.
+    "pointers": WgradConfig(128, 128, 32, num_warps=8, num_stages=3),
+    # IEEE fp32 goes through FMA units, which read registers.
+    "fp32": WgradConfig(64, 64, 32, num_warps=4, num_stages=3),
+    # Triton's interpreter pays by operation, hardly by element.
+    "cpu": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2),
+    "cpu_dynamic": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2, dynamic=True),
+}
+
+
+def candidates(mean_rows: float) -> list[WgradConfig]:
+    """What tuning tries for 16-bit dtypes, by the mean rows of a group."""
+    large, paired, short = CONFIGS["large"], CONFIGS["paired"], CONFIGS["short"]
+    pairs = [paired, replace(paired, dynamic=False, num_stages=2)]
+    if mean_rows <= 64:
+        shorts = [short, replace(short, block_m=32), WgradConfig(128, 256, 16, 8, 3), WgradConfig(128, 256, 32, 8, 3)]
+        return [*shorts, *pairs]
+    wide = [large, replace(large, group_p=4), replace(large, group_p=16), replace(large, block_p=256, block_q=128)]
+    # The tile's store shares memory with the stages where nothing goes on beside it.
+    free = [replace(large, split_store=False, dynamic=True), replace(large, num_stages=3, split_store=False)]
+    return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3)]
+
+
+def illegal(config: WgradConfig, dtype: torch.dtype) -> str | None:
+    """Why a config cannot be compiled for Hopper, or None where it can."""
+    reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype)
+    if reason is not None:
+        # illegal_tile names a forward tile's sides.
+        for forward, ours in (("block_m=", "block_p="), ("block_n=", "block_q="), ("block_k=", "block_m=")):
+            if reason.startswith(forward):
+                return reason.replace(forward, ours)
+        return reason
+    shared = shared_bytes(config, dtype)
+    have = (SHARED_MEMORY_BYTES + 1024) // config.per_sm - 1024  # the system keeps 1 KiB of each program's
+    if shared > have:
+        return f"{config.num_stages} stages and the output tile take {shared} bytes of {have}"
+    return None
+
+
+def shared_bytes(config: WgradConfig, dtype: torch.dtype) -> int:
+    """Shared memory of the operands' stages and the tile on its way out, which a dynamic schedule does not overlap."""
+    stages = config.num_stages * (config.block_p + config.block_q) * config.block_m * dtype.itemsize
+    store = config.block_p * config.block_q * dtype.itemsize // (2 if config.split_store else 1)
+    return max(stages, store) if config.dynamic else stages + store
+
+
+def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool) -> WgradConfig:
+    """The tuned config of this problem on this GPU, else by how many tiles there are and how much each has to do."""
+    if device.type == "cpu":
+        return CONFIGS["cpu"]
+    if dtype == torch.float32:
+        return CONFIGS["fp32"]
+    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    if tuned is not None:
+        return tuned
+    if M <= 32 * G:
+        return CONFIGS["short"]
+    few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * worker_count(device)
+    if few_tiles or M <= 512 * G:
+        return CONFIGS["paired"] if G <= MOST_RANKED else replace(CONFIGS["paired"], num_stages=2, dynamic=False)
+    return CONFIGS["large"]
+
+
+def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
+    """M is rounded up to a power of two: routing changes it at every step."""
+    return (
+        f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{str(dtype).removeprefix('torch.')},{'nk' if nk else 'kn'}"
+    )
+
+
+@cache
+def _tuned(gpu: str) -> dict[str, WgradConfig]:
+    """What was tuned for a GPU of this name, from configs/wgrad_<family>.json beside this file."""
+    for path in sorted((Path(__file__).parent / "configs").glob("wgrad_*.json")):
+        if path.stem.removeprefix("wgrad_").lower() in gpu.lower():
+            return {key: WgradConfig(**values) for key, values in json.loads(path.read_text())["configs"].items()}
+    return {}
+
+
+@triton.jit
+def _plan_kernel(
+    offs_ptr,  # [G]
+    plan_ptr,  # [1 + G]: the next tile to take, then the groups, those with most rows first
+    G,
+    first,
+    G_POW2: tl.constexpr,
+    MINE: tl.constexpr,
+):
+    """A group's place is the number of groups in front of it: of more rows, or of as many and a lower number."""
+    everyone = tl.arange(0, G_POW2)
+    real = everyone < G
+    starts = tl.load(offs_ptr + everyone - 1, mask=real & (everyone > 0), other=0)
+    sizes = (tl.load(offs_ptr + everyone, mask=real, other=0) - starts).to(tl.int32)
+    mine = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    my_starts = tl.load(offs_ptr + mine - 1, mask=(mine < G) & (mine > 0), other=0)
+    my_sizes = (tl.load(offs_ptr + mine, mask=mine < G, other=0) - my_starts).to(tl.int32)
+    more = sizes[None, :] > my_sizes[:, None]
+    as_many = (sizes[None, :] == my_sizes[:, None]) & (everyone[None, :] < mine[:, None])
+    place = tl.sum(((more | as_many) & real[None, :]).to(tl.int32), 1)
+    tl.store(plan_ptr + 1 + place, mine, mask=mine < G)
+    if tl.program_id(0) == 0:
+        tl.store(plan_ptr, first)
+
+
+@triton.jit
+def _rows(
+    x,
+    start,
+    size,
+    row,
+    column,
+    stride,
+    stride_column,
+    columns,
+    TMA: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Tile [ROWS, COLUMNS] at `row` of the rows start..start + size; what lies past them or the columns is zero."""
+    if TMA:
+        # As load_ragged of triton.tools.ragged_tma, which Triton's interpreter cannot run.
+        billion, end, inside = to_ragged_indices(start, size, row)
+        tile = x.load([billion, end, inside, column]).reshape(ROWS, COLUMNS)
+    else:
+        rows = row + tl.arange(0, ROWS)
+        across = column + tl.arange(0, COLUMNS)
+        at = x + (start + rows).to(tl.int64)[:, None] * stride + across.to(tl.int64)[None, :] * stride_column
+        tile = tl.load(at, mask=(rows < size)[:, None] & (across < columns)[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def _store(out, g, row, column, tile, P, Q, TMA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    if TMA:
+        out.store([g, row, column], tile.reshape(1, ROWS, COLUMNS))
+    else:
+        rows = row + tl.arange(0, ROWS)
+        across = column + tl.arange(0, COLUMNS)
+        at = out + (g.to(tl.int64) * P + rows[:, None]) * Q + across[None, :]
+        tl.store(at, tile, mask=(rows < P)[:, None] & (across < Q)[None, :])
+
+
+@triton.jit
+def _tile(
+    x,
+    y,
+    out,
+    offs_ptr,
+    g,
+    number,
+    P,
+    Q,
+    stride_x,
+    stride_xp,
+    stride_y,
+    stride_yq,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    GROUP_P: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+):
+    """Compute and write the `number`-th tile of group g."""
+    start = tl.load(offs_ptr + g - 1, mask=g > 0, other=0).to(tl.int32)
+    size = tl.load(offs_ptr + g).to(tl.int32) - start
+    tile_p, tile_q = super_grouped(number, tl.cdiv(P, BLOCK_P), tl.cdiv(Q, BLOCK_Q), GROUP_P)
+    p = tile_p * BLOCK_P
+    q = tile_q * BLOCK_Q
+    acc = tl.zeros((BLOCK_P, BLOCK_Q), dtype=tl.float32)
+    for row in range(0, size, BLOCK_M):
+        x_tile = _rows(x, start, size, row, p, stride_x, stride_xp, P, TMA, BLOCK_M, BLOCK_P)
+        y_tile = _rows(y, start, size, row, q, stride_y, stride_yq, Q, TMA, BLOCK_M, BLOCK_Q)
+        acc = tl.dot(x_tile.T, y_tile, acc, input_precision="ieee")
+    if SPLIT_STORE:
+        halves = tl.permute(tl.reshape(acc, (BLOCK_P, 2, BLOCK_Q // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        _store(out, g, p, q, left.to(DTYPE), P, Q, TMA, BLOCK_P, BLOCK_Q // 2)
+        _store(out, g, p, q + BLOCK_Q // 2, right.to(DTYPE), P, Q, TMA, BLOCK_P, BLOCK_Q // 2)
+    else:
+        _store(out, g, p, q, acc.to(DTYPE), P, Q, TMA, BLOCK_P, BLOCK_Q)
+
+
+@triton.jit
+def _wgrad_kernel(
+    x,  # [M, P]: a ragged descriptor along M with tiles [BLOCK_M, BLOCK_P], or a pointer
+    y,  # [M, Q]: likewise, tiles [BLOCK_M, BLOCK_Q]
+    out,  # [G, P, Q] contiguous: a descriptor with tiles of one group, or a pointer
+    offs_ptr,  # [G]
+    plan_ptr,  # [1 + G], see _plan_kernel; unused where the schedule is static
+    G,
+    P,
+    Q,
+    stride_x,  # from one row to the next; strides are unused by TMA
+    stride_xp,
+    stride_y,
+    stride_yq,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    GROUP_P: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
+    DYNAMIC: tl.constexpr,
+):
+    tiles = tl.cdiv(P, BLOCK_P) * tl.cdiv(Q, BLOCK_Q)  # of each group
+    if DYNAMIC:
+        taken = tl.program_id(0)
+        while taken < G * tiles:
+            # Asked for before it is needed: the answer travels while this tile is computed.
+            following = tl.atomic_add(plan_ptr, 1, sem="relaxed")
+            g = tl.load(plan_ptr + 1 + taken // tiles)
+            _tile(x, y, out, offs_ptr, g, taken % tiles, P, Q, stride_x, stride_xp, stride_y, stride_yq,
+                  TMA, DTYPE, BLOCK_P, BLOCK_Q, BLOCK_M, GROUP_P, SPLIT_STORE)  # fmt: skip
+            taken = following
+    else:
+        # A `for`, so that a tile's store goes on while the next one is computed.
+        for tile in tl.range(tl.program_id(0), G * tiles, NUM_PROGRAMS):
+            _tile(x, y, out, offs_ptr, tile // tiles, tile % tiles, P, Q, stride_x, stride_xp, stride_y, stride_yq,
+                  TMA, DTYPE, BLOCK_P, BLOCK_Q, BLOCK_M, GROUP_P, SPLIT_STORE)  # fmt: skip
+
+
+def prepare_wgrad(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
+    config: WgradConfig | None = None,
+) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
+    """Check the operands and make the descriptors; the callable allocates the output and launches.
+
+    Rows past offs[-1] are not read. Raises ValueError for operands or a config that the kernel cannot take.
+    """
+    group_ends(a, a.new_empty(offs.numel(), a.size(-1), 0), offs)
+    return wgrad_launcher(a, dc, offs, nk, config)
+
+
+def wgrad_launcher(
+    a: Tensor, dc: Tensor, offs: Tensor, nk: bool = False, config: WgradConfig | None = None
+) -> Callable[[], Tensor]:
+    """As `prepare_wgrad`, for offsets that are known to be right: they stay on the device."""
+    require_runnable(a, dc)
+    if dc.ndim != 2 or dc.size(0) != a.size(0):
+        raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
+    (M, K), N, G = a.shape, dc.size(1), offs.numel()
+    x, y = (dc, a) if nk else (a, dc)
+    P, Q = x.size(1), y.size(1)
+
+    def as_weights(out: Tensor) -> Tensor:
+        return out.transpose(1, 2) if nk else out
+
+    if M == 0 or N == 0 or K == 0:
+        return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
+    tma = needs_pointers(x, y) is None
+    if config is None:
+        config = choose_config(M, G, N, K, a.dtype, a.device, nk)
+        if not tma and a.device.type == "cuda" and a.dtype != torch.float32:
+            config = CONFIGS["pointers"]
+    if reason := illegal(config, a.dtype):
+        raise ValueError(f"{config}: {reason}")
+    if config.dynamic and G > MOST_RANKED:
+        raise ValueError(f"{config}: {G} groups, but a dynamic schedule ranks {MOST_RANKED} at most")
+    x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
+    y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
+    block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
+    programs = worker_count(a.device, config.per_sm)
+
+    def run() -> Tensor:
+        out = torch.empty(G, P, Q, dtype=a.dtype, device=a.device)
+        plan = offs
+        if config.dynamic:
+            plan = torch.empty(1 + G, dtype=torch.int32, device=a.device)
+            _plan_kernel[(triton.cdiv(G, RANKED_AT_ONCE),)](
+                offs, plan, G, programs, G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
+            )
+        _wgrad_kernel[(programs,)](
+            x_in,
+            y_in,
+            TensorDescriptor.from_tensor(out, block_out) if tma else out,
+            offs,
+            plan,
+            G,
+            P,
+            Q,
+            *x.stride(),
+            *y.stride(),
+            TMA=tma,
+            DTYPE=_TRITON_DTYPES[a.dtype],
+            NUM_PROGRAMS=programs,
+            BLOCK_P=config.block_p,
+            BLOCK_Q=config.block_q,
+            BLOCK_M=config.block_m,
+            GROUP_P=config.group_p,
+            SPLIT_STORE=config.split_store,
+            DYNAMIC=config.dynamic,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        return as_weights(out)
+
+    return run
+
+
+_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def needs_pointers(x: Tensor, y: Tensor) -> str | None:
+    """Why these operands [M, P] and [M, Q], and the output, cannot be read and written by TMA, or None."""
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return "TMA came with Hopper"
+    for name, operand in (("x", x), ("y", y)):
+        if operand.stride(1) != 1:
+            return f"{name} has no dimension of stride 1 where TMA wants it"
+        if operand.data_ptr() % TMA_BYTES or operand.stride(0) * operand.element_size() % TMA_BYTES:
+            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
+    if x.size(0) > RAGGED_ROWS:
+        return f"a ragged descriptor has {RAGGED_ROWS} rows at most"
+    if y.size(1) * y.element_size() % TMA_BYTES:
+        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
+    return None

@@ -1,0 +1,285 @@
+"""One side of an A/B comparison: `python -m groupbench.operators.measure.side`, asked over its standard input.
+
+One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps one cell's
+process (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
+
+    hello   device            -> device, capability, environment
+    cells   operator, ...     -> what there is to compare
+    prepare cell, timeout_s   -> timing, accuracy, compiled kernels; the cell's process is started where there is none
+    fresh                     -> the same cell in a new process
+    reload  seed, samples     -> the same cell at other addresses
+    burst                     -> samples in ms
+    unload
+    quit
+
+An answer is {"value": ...} or {"failure": {"status", "message"}}. Whatever a backend prints goes elsewhere: the answers
+have a file descriptor of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request, describe
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.worker import Worker, call
+
+
+class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    verb: str
+    arguments: dict[str, Any] = {}
+
+
+class Side:
+    """Answers by verb. Each method's keyword arguments are the question's, its result is JSON."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._job: Job | None = None
+        self._timeout_s = 300.0
+        self._device = "cpu"
+        self._capability: tuple[int, int] | None = None
+        self._able: set[Job] = set()  # a comparison that is repeated need not ask again
+
+    def hello(self, device: str) -> dict[str, Any]:
+        check_contract()
+        self._device = resolve_device(device)
+        facts = call(probe, self._device)
+        self._capability = facts["capability"]
+        return {"device": self._device, **facts}
+
+    def cells(self, **selection: Any) -> list[dict[str, Any]]:
+        return call(list_cells, self._device, self._capability, selection)
+
+    def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
+        self._timeout_s = timeout_s
+        self._job = self._as_job(cell)
+        if self._job not in self._able:
+            reason = call(unavailable, self._job, self._capability)
+            if reason is not None:
+                return Failure("unavailable", reason)
+            self._able.add(self._job)
+        loaded = self._loaded()
+        if isinstance(loaded, Failure):
+            return loaded
+        prepared = self._ask("prepare")
+        if not isinstance(prepared, Prepared):
+            return prepared
+        return {
+            "timing": prepared.timing,
+            "accuracy": msgspec.to_builtins(prepared.accuracy),
+            "problem": prepared.problem,
+            "prepare_ms": prepared.prepare_ms,
+            "kernels": msgspec.to_builtins(prepared.kernels),
+        }
+
+    def fresh(self) -> str | Failure:
+        self.end()
+        return self._loaded()
+
+    def reload(self, seed: int, samples: int) -> str | Failure:
+        return self._ask("reload", seed, samples)
+
+    def burst(self) -> list[float] | Failure:
+        taken = self._ask("burst")
+        return list(taken.samples_ms) if isinstance(taken, Burst) else taken
+
+    def unload(self) -> str | Failure:
+        return self._ask("unload") if self._worker is not None else "nothing was loaded"
+
+    def end(self) -> None:
+        """End the cell's process, at once."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.close()
+            self._worker = None
+
+    def _loaded(self) -> Any:
+        if self._worker is None:
+            self._worker = Worker(self._device, self._timeout_s)
+        self._worker.timeout_s = self._timeout_s
+        return self._answer(self._worker.ask(Request("load", self._job)))
+
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        if self._worker is None:
+            return Failure("error", f"asked to {verb} before anything was loaded")
+        return self._answer(self._worker.ask(Request(verb, arguments=arguments)))
+
+    def _answer(self, answer: Any) -> Any:
+        if isinstance(answer, Failure):
+            self.end()
+        return answer
+
+    def _as_job(self, cell: dict[str, Any]) -> Job:
+        named = {key: cell[key] for key in ("operator", "backend", "shape", "dtype", "mode", "seed")}
+        return Job(
+            **named,
+            plugins=tuple(cell["plugins"]),
+            device=self._device,
+            interpreted=self._device == "cpu",
+            protocol=Protocol(cudagraph=cell["cudagraph"]),
+        )
+
+
+def check_contract() -> None:
+    """Raises ImportError where the operators beside this code do not offer what measuring asks of them."""
+    importlib.import_module("groupbench.operators.measure.accuracy")
+    from groupbench.operators.operator import Operator
+
+    if not hasattr(Operator, "in_mode"):
+        raise ImportError("its operators have no modes")
+
+
+def resolve_device(asked: str) -> str:
+    """ "cuda" or "cpu"; sets up Triton's interpreter for a CPU, before anything imports Triton."""
+    driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    device = asked
+    if asked == "auto":
+        code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+        sees = driver and subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+        device = "cuda" if sees else "cpu"
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
+        raise UsageError("TRITON_INTERPRET is set: interpreted kernels run with --device cpu; unset it to use the GPU")
+    return device
+
+
+def probe(device: str) -> dict[str, Any]:
+    """What this side runs on; in a process of its own, since it opens the device."""
+    import torch
+
+    from groupbench.operators.measure import environment
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
+    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
+
+
+def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
+    """Why the job's backend cannot run here, or None. Raises UsageError where this side has no such thing."""
+    from groupbench.operators.registry import get_backend, get_operator
+
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+    return _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
+
+
+def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells of one operator that a selection names: all backends, the first suite, one dtype, unless it says so.
+
+    selection  operator, and where given: backends, shapes, suites, dtypes, mode, plugins
+
+    Raises UsageError for what does not exist.
+    """
+    from groupbench.operators.registry import get_backend, get_operator
+
+    operator = get_operator(selection["operator"], tuple(selection.get("plugins") or ()))
+    mode = selection.get("mode") or "fwd"
+    if mode not in operator.modes:
+        raise UsageError(f"{operator.name} has no mode {mode!r}; there are: {', '.join(operator.modes)}")
+    operator = operator.in_mode(mode)
+    default_dtype = "fp16" if device == "cpu" and "fp16" in operator.dtypes else operator.dtypes[0]
+    dtypes = selection.get("dtypes") or (default_dtype,)
+    for dtype in dtypes:
+        if dtype not in operator.dtypes:
+            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+    backends = [get_backend(operator, name) for name in selection.get("backends") or ()] or list(operator.backends)
+    return [
+        {
+            "operator": operator.name,
+            "backend": backend.name,
+            "shape": shape,
+            "dtype": dtype,
+            "mode": mode,
+            "unavailable": _reason(backend, device, dtype, capability),
+        }
+        for shape in _shapes(operator, selection, device)
+        for dtype in dtypes
+        for backend in backends
+    ]
+
+
+def _shapes(operator: Any, selection: dict[str, Any], device: str) -> list[str]:
+    suites = list(selection.get("suites") or ())
+    texts = list(selection.get("shapes") or ())
+    if not suites and not texts:
+        # A GPU's suites may take hours on a CPU.
+        named = [name for name in (device, "smoke" if device == "cpu" else "") if name in operator.suites]
+        suites = [*named, *operator.suites][:1]
+    shapes: list[Any] = []
+    for suite in suites:
+        if suite not in operator.suites:
+            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
+        shapes += operator.suites[suite]
+    try:
+        shapes += [operator.parse_shape(text) for text in texts]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return list(dict.fromkeys(map(str, shapes)))
+
+
+def _reason(backend: Any, device: str, dtype: str, capability: tuple[int, int] | None) -> str | None:
+    from groupbench.operators.operator import Target
+
+    interpreted = device == "cpu"
+    try:
+        return backend.unavailable(Target(device, dtype, interpreted, capability))
+    except Exception as error:  # a backend's fault: its cell says so, the others go on
+        return f"its `unavailable` raised {describe(error)}"
+
+
+def serve(side: Side, questions: Any, answers: Any) -> None:
+    """Answer lines of `questions` on `answers` until `quit` or the end."""
+    for line in questions:
+        try:
+            question = msgspec.json.decode(line, type=Question)
+            if question.verb == "quit":
+                return
+            value = getattr(side, question.verb)(**question.arguments)
+        except GroupbenchError as error:
+            value = Failure("usage", " ".join(str(error).split()))
+        except Exception as error:
+            value = Failure("error", describe(error))
+        if isinstance(value, Failure):
+            body: dict[str, Any] = {"failure": {"status": value.status, "message": value.message}}
+        else:
+            body = {"value": value}
+        answers.write(msgspec.json.encode(body) + b"\n")
+        answers.flush()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    questions = os.fdopen(os.dup(0), "rb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    side = Side()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        side.end()
+        raise SystemExit(143)  # so that what multiprocessing keeps in the temporary folder goes too
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(side, questions, answers)
+    finally:
+        side.end()
+
+
+if __name__ == "__main__":
+    # By its own name, which is where the processes it starts look for its functions.
+    importlib.import_module("groupbench.operators.measure.side").main()

@@ -1,0 +1,128 @@
+"""Quantisation to fp8 (e4m3fn): what a layer pays before a scaled grouped GEMM, measured by itself.
+
+Recipes `rowwise` and `blockwise` (1 x 128) of kernels/grouped_gemm/quantize.py. The reference is the input: the error
+is that of rounding to 3 bits of mantissa, 2.7 % RMS for normal values, and a kernel that cuts off has twice that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.operator import Backend, Operator, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_SIZE = 2**31 - 1
+RECIPES = ("rowwise", "blockwise")
+HELP = "rowwise,M=ROWS,K=COLUMNS or blockwise,M=ROWS,K=COLUMNS"
+
+
+@dataclass(frozen=True)
+class QuantizeShape:
+    """[M, K], with a scale for each row or for 128 columns of one."""
+
+    recipe: str
+    M: int
+    K: int
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"M": self.M, "K": self.K}
+
+    def __str__(self) -> str:
+        return f"{self.recipe},M={self.M},K={self.K}"
+
+
+@dataclass(frozen=True)
+class QuantizeInputs:
+    x: Tensor  # [M, K]
+    blockwise: bool
+
+
+def parse_shape(text: str) -> QuantizeShape:
+    """Raises ValueError."""
+    recipe, *sizes = text.strip().split(",")
+    fields = dict(size.partition("=")[::2] for size in sizes)
+    numbers = [int(fields[name]) if fields.get(name, "").isdecimal() else 0 for name in "MK"]
+    if recipe not in RECIPES or len(sizes) != 2 or not all(1 <= number <= MAX_SIZE for number in numbers):
+        raise ValueError(f"shape {text!r} is not of the form {HELP}")
+    return QuantizeShape(recipe, *numbers)
+
+
+def make_inputs(shape: QuantizeShape, dtype: str, device: str, seed: int) -> QuantizeInputs:
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(shape.M, shape.K, generator=generator, device=device, dtype=torch_dtype(dtype))
+    return QuantizeInputs(x, shape.recipe == "blockwise")
+
+
+def reference(inputs: QuantizeInputs) -> Tensor:
+    return inputs.x.float()
+
+
+def decode(output: Any) -> Tensor:
+    """(q, scale) as the values they stand for. Raises TypeError where they are no such pair."""
+    import torch
+
+    from groupbench.kernels.grouped_gemm.quantize import dequantize
+
+    if not isinstance(output, tuple) or len(output) != 2 or not all(isinstance(x, torch.Tensor) for x in output):
+        raise TypeError(f"the backend returned {type(output).__name__}, not the pair (q, scale)")
+    q, scale = output
+    if (q.dtype, scale.dtype) != (torch.float8_e4m3fn, torch.float32):
+        raise TypeError(f"the backend returned {q.dtype} with {scale.dtype}, expected float8_e4m3fn with float32")
+    return dequantize(q, scale)
+
+
+def min_bytes(shape: QuantizeShape, dtype: str) -> int:
+    """The input read once, values and scales written once."""
+    scales = shape.M * (math.ceil(shape.K / 128) if shape.recipe == "blockwise" else 1)
+    return shape.M * shape.K * (torch_size(dtype) + 1) + 4 * scales
+
+
+def torch_size(dtype: str) -> int:
+    return {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+
+
+def prepare_torch(inputs: QuantizeInputs) -> Run:
+    from groupbench.kernels.grouped_gemm import quantize
+
+    function = quantize.quantize_blocks_reference if inputs.blockwise else quantize.quantize_rows_reference
+    return lambda: function(inputs.x)
+
+
+def prepare_triton(inputs: QuantizeInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.quantize import prepare_quantize
+
+    return prepare_quantize(inputs.x, inputs.blockwise)
+
+
+def _both(*sizes: tuple[int, int]) -> tuple[QuantizeShape, ...]:
+    return tuple(QuantizeShape(recipe, M, K) for M, K in sizes for recipe in RECIPES)
+
+
+QUANTIZE_FP8 = Operator(
+    name="quantize_fp8",
+    baseline="torch",
+    backends=(
+        Backend("torch", prepare_torch, "absolute maximum, scale, multiply, clamp, cast: torch's own operations"),
+        Backend("triton", prepare_triton, "a row, or 32 x 128 values, in one program: read once", kind="triton"),
+    ),
+    suites={
+        "moe": _both((1024, 7168), (16384, 4096), (32768, 7168), (32768, 2048), (65536, 2048)),
+        "smoke": _both((1, 128), (33, 300), (64, 80)),
+    },
+    parse_shape=parse_shape,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=lambda shape: 0,
+    min_bytes=min_bytes,
+    output_dtype=lambda dtype: "fp8",
+    decode=decode,
+    shapes_help=HELP,
+)

@@ -1,0 +1,240 @@
+"""The fp8 kernel against the product of the same fp8 values in fp32, in every recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm import fp8, quantize
+from groupbench.kernels.grouped_gemm.fp8 import (
+    BLOCKWISE,
+    ROWWISE,
+    ROWWISE_FAST,
+    grouped_gemm_fp8_reference,
+    prepare_fp8,
+)
+
+# name: rows of each group, N, K, rows past the groups
+CASES = {
+    "even": ((32, 32), 128, 128, 0),
+    "one_group": ((37,), 48, 64, 0),
+    "empty_groups": ((0, 20, 0, 0, 15, 0), 48, 64, 0),
+    "one_row_groups": ((1, 1, 40, 1), 48, 64, 0),
+    "one_group_owns_all": ((0, 0, 90, 0), 48, 64, 0),
+    "more_groups_than_workers": ((5, 3, 0, 16, 2, 7, 1, 4, 9), 16, 32, 0),
+    "ragged_tails": ((33, 65, 1), 150, 200, 0),
+    "k_of_several_blocks": ((5, 33), 130, 400, 0),
+    "odd_n_and_k": ((21, 40), 53, 45, 0),
+    "n_and_k_of_one": ((18, 9), 1, 1, 0),
+    "no_rows": ((0, 0, 0), 48, 64, 0),
+    "no_rows_in_groups": ((0, 0), 48, 64, 7),
+    "rows_past_the_groups": ((19, 0, 30), 48, 144, 11),
+}
+ALL = pytest.mark.parametrize("mode", fp8.MODES)
+# What fast accumulation leaves out shows on a GPU alone.
+UNLIKE = pytest.mark.parametrize("mode", fp8.MODES if torch.cuda.is_available() else (ROWWISE, BLOCKWISE))
+FIVE = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def scaled(a: Tensor, b: Tensor, sizes: tuple[int, ...], mode: str, tail: int = 0, device: str = "cpu") -> FIVE:
+    """(a, scale_a, b, scale_b, offs). Rows past the groups and storage between rows are NaN, as are their scales."""
+    blockwise = mode == BLOCKWISE
+    of_a = quantize.quantize_blocks_reference if blockwise else quantize.quantize_rows_reference
+    of_b = quantize.quantize_weight_blocks_reference if blockwise else quantize.quantize_rows_reference
+    (M, K), (G, N, _) = a.shape, b.shape
+    q_a, q_b = (quantize.empty_fp8(rows, K, device) for rows in (M + tail, G * N))
+    for q in (q_a, q_b):
+        torch.as_strided(q, (q.size(0), q.stride(0)), q.stride()).fill_(float("nan"))
+    values, scale = of_a(a)
+    q_a[:M].copy_(values)
+    if blockwise:
+        scale_a = torch.full((scale.size(1), M + tail), float("nan"), device=device).t()
+    else:
+        scale_a = torch.full((M + tail,), float("nan"), device=device)
+    scale_a[:M].copy_(scale)
+    parts = [of_b(matrix) for matrix in b]
+    q_b = q_b.unflatten(0, (G, N))
+    q_b.copy_(torch.stack([values for values, _ in parts]))
+    scale_b = torch.stack([scale for _, scale in parts]).to(device)
+    return q_a, scale_a, q_b, scale_b, torch.tensor(sizes).cumsum(0).to(device, torch.int32)
+
+
+def drawn(sizes: tuple[int, ...], n: int, k: int, mode: str, tail: int = 0, device: str = "cpu") -> FIVE:
+    torch.manual_seed(0)
+    return scaled(torch.randn(sum(sizes), k), torch.randn(len(sizes), n, k), sizes, mode, tail, device)
+
+
+@UNLIKE
+@pytest.mark.parametrize(("sizes", "n", "k", "tail"), CASES.values(), ids=CASES)
+def test_matches_the_reference(mode, sizes, n, k, tail, device, poisoned, check):
+    x = drawn(sizes, n, k, mode, tail, device)
+    run = prepare_fp8(*x, fast_accum=mode == ROWWISE_FAST, out_dtype=torch.float16)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_fp8_reference(*x), torch.float16)
+
+
+@ALL
+def test_bf16_and_int64_offsets(mode, device, check):
+    *x, offs = drawn((21, 0, 40), 53, 300, mode, 3, device)
+    out = prepare_fp8(*x, offs.long(), fast_accum=mode == ROWWISE_FAST)()
+    check(out, grouped_gemm_fp8_reference(*x, offs), torch.bfloat16)
+
+
+def gpu_configs() -> dict[str, tuple[str, fp8.Fp8Config]]:
+    """All that ship or are tuned over; without a GPU, those that differ in the interpreter too."""
+    found = {}
+    for mode in fp8.MODES:
+        tried = [config for rows in (8, 32, 64, 500, 999) for config in fp8.candidates(mode, rows)]
+        for c in [*fp8.CONFIGS[mode].values(), *tried]:
+            assert fp8.illegal(c, mode) is None, c
+            name = f"{mode}_{c.block_m}x{c.block_n}x{c.block_k}{'_swap' * c.swap}{'_split' * c.split_store}"
+            if torch.cuda.is_available():
+                name += f"_w{c.num_warps}s{c.num_stages}g{c.group_m}p{c.per_sm}{'_flat' * c.flatten}"
+            found[name] = mode, c
+    return found
+
+
+@pytest.mark.parametrize(("mode", "config"), gpu_configs().values(), ids=gpu_configs())
+def test_every_config_is_right(mode, config, device, poisoned, check):
+    x = drawn((20, 0, 1, 70), config.block_n + 10, 144, mode, 2, device)
+    run = prepare_fp8(*x, mode == ROWWISE_FAST, torch.float16, config)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_fp8_reference(*x), torch.float16)
+
+
+@UNLIKE
+@pytest.mark.parametrize("swap", [False, True], ids=["straight", "swapped"])
+def test_each_expert_has_its_own_scales_and_weights(mode, swap, device, check):
+    """NaN in the next expert's scales must not come through tiles that overhang in M, N and K."""
+    a, scale_a, b, scale_b, offs = drawn((21, 40), 40, 300, mode, device=device)
+    expected = grouped_gemm_fp8_reference(a, scale_a, b, scale_b, offs)
+    scale_a[21:] = float("nan")
+    scale_b[1] = float("nan")
+    config = fp8.CONFIGS[mode]["decode" if swap else "small"]
+    out = prepare_fp8(a, scale_a, b, scale_b, offs, mode == ROWWISE_FAST, torch.float16, config)()
+    check(out[:21], expected[:21], torch.float16)
+    assert out[21:].isnan().all()
+
+
+@pytest.mark.parametrize("mode", [ROWWISE, BLOCKWISE])
+def test_scales_of_unlike_sizes(mode, device, check):
+    """Each row, block of K and block of weights has a magnitude of its own: a scale taken from elsewhere shows."""
+    torch.manual_seed(0)
+    a = torch.randn(50, 384) * torch.tensor([1.0, 4.0, 0.25]).repeat_interleave(128) * (1 + torch.arange(50.0))[:, None]
+    b = torch.randn(2, 260, 384) * torch.tensor([0.5, 1.0, 8.0]).repeat_interleave(128)
+    b *= torch.tensor([1.0, 7.0, 0.1]).repeat_interleave(128)[:260, None] * torch.tensor([1.0, 5.0])[:, None, None]
+    x = scaled(a / 50, b, (20, 30), mode, device=device)
+    out = prepare_fp8(*x, out_dtype=torch.float16)()
+    expected = grouped_gemm_fp8_reference(*x)
+    check(out, expected, torch.float16)
+    for rows in range(0, 50, 10):
+        for columns in (slice(0, 128), slice(128, 256), slice(256, 260)):
+            check(out[rows : rows + 10, columns], expected[rows : rows + 10, columns], torch.float16)
+
+
+@ALL
+def test_zeros_and_large_values(mode, device):
+    torch.manual_seed(0)
+    a, b = torch.randn(33, 160), torch.randn(2, 40, 160)
+    a[5] = 0
+    a[6] *= 1e15
+    b[1] *= 1e15
+    x = scaled(a, b, (12, 21), mode, device=device)
+    assert x[0].float()[:33].abs().max() == 448
+    out = prepare_fp8(*x, fast_accum=mode == ROWWISE_FAST)()
+    assert out.isfinite().all()
+    assert (out[5] == 0).all()
+    expected = grouped_gemm_fp8_reference(*x)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=0.1 * float(expected[:5].abs().mean()))
+
+
+@pytest.mark.parametrize("mode", [ROWWISE, BLOCKWISE])
+def test_offsets_are_read_on_the_device_at_every_call(mode, device, poisoned, check):
+    *x, offs = drawn((40, 24, 36), 48, 160, mode, device=device)
+    run = prepare_fp8(*x, offs, out_dtype=torch.float16)
+    last = None
+    for ends in ((40, 64, 100), (0, 0, 100), (1, 2, 3), (0, 0, 0)):
+        offs.copy_(torch.tensor(ends))
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_fp8_reference(*x, offs), torch.float16)
+        assert last is None or last.data_ptr() != out.data_ptr()
+        last = out
+
+
+def test_the_reference_is_the_scaled_product_written_out():
+    a = torch.tensor([[1.0, 2.0], [4.0, 0.5], [1.0, 1.0]]).to(quantize.E4M3)
+    b = torch.tensor([[[1.0, 1.0], [2.0, -1.0]], [[3.0, 0.0], [0.0, 1.0]]]).to(quantize.E4M3)
+    offs = torch.tensor([1, 2])
+    scale_a, scale_b = torch.tensor([2.0, 10.0, 99.0]), torch.tensor([[1.0, 3.0], [0.5, 2.0]])
+    out = grouped_gemm_fp8_reference(a, scale_a, b, scale_b, offs)
+    assert out.tolist() == [[6.0, 0.0], [60.0, 10.0], [0.0, 0.0]]
+    blocks = grouped_gemm_fp8_reference(a, scale_a[:, None], b, torch.tensor([[[2.0]], [[3.0]]]), offs)
+    assert blocks.tolist() == [[12.0, 0.0], [360.0, 15.0], [0.0, 0.0]]
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+X = drawn((21, 40), 48, 272, ROWWISE, device=DEVICE)
+Y = drawn((21, 40), 48, 272, BLOCKWISE, device=DEVICE)
+REFUSED = {
+    "bf16_operand": ((X[0].bfloat16(), *X[1:]), {}, "float8_e4m3fn with float32"),
+    "fp16_scale": ((X[0], X[1].half(), *X[2:]), {}, "float8_e4m3fn with float32"),
+    "fp32_output": (X, {"out_dtype": torch.float32}, "out_dtype"),
+    "other_k": ((X[0][:, :256], *X[1:]), {}, r"a \[M, K\] and b \[G, N, K\]"),
+    "mixed_recipes": ((*X[:3], Y[3], X[4]), {}, "neither rowwise"),
+    "too_few_scales": ((X[0], X[1][:-1], *X[2:]), {}, "neither rowwise"),
+    "scales_by_rows": ((Y[0], Y[1].contiguous(), *Y[2:]), {}, "stride 1 over rows"),
+    "odd_rows": ((X[0].contiguous().view(-1)[: 61 * 271].view(61, 271), X[1], X[2][..., :271], *X[3:]), {}, "a's rows"),
+    "fast_blockwise": (Y, {"fast_accum": True}, "no meaning block-wise"),
+    "past_a": ((*X[:4], torch.tensor([21, 62], dtype=torch.int32)), {}, "past the 61 rows"),
+    "illegal_config": (X, {"config": fp8.Fp8Config(64, 128, 256, 4, 2)}, "promoted every 128"),
+}
+
+
+@pytest.mark.parametrize(("operands", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(operands, options, message):
+    with pytest.raises(ValueError, match=message):
+        prepare_fp8(*operands, **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "text"),
+    [
+        (ROWWISE_FAST, {"block_m": 48}, "powers of two"),
+        (ROWWISE_FAST, {"num_stages": 5}, "bytes"),
+        (ROWWISE_FAST, {"split_store": False}, "output tile"),
+        (ROWWISE_FAST, {"swap": True}, "stored whole"),
+        (ROWWISE_FAST, {"per_sm": 2}, "bytes"),
+        (ROWWISE, {"block_k": 64}, "every 128 of K"),
+        (BLOCKWISE, {}, "one scale of the weights"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_illegal_configs_are_named(mode, change, text):
+    assert text in (fp8.illegal(replace(fp8.CONFIGS[ROWWISE_FAST]["large"], **change), mode) or "")
+
+
+@pytest.mark.parametrize("path", sorted(Path(fp8.__file__).parent.glob("configs/fp8_*.json")), ids=lambda p: p.stem)
+def test_tuned_configs_are_legal(path):
+    configs = json.loads(path.read_text())["configs"]
+    assert configs
+    for key, values in configs.items():
+        assert fp8.illegal(fp8.Fp8Config(**values), key.rpartition(",")[2]) is None, key
+
+
+def test_tuned_configs_are_found(monkeypatch):
+    tuned = fp8.Fp8Config(64, 64, 128, 4, 3)
+    monkeypatch.setattr(fp8, "_tuned", lambda gpu: {fp8.tuning_key(ROWWISE, 1000, 4, 128, 256): tuned})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    gpu = torch.device("cuda")
+    assert fp8.choose_config(ROWWISE, 900, 4, 128, 256, gpu) == tuned
+    assert fp8.choose_config(ROWWISE_FAST, 900, 4, 128, 256, gpu) == fp8.CONFIGS[ROWWISE_FAST]["large"]
+    assert fp8.choose_config(BLOCKWISE, 64, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["decode"]
+    assert fp8.choose_config(BLOCKWISE, 300, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["small"]

@@ -1,0 +1,350 @@
+"""The gradient of the weights, in Triton and in Helion: sums over ragged rows, whose neighbours are live data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import helion
+import pytest
+import torch
+from helion.runtime.kernel import BoundKernel
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm import helion_wgrad, wgrad
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
+from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+
+Prepare = Callable[..., Callable[[], Tensor]]
+
+
+def prepare_dynamic(a: Tensor, dc: Tensor, offs: Tensor, nk: bool = False) -> Callable[[], Tensor]:
+    return wgrad.prepare_wgrad(a, dc, offs, nk, wgrad.CONFIGS["cpu_dynamic"])
+
+
+IMPLEMENTATIONS: dict[str, Prepare] = {
+    "triton": wgrad.prepare_wgrad,
+    "triton_dynamic": prepare_dynamic,
+    "helion": helion_wgrad.prepare_helion_wgrad,
+}
+GPU_CONFIGS = {name: config for name, config in wgrad.CONFIGS.items() if not name.startswith("cpu")}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def prepare(request: Any) -> Prepare:
+    return request.param
+
+
+@pytest.fixture
+def make_operands(make_inputs: Any) -> Callable[..., tuple[Tensor, Tensor, Tensor, bool]]:
+    """(a [M, K], dc [M, N], offs [G], nk) of a case; rows that belong to no group are NaN in both."""
+
+    def make(case: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, bool]:
+        a, b, offs = make_inputs(case, dtype)
+        dc = torch.full((a.size(0), b.size(2)), float("nan"), dtype=dtype)
+        rows = sum(case.sizes)
+        dc[:rows] = torch.randn(rows, b.size(2), generator=torch.Generator().manual_seed(1)).to(dtype)
+        return a, dc.to(a.device), offs, case.weights == "columns"
+
+    return make
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return torch.float32 if name == "fp32" else torch.float16
+
+
+@pytest.mark.parametrize("implementation", ["triton", "triton_dynamic"])
+def test_triton_matches_the_reference(implementation, case, dtype, make_operands, poisoned, check):
+    a, dc, offs, nk = make_operands(case, dtype)
+    run = IMPLEMENTATIONS[implementation](a, dc, offs, nk)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), dtype)
+
+
+def test_helion_matches_the_reference(case, make_operands, poisoned, check):
+    a, dc, offs, nk = make_operands(case, torch.float16)
+    run = helion_wgrad.prepare_helion_wgrad(a, dc, offs, nk)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+def test_the_reference_is_what_autograd_says(make_case, make_inputs):
+    a, b, offs = (
+        x.double() if x.is_floating_point() else x for x in make_inputs(make_case("e", (5, 0, 1)), torch.half)
+    )
+    dc = torch.randn(6, b.size(2), dtype=torch.float64, device=a.device)
+    b.requires_grad_()
+    torch.cat([a[:5] @ b[0], a[5:] @ b[2]]).backward(dc)
+    torch.testing.assert_close(grouped_gemm_wgrad_reference(a, dc, offs), b.grad)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize("where", ["a", "dc"])
+@pytest.mark.parametrize("columns", [48, 45], ids=["tma", "pointers"])
+def test_what_other_groups_rows_hold_stays_there(prepare, columns, where, value, make_case, make_operands, check):
+    """A zero of one operand's tail does not undo a NaN of the other's: 0 * NaN is NaN."""
+    a, dc, offs, _ = make_operands(make_case("three", (21, 5, 40), n=columns, k=columns), torch.float16)
+    good = grouped_gemm_wgrad_reference(a, dc, offs)
+    (a if where == "a" else dc)[21:26] = value
+    out = prepare(a, dc, offs)()
+    check(out[[0, 2]], good[[0, 2]], torch.float16)
+    assert not out[1].isfinite().any()
+
+
+@pytest.mark.parametrize("nk", [False, True], ids=["kn", "nk"])
+def test_gradients_have_the_layout_of_the_weights(prepare, nk, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("uneven", (33, 0, 1, 40), n=56, k=72), torch.float16)
+    run = prepare(a, dc, offs, nk)
+    with poisoned():
+        out = run()
+    assert out.shape == (4, 72, 56)
+    assert out.stride() == ((72 * 56, 1, 72) if nk else (72 * 56, 56, 1))
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+@pytest.mark.parametrize("name", GPU_CONFIGS)
+def test_every_config_is_right(name, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("ragged", (129, 0, 30, 1), n=144, k=200, tail=3), dtype_of(name))
+    run = wgrad.prepare_wgrad(a, dc, offs, config=wgrad.CONFIGS[name])
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), dtype_of(name))
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda_small", "cuda_fp32"])
+def test_every_helion_config_is_right(name, make_case, make_operands, poisoned, check):
+    dtype = torch.float32 if name == "cuda_fp32" else torch.float16
+    a, dc, offs, _ = make_operands(make_case("ragged", (129, 0, 30, 1), n=144, k=200, tail=3), dtype)
+    run = helion_wgrad.prepare_helion_wgrad(a, dc, offs, config=helion_wgrad.CONFIGS[name])
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), dtype)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu_dynamic"])
+def test_offsets_are_read_on_the_device_at_every_call(name, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("three", (40, 24, 36)), torch.float16)
+    run = wgrad.prepare_wgrad(a, dc, offs, config=wgrad.CONFIGS[name])
+    for ends in ((40, 64, 100), (0, 0, 100), (100, 100, 100), (1, 2, 3), (0, 0, 0)):
+        offs.copy_(torch.tensor(ends))
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+def test_reads_its_inputs_on_every_call_into_a_new_tensor(prepare, make_case, make_operands):
+    a, dc, offs, _ = make_operands(make_case("two", (21, 40)), torch.float16)
+    run = prepare(a, dc, offs)
+    first, second = run(), run()
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()
+    a.mul_(2)
+    assert torch.equal(run(), first * 2)
+
+
+# --- schedule ---------------------------------------------------------------------------------------------------------
+
+SIZES = {
+    "one_group": (5,),
+    "descending": (9, 7, 7, 0),
+    "ascending": (0, 1, 2, 3),
+    "all_alike": (4, 4, 4),
+    "all_empty": (0, 0),
+    "several_programs": tuple((7 * i) % 41 for i in range(3 * wgrad.RANKED_AT_ONCE + 1)),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_groups_are_ranked_by_their_rows(sizes, wide, device):
+    G = len(sizes)
+    offs = torch.tensor(sizes).cumsum(0).to(device, wide)
+    plan = torch.full((1 + G,), -1, dtype=torch.int32, device=device)
+    programs = -(-G // wgrad.RANKED_AT_ONCE)
+    wgrad._plan_kernel[(programs,)](
+        offs, plan, G, 77, G_POW2=wgrad.triton.next_power_of_2(G), MINE=wgrad.RANKED_AT_ONCE
+    )
+    assert plan[0] == 77
+    assert plan[1:].tolist() == sorted(range(G), key=lambda g: (-sizes[g], g))
+
+
+def test_a_dynamic_schedule_refuses_more_groups_than_it_ranks(make_case, make_operands, monkeypatch):
+    monkeypatch.setattr(wgrad, "MOST_RANKED", 2)
+    with pytest.raises(ValueError, match="ranks 2 at most"):
+        prepare_dynamic(*make_operands(make_case("three", (1, 2, 3)), torch.float16))
+
+
+@pytest.mark.parametrize("G", [1, 8, 256, wgrad.MOST_RANKED + 1])
+@pytest.mark.parametrize("mean_rows", [1, 200, 4000])
+@pytest.mark.parametrize("of", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_the_config_chosen_can_run(G, mean_rows, of, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some other GPU")
+    monkeypatch.setattr(wgrad, "worker_count", lambda device: 132)
+    config = wgrad.choose_config(G * mean_rows, G, 4096, 2048, of, torch.device("cuda"), nk=True)
+    assert wgrad.illegal(config, of) is None
+    assert not (config.dynamic and G > wgrad.MOST_RANKED)
+
+
+# --- configs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "pad_a", "nk", "reason"),
+    [
+        (64, 48, 8, False, None),
+        (64, 48, 3, False, "x's address or strides"),
+        (64, 45, 0, False, "y's address or strides"),
+        (33, 48, 0, False, "x's address or strides"),
+        (64, 45, 0, True, "x's address or strides"),
+    ],
+    ids=["aligned", "odd_stride", "odd_n", "odd_k", "odd_n_by_columns"],
+)
+def test_pointers_take_over_where_tma_cannot_go(k, n, pad_a, nk, reason, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("tail", (21, 0, 40), n=n, k=k, pad_a=pad_a, tail=5), torch.float16)
+    found = wgrad.needs_pointers(*((dc, a) if nk else (a, dc)))
+    assert found is None if reason is None else found is not None and reason in found
+    run = wgrad.prepare_wgrad(a, dc, offs, nk)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+def test_operands_of_any_strides(prepare, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("two", (21, 40), n=48, k=64), torch.float16)
+    by_columns = a.t().contiguous().t(), dc[:, ::2]
+    run = prepare(*by_columns, offs)
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(*by_columns, offs), torch.float16)
+
+
+def test_illegal_configs_are_named():
+    large = wgrad.CONFIGS["large"]
+    for change, text in (
+        ({"block_p": 48}, "block_p=48: tl.dot needs powers of two"),
+        ({"block_m": 8}, "block_m=8: tl.dot needs powers of two"),
+        ({"num_stages": 5}, "bytes"),
+        ({"split_store": False}, "output tile"),
+        ({"per_sm": 2}, "output tile"),
+    ):
+        reason = wgrad.illegal(replace(large, **change), torch.float16)
+        assert reason is not None, change
+        assert text in reason
+    assert wgrad.illegal(replace(large, split_store=False, dynamic=True), torch.float16) is None
+
+
+def test_candidates_are_legal():
+    for rows in (1, 64, 65, 5000):
+        assert all(wgrad.illegal(config, torch.bfloat16) is None for config in wgrad.candidates(rows)), rows
+    assert all(wgrad.illegal(config, dtype_of(name)) is None for name, config in wgrad.CONFIGS.items())
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(wgrad.__file__).parent.glob("configs/wgrad_*.json")), ids=lambda path: path.stem
+)
+def test_tuned_configs_are_legal(path):
+    configs = json.loads(path.read_text())["configs"]
+    assert configs
+    for key, values in configs.items():
+        assert wgrad.illegal(wgrad.WgradConfig(**values), torch.bfloat16) is None, key
+
+
+def test_a_tuned_config_is_found_by_gpu_and_problem(tmp_path, monkeypatch):
+    tuned = replace(wgrad.CONFIGS["large"], group_p=3)
+    key = wgrad.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True)
+    (tmp_path / "configs").mkdir()
+    file = tmp_path / "configs" / "wgrad_h100.json"
+    file.write_text(json.dumps({"configs": {key: tuned.__dict__}}))
+    monkeypatch.setattr(wgrad, "__file__", str(tmp_path / "wgrad.py"))
+    monkeypatch.setattr(wgrad, "worker_count", lambda device: 132)
+    wgrad._tuned.cache_clear()
+    try:
+        for gpu, M, found in (
+            ("NVIDIA H100 80GB HBM3", 4000, True),
+            ("NVIDIA H100", 5000, False),
+            ("A100", 4000, False),
+        ):
+            monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, gpu=gpu: gpu)
+            config = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, torch.device("cuda"), nk=True)
+            assert (config == tuned) == found, (gpu, M)
+    finally:
+        wgrad._tuned.cache_clear()
+
+
+def test_every_config_compiles_for_hopper_without_spills():
+    """Compiled here, without a GPU: a process of its own, since this one interprets."""
+    script = Path(__file__).with_name("compile_wgrad.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    built = [json.loads(line) for line in done.stdout.splitlines()]
+    wanted = [*GPU_CONFIGS.values(), *wgrad.candidates(1), *wgrad.candidates(5000)]
+    assert {tuple(row["config"].items()) for row in built} >= {
+        tuple(replace(config, group_p=8).__dict__.items()) for config in wanted
+    }
+    for row in built:
+        assert row["spilled_bytes"] == 0, row
+        assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // row["config"]["per_sm"], row
+        if row["dtype"] == "bf16":
+            assert row["wgmma"], row
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, dc, offs: (a.double(), dc.double(), offs), "not one of"),
+        (lambda a, dc, offs: (a, dc.float(), offs), "one dtype and one device"),
+        (lambda a, dc, offs: (a, dc[:-1], offs), "a row for each of a's"),
+        (lambda a, dc, offs: (a, dc[0], offs), "a row for each of a's"),
+        (lambda a, dc, offs: (a, dc, offs.flip(0)), "must not decrease"),
+        (lambda a, dc, offs: (a, dc, offs + 1), "lies past"),
+        (lambda a, dc, offs: (a, dc, offs.float()), "int32 or int64"),
+        (lambda a, dc, offs: (a, dc, offs[:0]), "at least one"),
+    ],
+    ids=["fp64", "mixed_dtypes", "rows", "one_dimension", "decreasing", "past_the_end", "float_offsets", "no_groups"],
+)
+def test_refuses_what_it_cannot_multiply(prepare, change, message, make_case, make_operands):
+    a, dc, offs, _ = make_operands(make_case("two", (21, 40)), torch.float16)
+    with pytest.raises(ValueError, match=message):
+        prepare(*change(a, dc, offs))
+
+
+# --- Helion -----------------------------------------------------------------------------------------------------------
+
+
+def test_helion_never_tunes_unasked(make_case, make_operands, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("autotuning started")
+
+    monkeypatch.setattr(BoundKernel, "autotune", refuse)
+    a, dc, offs, _ = make_operands(make_case("one_more_shape", (21, 12), n=37, k=29), torch.float16)
+    helion_wgrad.prepare_helion_wgrad(a, dc, offs)()
+
+
+@pytest.mark.parametrize("table", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_helion_takes_offset_tables_of_either_width(table, make_case, make_operands, check):
+    a, dc, offs, _ = make_operands(make_case("two", (21, 40)), torch.float16)
+    args = (a, dc, torch.cat([offs.new_zeros(1), offs]).to(table))
+    config = helion_wgrad.CONFIGS["cpu" if a.device.type == "cpu" else "cuda"]
+    out = helion_wgrad.grouped_gemm_wgrad.bind(args).compile_config(config)(*args)
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+@pytest.mark.parametrize("blocks", [(16, 64, 32), (64, 16, 16)], ids=str)
+def test_helion_takes_any_tile(blocks, make_case, make_operands, poisoned, check):
+    a, dc, offs, _ = make_operands(make_case("ragged", (30, 0, 70), n=53, k=45), torch.float16)
+    run = helion_wgrad.prepare_helion_wgrad(a, dc, offs, config=helion.Config(block_sizes=list(blocks)))
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)

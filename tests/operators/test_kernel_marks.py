@@ -1,0 +1,160 @@
+"""ci/benchmarks/kernel_marks.py, and the page that it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from groupbench.tracker.record import Accuracy, Cell, Commit, Environment, Latency, Record, Run, encode
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "ci/benchmarks/kernel_marks.py"
+PAGE = ROOT / "docs/kernels.md"
+
+
+@pytest.fixture(scope="module")
+def marks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kernel_marks", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kernel_marks"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+RUN = Run(id="r", started=datetime(2026, 11, 21, tzinfo=UTC), commit=Commit(hash="abcdef1234"))
+LARGE = "G=4,M_g=8192,N=4096,K=7168,W=nk"
+FLOPS = 2 * 4 * 8192 * 4096 * 7168
+
+
+def record(
+    backend: str, ms: float | None, shape: str = LARGE, operator: str = "grouped_gemm", **more: object
+) -> Record:
+    dims = dict(part.split("=") for part in shape.replace("copy,", "").replace("matmul,", "").split(","))
+    sizes = {letter: int(dims[letter]) for letter in "MNK" if dims.get(letter, "").isdecimal()}
+    sizes |= {"M": 32768} if "M_g" in dims else {}
+    cell = Cell(operator=operator, backend=backend, shape=shape, dtype="bf16", dims=sizes, flops=FLOPS, min_bytes=10**9)
+    fields: dict = {"status": "ok", "accuracy": Accuracy(rms=1.5e-3)} | more
+    latency = Latency(timing="gpu", bursts_ms=((ms, ms), (ms * 1.01,), (ms * 0.99,))) if ms else None
+    environment = Environment(device="cuda", gpu="NVIDIA H100", gpu_uuid="GPU-12345678", torch="2.11.0")
+    return Record(schema=1, run=RUN, environment=environment, cell=cell, latency=latency, **fields)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {line[0].strip(): [part.strip() for part in line] for line in lines}
+
+
+def test_ratios_means_and_verdicts(marks: ModuleType) -> None:
+    records = [
+        record("torch_grouped_mm", 2.0),
+        record("torch_loop", 1.0),
+        record("triton_flat", 1.25, accuracy=Accuracy(rms=3e-3)),
+        record("helion_worklist", 2.5),
+        record("helion_persistent", 5.0),
+        record("torch", 1.0, "matmul,M=32768,N=4096,K=7168,W=nk", "canary"),
+    ]
+    text = marks.tables(records, ["x.jsonl"])
+    found = rows(text)
+    assert found["fastest Triton backend over torch_grouped_mm"][1:] == [
+        "1", "1.600", f"1.60 (`{LARGE}`)", ">= 1", "pass"
+    ]  # fmt: skip
+    assert found["fastest Triton backend over torch_grouped_mm or torch_loop"][2::3] == ["0.800", "**miss**"]
+    assert found["helion_worklist over helion_persistent"][2::3] == ["2.000", "**miss**"]
+    dense = next(row for name, row in found.items() if "dense cuBLAS of as many operations" in name)
+    assert dense[2::3] == ["0.800", "**miss**"]
+    row = found[f"`{LARGE}`"]
+    assert "1.250 (1.238-1.262)" in row
+    assert row[-8:-5] == ["triton_flat", "1.60", "0.80"]
+    assert row[-4] == "80", "of the dense product's rate"
+    assert row[-1] == "2.00", "relative RMS error over torch's"
+
+
+def test_a_mean_is_geometric_and_the_least_is_named(marks: ModuleType) -> None:
+    other = "G=2,M_g=64,N=8,K=8"
+    records = [
+        record("torch_grouped_mm", 4.0), record("triton_flat", 1.0),
+        record("torch_grouped_mm", 1.0, other), record("triton_flat", 4.0, other),
+    ]  # fmt: skip
+    row = rows(marks.tables(records, []))["fastest Triton backend over torch_grouped_mm"]
+    assert row[2:4] == ["1.000", f"0.25 (`{other}`)"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "theirs"),
+    [
+        ("grouped_gemm_dgrad", "torch_grouped_mm"),
+        ("grouped_gemm_wgrad", "torch_grouped_mm"),
+        ("grouped_gemm_fp8", "torch_scaled_grouped_mm"),
+    ],
+)
+def test_other_operators_have_marks(marks: ModuleType, operator: str, theirs: str) -> None:
+    records = [record(theirs, 2.0, operator=operator), record("triton_x", 1.0, operator=operator)]
+    assert rows(marks.tables(records, []))[f"fastest Triton backend over {theirs}"][2::3] == ["2.000", "pass"]
+
+
+def test_what_failed_is_listed_and_a_wrong_result_wins_nothing(marks: ModuleType) -> None:
+    records = [
+        record("torch_grouped_mm", 2.0),
+        record("triton_flat", 1.9),
+        record("triton_bad", 0.1, status="wrong", message="off"),
+        record("torch_compile", None, status="unavailable", message="no template", accuracy=None),
+    ]
+    text = marks.tables(records, [])
+    assert rows(text)["fastest Triton backend over torch_grouped_mm"][2] == "1.053"
+    assert "**wrong** 0.1000" in text
+    assert f"- torch_compile, `{LARGE}`: unavailable, no template" in text
+
+
+def test_of_a_cell_measured_twice_the_last_counts(marks: ModuleType) -> None:
+    records = [record("torch_grouped_mm", 2.0), record("triton_flat", 9.0), record("triton_flat", 1.0)]
+    assert rows(marks.tables(records, []))["fastest Triton backend over torch_grouped_mm"][2] == "2.000"
+
+
+def test_writes_between_the_markers_and_again_the_same(marks: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(encode(record("torch_grouped_mm", 2.0)) + encode(record("triton_flat", 1.0)))
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{marks.BEGIN}\nold\n{marks.END}\nafter\n")
+    pages = []
+    for _ in range(2):
+        subprocess.run([sys.executable, SCRIPT, tmp_path / "r.jsonl", "--write", page], check=True)
+        pages.append(page.read_text())
+    assert pages[0] == pages[1]
+    assert pages[0].startswith(f"before\n{marks.BEGIN}\nMade by")
+    assert pages[0].endswith(f"{marks.END}\nafter\n")
+    assert "old" not in pages[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "page", "says"),
+    [(b"{", "x", "line 1"), (b"", "x", "timed on a GPU")],
+    ids=["no_record", "nothing"],
+)
+def test_says_in_one_line_what_is_wrong(content: bytes, page: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content)
+    done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_page_is_up_to_date(marks: ModuleType) -> None:
+    """If it is not: run the command that it names."""
+    page = PAGE.read_text()
+    (command,) = re.findall(r"Made by `python ci/benchmarks/kernel_marks.py (.*) --write docs/kernels.md`", page)
+    files = command.split()
+    assert marks.splice(page, marks.tables(marks.load(ROOT / file for file in files), files)) == page
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text()):
+        assert (PAGE.parent / target).exists(), target
