@@ -1,0 +1,275 @@
+"""The scan of histories: quiet on unchanged noise, awake to planted steps, and never across environments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from groupbench.tracker.stats.scan import Finding, History, find_all_changes, find_changes, scan
+
+Floats = NDArray[np.float64]
+
+
+def history(
+    y: Floats, *, environment: object = 0, state: object = None, error: float = math.nan, pool: int = 0
+) -> History:
+    n = len(y)
+    states = np.arange(n) if state is None else np.asarray(state)
+    environments = np.broadcast_to(np.asarray(environment, dtype=np.int64), n).copy()
+    return History(np.asarray(y, dtype=np.float64), np.full(n, error), environments, states, pool=pool)
+
+
+def gauss(seed: int, m: int, n: int, sigma: float = 0.01) -> Floats:
+    return np.random.default_rng(seed).normal(0, sigma, (m, n))
+
+
+def alone(y: Floats, **kind: object) -> Finding:
+    return scan([history(y, **kind)], alpha=0.01)[0]  # type: ignore[arg-type]
+
+
+def verdicts(found: list[Finding]) -> list[str]:
+    return [one.verdict for one in found]
+
+
+def ar1(seed: int, m: int, n: int) -> Floats:
+    e = gauss(seed, m, n + 50)
+    for i in range(1, n + 50):
+        e[:, i] += 0.5 * e[:, i - 1]
+    return e[:, 50:]
+
+
+QUIET = {
+    "gaussian": lambda rng, m, n: rng.normal(0, 0.01, (m, n)),
+    "t3": lambda rng, m, n: 0.01 * rng.standard_t(3, (m, n)),
+    "lognormal": lambda rng, m, n: np.log1p(0.01 * np.exp(rng.normal(0, 1, (m, n)))),
+    "ar1": lambda rng, m, n: ar1(5, m, n),
+    "bimodal": lambda rng, m, n: rng.normal(0, 0.003, (m, n)) + 0.03 * (rng.random((m, n)) < 0.3),
+    "outliers": lambda rng, m, n: rng.normal(0, 0.01, (m, n)) + 0.1 * (rng.random((m, n)) < 0.01),
+    "ticks": lambda rng, m, n: 0.01 * np.round(rng.normal(0, 0.7, (m, n))),
+    "flicker": lambda rng, m, n: 0.01 * (rng.random((m, n)) < 0.1),
+    "constant": lambda rng, m, n: np.zeros((m, n)),
+}
+
+
+@pytest.mark.parametrize("n", [30, 100])
+@pytest.mark.parametrize("kind", QUIET)
+def test_unchanged_noise_is_reported_by_no_one(kind: str, n: int) -> None:
+    made = [history(y) for y in QUIET[kind](np.random.default_rng(11), 400, n)]
+    found = scan(made, alpha=0.01)
+    reported = sum(bool(c) or f.verdict == "changed" for c, f in zip(find_all_changes(made), found, strict=True))
+    assert reported <= 4
+    assert verdicts(found).count("suspect") <= 16
+    assert verdicts(scan(made)).count("suspect") <= 2
+
+
+def test_a_quiet_night_of_mixed_noise_is_quiet() -> None:
+    made = [history(y) for make in QUIET.values() for y in make(np.random.default_rng(3), 200, 100)]
+    assert sum(one.verdict in ("suspect", "changed") for one in scan(made)) <= 2
+
+
+@pytest.mark.parametrize(("after", "least"), [(1, 0.42), (2, 0.78), (3, 0.93), (5, 0.98)])
+def test_a_step_of_three_sigma_is_found(after: int, least: float) -> None:
+    y = gauss(1, 500, 100 + after)
+    y[:, 100:] += math.log(1.03)
+    found = scan([history(one) for one in y], alpha=0.01)
+    assert sum(one.verdict in ("suspect", "changed") for one in found) / 500 >= least
+
+
+def test_steps_of_a_few_among_many_are_found_and_few_others() -> None:
+    y = gauss(2, 3000, 100)
+    y[:30, -3:] += math.log(1.03)
+    found = np.array([one.verdict in ("suspect", "changed") for one in scan([history(one) for one in y])])
+    assert found[:30].sum() >= 24
+    assert found[30:].sum() <= 5
+
+
+@pytest.mark.parametrize("n", [30, 100])
+def test_one_last_point_off_is_a_suspect_and_no_change(n: int) -> None:
+    y = gauss(4, 300, n)
+    y[:, -1] = 0.06
+    found = scan([history(one) for one in y])
+    assert verdicts(found).count("suspect") >= 297
+    assert "changed" not in verdicts(found)
+    assert sum(one.index == n - 1 and one.n_after == 1 for one in found) >= 285
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    before=st.integers(25, 60), after=st.integers(8, 40), sigmas=st.floats(10, 500), up=st.booleans(),
+    seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([0.002, 0.01, 0.3]),
+)  # fmt: skip
+def test_a_big_step_is_found_at_its_index(
+    before: int, after: int, sigmas: float, up: bool, seed: int, scale: float
+) -> None:
+    y = gauss(seed, 1, before + after, scale)[0].clip(-2.5 * scale, 2.5 * scale)
+    size = max(sigmas * scale, 0.03) * (1 if up else -1)
+    y[before:] += size
+    found = alone(y)
+    assert found.verdict == "changed"
+    assert found.index is not None and found.first is not None and found.last is not None
+    assert found.index == before
+    assert found.first < before <= found.last
+    assert found.effect == pytest.approx(size, abs=2.5 * scale)
+    assert [change.index for change in find_changes(history(y))] == [before]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shift=st.floats(-20, 20),
+    step=st.sampled_from([0.0, 0.05, 0.2]),
+    n=st.integers(4, 60),
+)
+def test_a_constant_changes_only_levels_and_a_sign_only_effects(seed: int, shift: float, step: float, n: int) -> None:
+    # Binary fractions, so that adding a constant rounds nothing away.
+    y = np.round(gauss(seed, 1, n)[0] * 2**20) / 2**20
+    y[n - n // 3 :] += step
+    shift = round(shift)
+    plain, moved, turned = alone(y), alone(y + shift), alone(-y)
+    assert plain.verdict == moved.verdict == turned.verdict
+    assert plain.index == moved.index == turned.index
+    assert (plain.first, plain.last) == (moved.first, moved.last) == (turned.first, turned.last)
+    assert moved.sigma == pytest.approx(plain.sigma) == turned.sigma
+    for one, other in zip(plain.levels, moved.levels, strict=False):
+        assert other.log_ms == pytest.approx(one.log_ms + shift, abs=1e-6)
+    if plain.effect is not None and moved.effect is not None and turned.effect is not None:
+        assert moved.effect == pytest.approx(plain.effect, abs=1e-6)
+        assert turned.effect == pytest.approx(-plain.effect, abs=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_order_and_company_do_not_matter(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made = []
+    for n in rng.integers(1, 70, 20):
+        y = rng.normal(0, 10 ** rng.uniform(-4, 0), n)
+        y[n // 2 :] += rng.choice([0, 0.1])
+        made.append(history(y, pool=int(rng.integers(2))))
+    order = rng.permutation(len(made))
+    together, shuffled = scan(made), scan([made[i] for i in order])
+    assert verdicts(shuffled) == [together[i].verdict for i in order]
+    each = [scan([one], alpha=0.05)[0] for one in made]
+    assert verdicts(each) == verdicts(scan(made, alpha=0.05))
+    assert [one.p for one in each] == pytest.approx([one.p for one in scan(made, alpha=0.05)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    value=st.floats(-50, 50), lengths=st.lists(st.integers(0, 45), max_size=6),
+    ticks=st.lists(st.integers(0, 2), min_size=1, max_size=60),
+)  # fmt: skip
+def test_constants_ticks_and_short_series_never_raise(value: float, lengths: list[int], ticks: list[int]) -> None:
+    made = [history(np.full(n, value)) for n in lengths] + [history(np.array(ticks) * 0.01)]
+    for found in (scan(made), scan(made, alpha=0.01)):
+        assert len(found) == len(made)
+        assert all(one.verdict in ("new", "insufficient", "ok") for one in found[:-1])
+        assert all(one.sigma > 0 for one in found if one.verdict not in ("new", "insufficient"))
+    find_all_changes(made)
+
+
+def test_environments_are_never_compared() -> None:
+    y = gauss(6, 1, 60)[0]
+    y[30:] += 1.0
+    assert alone(y).verdict == "changed"
+    found = alone(y, environment=np.arange(60) // 30)
+    assert found.verdict == "ok"
+    assert [(one.start, one.stop) for one in found.levels] == [(30, 60)]
+    assert find_changes(history(y, environment=np.arange(60) // 30)) == []
+    # Two machines in turn, one of them slower: each is compared with itself.
+    y = gauss(7, 1, 120)[0] + np.arange(120) % 2
+    assert alone(y, environment=np.arange(120) % 2).verdict == "ok"
+    y[80:] += 0.2
+    turns = history(y, environment=np.arange(120) % 2)
+    assert [change.index for change in find_changes(turns)] == [80, 81]
+    assert scan([turns], alpha=0.01)[0].index == 81
+
+
+def test_too_few_points_say_so() -> None:
+    assert verdicts([alone(np.zeros(n)) for n in range(5)]) == ["new", "new", "insufficient", "insufficient", "ok"]
+
+
+def test_a_shift_within_one_state_is_the_machine() -> None:
+    y = gauss(8, 1, 60)[0]
+    y[33:] += 0.1
+    assert alone(y, state=np.arange(60)).verdict == "changed"
+    assert alone(y, state=np.arange(60) // 20).verdict == "drift"
+    assert find_changes(history(y, state=np.arange(60) // 20)) == []
+    # Between two states, but no larger than what the machine did within one.
+    y = gauss(9, 1, 100)[0]
+    y[30:] += 0.1
+    y[60:] += 0.1
+    states = np.arange(100) // 20
+    assert find_changes(history(y, state=states)) == []
+    assert alone(y, state=states).verdict != "changed"
+
+
+def test_a_slow_trend_is_drift() -> None:
+    y = gauss(10, 50, 100, 0.005) + np.linspace(0, 0.06, 100)
+    found = [alone(one) for one in y]
+    assert verdicts(found).count("drift") >= 30
+    assert verdicts(found).count("changed") <= 3
+
+
+def test_an_earlier_step_blinds_nobody() -> None:
+    y = gauss(12, 1, 100)[0]
+    y[60:] += 2.0
+    stepped = y.copy()
+    stepped[96:] += 0.06
+    assert alone(y).sigma < 0.015
+    assert alone(stepped).verdict == "suspect"
+    assert alone(stepped).index == 96
+    assert alone(stepped).effect == pytest.approx(0.06, abs=0.02)
+
+
+def test_all_changes_of_a_series() -> None:
+    y = gauss(13, 1, 200)[0]
+    y[50:120] += 0.08
+    y[160:] -= 0.1
+    changes = find_changes(history(y))
+    assert [change.index for change in changes] == [50, 120, 160]
+    assert [change.effect for change in changes] == pytest.approx([0.08, -0.08, -0.1], abs=0.01)
+    assert all(
+        change.first < change.index <= change.last and change.low < change.effect < change.high for change in changes
+    )
+
+
+def test_intervals_hold_what_they_promise() -> None:
+    y = gauss(14, 300, 80)
+    y[:, 60:] += 0.04
+    found = [f for f in scan([history(one) for one in y], alpha=0.01) if f.verdict == "changed"]
+    assert len(found) > 280
+    assert np.mean([f.first < 60 <= f.last for f in found]) > 0.93  # type: ignore[operator]
+    assert np.mean([f.low < 0.04 < f.high for f in found]) > 0.90  # type: ignore[operator]
+
+
+def test_bursts_that_scatter_excuse_a_point() -> None:
+    y = gauss(15, 1, 60, 0.002)[0]
+    y[-1] += 0.05
+    one = history(y)
+    assert scan([one], alpha=0.01)[0].verdict == "suspect"
+    noisy = one.error.copy()
+    noisy[-1] = 0.05
+    assert scan([replace(one, error=noisy)], alpha=0.01)[0].verdict == "ok"
+
+
+def test_young_series_borrow_from_their_pool() -> None:
+    y = gauss(16, 400, 8, 0.005)
+    y[0, -1] += 0.06
+    pooled = scan([history(one) for one in y])
+    assert pooled[0].verdict == "suspect"
+    assert np.std([one.sigma for one in pooled]) < 0.3 * np.std([alone(one).sigma for one in y])
+
+
+def test_what_is_missing_must_be_left_out() -> None:
+    with pytest.raises(ValueError, match="leave out"):
+        scan([history(np.array([1.0, math.nan, 1.0, 1.0, 1.0]))])
+    with pytest.raises(ValueError, match="differ in length"):
+        scan([replace(history(np.zeros(5)), state=np.arange(4))])
+    assert scan([]) == []

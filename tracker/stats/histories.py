@@ -1,0 +1,87 @@
+"""One series as it is judged, and what is found of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Verdict = Literal["ok", "suspect", "changed", "drift", "new", "insufficient"]
+
+
+@dataclass(frozen=True)
+class History:
+    """One series, oldest first; the last point is the newest."""
+
+    log_ms: NDArray[np.float64]  # [n] natural log of the latency, or of any positive metric
+    error: NDArray[np.float64]  # [n] standard error of log_ms from the point's bursts, NaN where unknown
+    environment: NDArray[np.int64]  # [n] equal = comparable; only points like the newest are looked at
+    state: NDArray[np.int64]  # [n] equal = the same code was measured
+    floor: float = 0.001  # relative scatter assumed at least
+    min_effect: float = 0.01  # log change that is worth a verdict
+    pool: Hashable = 0  # series with equal pool are alike: a young one borrows their noise
+
+
+@dataclass(frozen=True)
+class Level:
+    """A segment [start, stop) of the history; points of other environments between them do not belong to it."""
+
+    start: int
+    stop: int
+    log_ms: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Verdict
+    levels: tuple[Level, ...] = ()  # of the newest environment, oldest first
+    index: int | None = None  # first point of the newest level
+    first: int | None = None  # the change lies after this point
+    last: int | None = None  # and not later than this one
+    effect: float | None = None  # log change of the newest level against the one before
+    low: float | None = None  # its 95 % interval
+    high: float | None = None
+    before: float | None = None  # log level before
+    p: float | None = None  # of this series by itself
+    q: float | None = None  # after false-discovery control
+    sigma: float = float("nan")  # log scatter of a point
+    n_before: int = 0
+    n_after: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the past."""
+
+    index: int  # first point of the new level
+    first: int  # it lies after this point
+    last: int  # and not later than this one
+    effect: float  # log change
+    low: float
+    high: float
+    before: float  # log level before
+    after: float
+    p: float  # after Bonferroni over all positions
+    n_before: int
+    n_after: int
+    environment: int
+
+
+def check(history: History) -> None:
+    sizes = {len(part) for part in (history.log_ms, history.error, history.environment, history.state)}
+    if len(sizes) > 1:
+        raise ValueError("a history's log_ms, error, environment and state differ in length")
+    if not np.all(np.isfinite(history.log_ms)):
+        raise ValueError("log_ms holds a value that is not finite: leave out results that are missing")
+
+
+def newest_environment(history: History) -> NDArray[np.int64]:
+    check(history)
+    if len(history.log_ms) == 0:
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(history.environment == history.environment[-1])

@@ -1,0 +1,213 @@
+"""One series and its changes: how large, how certain, where, and whether the code or the machine made them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from groupbench.tracker.stats import noise
+from groupbench.tracker.stats.batches import Batch, Noise
+from groupbench.tracker.stats.changepoints import MIN_SEGMENT
+
+Floats = NDArray[np.float64]
+
+CHANGE_LEVEL = 0.001
+"""Of a reported change, after Bonferroni over all positions."""
+BOOTSTRAPS, BOOTSTRAP_LEVEL = 399, 0.01
+WANDER = 0.8
+"""An autocorrelation above this is a machine that wanders: its history alone reports no change."""
+DRIFTS = ("level wanders", "slow trend", "level moved within one state of the code")
+
+
+@dataclass(frozen=True)
+class One:
+    """A series with its noise, for what is done series by series."""
+
+    y: Floats  # [n]
+    scale: Floats  # [n] sigma, or the point's own error where that is larger
+    sigma: float
+    df: float
+    rho: float
+    rho_high: float
+    weights: Floats  # [tails]
+    count: int
+    knots: Floats
+    worth: Floats
+
+    def scores(self, start: int, stop: int, centre: float) -> Floats:
+        deviation = (self.y[start:stop] - centre) / self.scale[start:stop]
+        z = noise.score(deviation[None], self.weights[None], np.array([self.count]))[0]
+        return noise.calibrated(z, self.knots, self.worth)
+
+    def level(self, start: int, stop: int) -> tuple[float, float]:
+        """Level of a segment and its standard error."""
+        y = self.y[start:stop]
+        centre = float(np.median(y))
+        reach = 2.5 * self.sigma
+        level = centre + float(np.mean(np.clip(y - centre, -reach, reach)))
+        return level, self.sigma * float(np.sqrt(noise.mean_variance(np.array(stop - start), np.array(self.rho))))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change between two segments [start, index) and [index, stop)."""
+
+    start: int
+    index: int
+    stop: int
+    p: float
+    effect: float
+    error: float
+    before: float
+    low_index: int  # the first point of the new level is one of these
+    high_index: int
+
+
+def one_of(batch: Batch, learnt: Noise, row: int) -> One:
+    sigma = float(learnt.sigma[row])
+    return One(
+        batch.y[row], np.maximum(sigma, batch.error[row]), sigma, float(learnt.df[row]), float(learnt.rho[row]),
+        float(learnt.rho_high[row]), learnt.weights[row], int(learnt.count[row]), learnt.knots, learnt.worth,
+    )  # fmt: skip
+
+
+def distances(z: Floats, rho: Floats) -> Floats:
+    """[m, n - 1] difference of the mean scores of z[index:] and z[:index], in standard errors, index = 1 .. n - 1."""
+    n = z.shape[1]
+    index = np.arange(1, n)
+    sums = np.cumsum(z, axis=1)
+    before = sums[:, :-1] / index
+    after = (sums[:, -1:] - sums[:, :-1]) / (n - index)
+    variance = noise.mean_variance(index, rho[:, None]) + noise.mean_variance(n - index, rho[:, None])
+    return (after - before) / np.sqrt(variance)
+
+
+def make_step(one: One, start: int, index: int, stop: int) -> Step:
+    centre = float(np.median(one.y[start:index]))
+    z = one.scores(start, stop, centre)[None]
+    distance = np.abs(distances(z, np.array([one.rho]))[0]) / _restless(z[0], index - start)
+    at = distance[index - start - 1]
+    p = min(1.0, 2 * float(special.stdtr(one.df, -at)) * (stop - start))
+    (before, e0), (after, e1) = one.level(start, index), one.level(index, stop)
+    near = np.flatnonzero(distance**2 >= max(at**2 - 7.0, 0.5 * at**2)) + 1 + start
+    # The run of likely positions around the best one.
+    low = high = index
+    while low - 1 in near:
+        low -= 1
+    while high + 1 in near:
+        high += 1
+    return Step(start, index, stop, max(p, 1e-300), after - before, float(np.hypot(e0, e1)), before, low, high)
+
+
+def _restless(z: Floats, cut: int) -> float:
+    """How much more the points around a change scatter than the series does on the whole; at least 1."""
+    before, after = z[:cut], z[cut:]
+    spread = 0.0
+    for part in (before, after):
+        k = len(part)
+        # One degree is lost to the mean, and few points must not look noisy by chance.
+        own = (float(np.sum((part - part.mean()) ** 2)) + 4.0) / (k - 1 + 4.0)
+        spread += max(own, 1.0) / k
+    return float(np.sqrt(spread / (1 / len(before) + 1 / len(after))))
+
+
+def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
+    """Changes that stand, the least certain taken away one by one until all do."""
+    one = replace(one, rho=one.rho_high)
+    kept = list(starts)
+    n = len(one.y)
+    while kept:
+        ends = [0, *kept, n]
+        steps = [make_step(one, ends[i], ends[i + 1], ends[i + 2]) for i in range(len(kept))]
+        worst = max(range(len(steps)), key=lambda i: steps[i].p)
+        if steps[worst].p <= CHANGE_LEVEL:
+            return steps
+        del kept[worst]
+    return []
+
+
+def _bootstrapped(one: One, step: Step) -> float:
+    """How frequently blocks of residuals, put together at random, show a step as large anywhere."""
+    one = replace(one, rho=one.rho_high)
+    n, half = step.stop - step.start, step.index - step.start
+    z = one.scores(step.start, step.stop, float(np.median(one.y[step.start : step.index])))
+    seen = abs(distances(z[None], np.array([one.rho]))[0, half - 1])
+    parts = [
+        one.scores(step.start, step.index, float(np.mean(one.y[step.start : step.index]))),
+        one.scores(step.index, step.stop, float(np.mean(one.y[step.index : step.stop]))),
+    ]
+    # About a fitted mean, k residuals scatter less than the noise.
+    parts = [part * np.sqrt(len(part) / (len(part) - 1)) for part in parts]
+    residual = np.concatenate(parts)
+    block = min(max(3, round(n ** (1 / 3)), round(2 / (1 - one.rho))), max(n // 4, 1))
+    rng = np.random.default_rng(n)
+    begin = rng.integers(0, n, (BOOTSTRAPS, -(-n // block)))
+    places = (begin[:, :, None] + np.arange(block)).reshape(BOOTSTRAPS, -1)[:, :n] % n
+    signs = np.repeat(rng.choice([-1.0, 1.0], begin.shape), block, axis=1)[:, :n]
+    fake = residual[places] * signs
+    distance = np.abs(distances(fake, np.full(BOOTSTRAPS, one.rho)))[:, MIN_SEGMENT - 1 : n - MIN_SEGMENT]
+    reached = int((distance.max(axis=1) >= seen).sum()) if distance.shape[1] else BOOTSTRAPS
+    return (1 + reached) / (1 + BOOTSTRAPS)
+
+
+def climbing(one: One, step: Step, starts: Sequence[int]) -> bool:
+    """A line fits no worse than the step; or than all steps in the same direction that lead up to it."""
+    ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
+    levels = [float(np.median(one.y[a:b])) for a, b in itertools.pairwise(ends)]
+    at = ends.index(step.start)
+    while at > 0 and (levels[at] - levels[at - 1]) * step.effect > 0:
+        at -= 1
+    stairs = ends[at:]
+    y = one.y[stairs[0] : step.stop]
+    flat = np.concatenate([one.y[a:b] - np.median(one.y[a:b]) for a, b in itertools.pairwise(stairs)])
+    calm = y - flat + np.clip(flat, -3 * one.sigma, 3 * one.sigma)
+    time = np.arange(len(y)) - (len(y) - 1) / 2
+    line = y - (calm.mean() + time * (time @ calm) / (time @ time))
+    cap = (3 * one.sigma) ** 2
+    # More levels fit better by themselves: each takes about two squared sigma out of noise.
+    easier = 3 * one.sigma**2 * (len(stairs) - 3)
+    return float(np.minimum(line**2, cap).sum()) <= float(np.minimum(flat**2, cap).sum()) + easier
+
+
+def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Literal["inside", "near", "like", None]:
+    """Is it the machine? `state`: [n].
+
+    inside: the whole interval lies within one state of the code; near: its likeliest place does; like: the machine
+    alone moved half as far elsewhere.
+    """
+    if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:
+        return "inside"
+    if state[step.index - 1] == state[step.index]:
+        return "near"
+    own = [abs(other.effect) for other in steps if state[other.index - 1] == state[other.index]]
+    return "like" if own and max(own) >= abs(step.effect) / 2 else None
+
+
+def not_reported(
+    one: One, step: Step, state: NDArray[np.int64], steps: Sequence[Step], min_effect: float
+) -> str | None:
+    """Why a change that stands is no change of the code for certain, or None."""
+    if min(step.index - step.start, step.stop - step.index) < MIN_SEGMENT:
+        return "too few points after it"
+    if abs(step.effect) < min_effect:
+        return "below the least effect"
+    machine = _machine(step, state, steps)
+    if machine is not None:
+        return {
+            "inside": "level moved within one state of the code",
+            "near": "not between two states of the code for certain",
+            "like": "the machine alone has moved as far",
+        }[machine]
+    if one.rho > WANDER:
+        return "level wanders"
+    if climbing(one, step, [other.index for other in steps]):
+        return "slow trend"
+    if _bootstrapped(one, step) > BOOTSTRAP_LEVEL:
+        return "noise of this series may do the same"
+    return None
