@@ -1,0 +1,338 @@
+"""How often `groupbench ab` is wrong and how long it takes: `python ci/benchmarks/ab_marks.py --out DIR`.
+
+    --simulate          the sequential test alone, on noise of known kinds (minutes of one core; no device)
+    --minutes N         comparisons on this machine, at most N minutes of them; again and it goes on where it stopped
+    --report            the table of what DIR holds
+
+Comparisons are of two kinds. *Like sides*: two copies of this checkout. *Planted*: a Triton matrix product beside the
+same one over 0.5 to 2 % more columns of K, which are zeros on one side of the product: more work, the same result. Both
+are measured as `ab` does, in new processes every `--fresh` comparisons, and each is a line of DIR/ab.jsonl as soon as
+it is done. Needs neither git nor a network. `--device cpu` tries it out, with larger effects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ab_noise
+import numpy as np
+
+from groupbench.tracker.ab import AbCell, Bench, Side, defaults
+from groupbench.tracker.calibrate import CELLS
+from groupbench.tracker.stats.sequential import MAX_BLOCKS, Rule, decide_many
+
+ROOT = Path(__file__).resolve().parents[2]
+LIKE = "like"
+LIKE_TOTAL = 200
+PLANTED_EACH = 30
+RESAMPLED = 10_000
+ENOUGH_BLOCKS = 30
+"""Fewer are not resampled: what they have in common by chance would be taken for a difference."""
+RUNS = 20_000
+
+PLUGIN = '''"""A matrix product over EXTRA more columns of K than the problem has: work that changes no result."""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+from groupbench.operators.operator import Backend
+
+EXTRA = {extra}
+BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
+
+if triton is not None:
+
+    @triton.jit
+    def product(a, b, c, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+        rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inner = tl.arange(0, BLOCK_K)
+        a_at = a + rows[:, None] * K + inner[None, :]
+        b_at = b + inner[:, None] * N + columns[None, :]
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for _ in range(0, K, BLOCK_K):
+            total = tl.dot(tl.load(a_at), tl.load(b_at), total)
+            a_at += BLOCK_K
+            b_at += BLOCK_K * N
+        tl.store(c + rows[:, None] * N + columns[None, :], total.to(c.dtype.element_ty))
+
+
+def prepare(x):
+    M, N = x.a.shape[0], x.b.shape[2]
+    a = torch.cat([x.a, x.a.new_zeros(M, EXTRA)], dim=1)
+    b = torch.cat([x.b[0], x.b[0][:EXTRA]], dim=0)
+    if not a.is_cuda:
+        return lambda: a @ b
+
+    def run():
+        c = a.new_empty(M, N)
+        grid = (M // BLOCK_M, N // BLOCK_N)
+        product[grid](a, b, c, N, a.shape[1], BLOCK_M, BLOCK_N, BLOCK_K, num_warps=8, num_stages=4)
+        return c
+
+    return run
+
+
+BACKEND = Backend("planted", prepare, "a study of the comparison itself", operator="grouped_gemm")
+'''
+
+
+@dataclass(frozen=True)
+class Planted:
+    """name: percent and latency as told; extra: columns of K; first: one of the four that are measured first."""
+
+    percent: float
+    latency: str
+    shape: str
+    extra: int
+    first: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"planted {self.percent:g} % at {self.latency}"
+
+
+PLANTED = {
+    "cuda": (
+        Planted(0.5, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 64, first=True),
+        Planted(1.0, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 128, first=True),
+        Planted(3.0, "13 us", "G=1,M_g=1024,N=1024,K=2048", 96, first=True),
+        Planted(0.5, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 64, first=True),
+        Planted(0.5, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 64),
+        Planted(1.0, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 128),
+        Planted(1.0, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 128),
+        Planted(2.0, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 256),
+        Planted(2.0, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 256),
+        Planted(2.0, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 256),
+    ),
+    "cpu": (Planted(100.0, "0.1 ms", "G=1,M_g=128,N=128,K=1024", 1024, first=True),),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("ab_marks"), help="folder for the trees and ab.jsonl")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--like", type=int, default=LIKE_TOTAL, help="comparisons of like sides in all")
+    parser.add_argument("--planted", type=int, default=PLANTED_EACH, help="comparisons of each planted change")
+    parser.add_argument("--all-planted", action="store_true", help="all ten planted changes, not the first four")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds a comparison")
+    parser.add_argument("--fresh", type=int, default=10, help="comparisons that a pair of processes serves")
+    parser.add_argument("--rest", choices=["auto", "burst", "block"], default="auto")
+    parser.add_argument("--idle", type=float, help="seconds of rest before bursts")
+    parser.add_argument("--samples", type=int, help="runs a burst")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    given = parser.parse_args()
+    if given.simulate:
+        simulate()
+    elif given.report:
+        report(given.out / "ab.jsonl")
+    else:
+        measure(given)
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Comparisons until the minutes are over, or all are done. Those with the fewest so far come first."""
+    end = time.monotonic() + 60 * given.minutes
+    given.out.mkdir(parents=True, exist_ok=True)
+    records = given.out / "ab.jsonl"
+    trees = make_trees(given.out / "trees", given.device)
+    done = tally(records)
+    longest = 0.0
+    while time.monotonic() + longest < end:
+        task = next_task(given, done)
+        if task is None:
+            print("all comparisons are done: --report shows them")
+            return
+        title, cells = task
+        base = Side("base", trees["base" if title == LIKE else "planted base"])
+        head = Side(title, trees[title])
+        with Bench(
+            base,
+            head,
+            budget_s=given.budget,
+            seed=1_000_000 * len(done) + sum(done.values()),
+            rest=given.rest,
+            records=records,
+        ) as bench:
+            for cell in cells[: given.fresh]:
+                if time.monotonic() + longest >= end:
+                    break
+                result = bench.compare(cell)
+                done[title] = done.get(title, 0) + 1
+                longest = max(longest, result.seconds)
+                effect = "" if result.effect is None else f"{100 * result.effect:+.2f} %"
+                print(
+                    f"{title} {done[title]}: {cell.backend} {cell.shape}: {result.verdict} {effect} "
+                    f"{result.pairs} blocks {result.seconds:.1f} s {result.message or ''}",
+                    flush=True,
+                )
+    print(f"{given.minutes:g} minutes are over; run it again to go on: {done}")
+
+
+def next_task(given: argparse.Namespace, done: dict[str, int]) -> tuple[str, list[AbCell]] | None:
+    """What is least complete: (title, cells in the order to take them)."""
+    facts: dict[str, Any] = {"device": given.device, "idle_s": given.idle, "samples": given.samples}
+    shares = {LIKE: done.get(LIKE, 0) / given.like if given.like else 1.0}
+    planted = {p.title: p for p in PLANTED[given.device] if p.first or given.all_planted}
+    if given.planted:
+        shares |= {title: done.get(title, 0) / given.planted for title in planted}
+    title = min(shares, key=lambda name: shares[name])
+    if shares[title] >= 1:
+        return None
+    if title == LIKE:
+        cells = [AbCell(*cell, **facts) for cell in CELLS[given.device]]
+        first = done.get(LIKE, 0) % len(cells)
+        return title, (cells[first:] + cells[:first]) * (1 + given.fresh // len(cells))
+    dtype = "bf16" if given.device == "cuda" else "fp32"
+    cell = AbCell("grouped_gemm", "planted", planted[title].shape, dtype, plugins=("planted.BACKEND",), **facts)
+    return title, [cell] * given.fresh
+
+
+def make_trees(folder: Path, device: str) -> dict[str, Path]:
+    """Two copies of this checkout, and a folder with the plugin for each planted change."""
+    trees = {}
+    for name in ("base", LIKE):
+        trees[name] = folder / name
+        for part in ("kernels", "operators", "tracker"):
+            if not (trees[name] / part).exists():
+                shutil.copytree(ROOT / part, trees[name] / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, extra in [("planted base", 0), *((p.title, p.extra) for p in PLANTED[device])]:
+        trees[name] = folder / "".join(c if c.isalnum() or c == "." else "_" for c in name)
+        trees[name].mkdir(parents=True, exist_ok=True)
+        (trees[name] / "planted.py").write_text(PLUGIN.replace("{extra}", str(extra)))
+    return trees
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Comparisons of a file; a last line that was cut short is passed over."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            print(f"{path}: a line that is no JSON is passed over", file=sys.stderr)
+
+
+def tally(path: Path) -> dict[str, int]:
+    done: dict[str, int] = {}
+    for line in lines(path):
+        done[line["head"]["title"]] = done.get(line["head"]["title"], 0) + 1
+    return done
+
+
+def report(path: Path) -> None:
+    """The tables of what was measured."""
+    by_title: dict[str, list[dict[str, Any]]] = {}
+    for line in lines(path):
+        by_title.setdefault(line["head"]["title"], []).append(line)
+    print("| compared | comparisons | different | same | unknown | failed | effect | blocks | seconds, median (90 %) |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for title in sorted(by_title):
+        print(_row(title, by_title[title]))
+        if title == LIKE:
+            for cell in sorted({_cell(line) for line in by_title[title]}):
+                print(_row(f"like: {cell}", [line for line in by_title[title] if _cell(line) == cell]))
+    print("\n| resampled from recorded blocks | comparisons | different | median seconds |\n|---|---|---|---|")
+    for title in sorted(by_title):
+        for cell in sorted({_cell(line) for line in by_title[title]}):
+            timed = [line for line in by_title[title] if _cell(line) == cell and line["bursts"]]
+            if sum(len(line["bursts"]) for line in timed) >= ENOUGH_BLOCKS:
+                share, seconds = resampled(timed)
+                print(f"| {title}: {cell} | {RESAMPLED} | {100 * share:.2f} % | {seconds:.1f} |")
+
+
+def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]:
+    """(share called different, median seconds) of comparisons whose blocks are drawn from recorded ones.
+
+    Drawn as they are: what they have in common that is no noise stays in.
+    """
+    differences = np.array([_difference(block) for line in timed for block in line["bursts"]])
+    usual = defaults(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
+    rule = Rule(floor=usual.floor, min_effect=math.log1p(usual.min_effect), gross=usual.gross)
+    random = np.random.default_rng(seed)
+    drawn = random.choice(differences, (RESAMPLED, MAX_BLOCKS)) + random.normal(0, 1e-9, (RESAMPLED, MAX_BLOCKS))
+    verdicts, blocks = decide_many(drawn, rule)
+    block_s = sum(line["seconds"] for line in timed) / len(differences)
+    return float(np.mean(np.abs(verdicts) == 1)), float(np.median(blocks)) * block_s
+
+
+def _row(title: str, found: list[dict[str, Any]]) -> str:
+    seconds = [line["seconds"] for line in found]
+    differences = [_difference(block) for line in found for block in line["bursts"]]
+    effect = f"{100 * statistics.median(differences):+.2f} %" if differences else ""
+    verdicts = ("different", "same", "unknown", "failed")
+    counts = [sum(line["verdict"] == verdict for line in found) for verdict in verdicts]
+    return (
+        f"| {title} | {len(found)} | {' | '.join(map(str, counts))} | {effect} | "
+        f"{statistics.median(line['pairs'] for line in found):g} | "
+        f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f}) |"
+    )
+
+
+def _cell(line: dict[str, Any]) -> str:
+    return f"{line['cell']['backend']} {line['cell']['shape']}"
+
+
+def _difference(block: dict[str, Any]) -> float:
+    head, base = (statistics.fmean(map(math.log, block[side])) for side in ("head_ms", "base_ms"))
+    return head - base
+
+
+def simulate() -> None:
+    """The test on noise of known kinds: false alarms, power, time."""
+    print(f"| like sides, {RUNS} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
+    print("|---|" + "---|" * len(ab_noise.LATENCIES))
+    for name, noise in ab_noise.NOISES.items():
+        cells = []
+        for latency in ab_noise.LATENCIES:
+            verdicts, _, seconds = simulated(noise, latency, 0.0, RUNS)
+            false, same = np.mean(np.abs(verdicts) == 1), np.mean(verdicts == 0)
+            cells.append(f"{100 * false:.3f} % different, {100 * same:.0f} % same in {seconds:.1f} s")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    print(f"\n| slower by, gaussian, {RUNS // 10} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
+    print("|---|" + "---|" * len(ab_noise.LATENCIES))
+    for percent in (0.5, 1.0, 2.0, 3.0):
+        cells = []
+        for latency in ab_noise.LATENCIES:
+            verdicts, blocks, seconds = simulated(ab_noise.gaussian, latency, math.log1p(percent / 100), RUNS // 10)
+            cells.append(
+                f"{100 * np.mean(verdicts == 1):.1f} % seen, {100 * np.mean(verdicts == 0):.1f} % same, "
+                f"{np.median(blocks):.0f} blocks, {seconds:.1f} s"
+            )
+        print(f"| {percent:g} % | " + " | ".join(cells) + " |", flush=True)
+
+
+def simulated(noise: Any, latency: str, effect: float, runs: int, seed: int = 1) -> tuple[Any, Any, float]:
+    """(verdicts, blocks used, median seconds) of comparisons within 60 s at one of `ab_noise.LATENCIES`."""
+    placement, burst, bursts, block_s = ab_noise.LATENCIES[latency]
+    usual = defaults("gpu", 0.013 if latency == "13 us" else 0.1)
+    rule = Rule(floor=usual.floor, min_effect=math.log1p(usual.min_effect), gross=usual.gross)
+    blocks = min(MAX_BLOCKS, int(60 / block_s))
+    drawn = noise(np.random.default_rng(seed), runs, blocks, placement, burst / math.sqrt(bursts)) + effect
+    verdicts, used = decide_many(drawn, rule)
+    return verdicts, used, float(np.median(used)) * block_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""`groupbench bisect`: which commit made a kernel slower, or less accurate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from groupbench.tracker.cli.options import Percent, min_effect_option, reading
+from groupbench.tracker.cli.output import Column, Format, output_formats, printable, say, write_json, write_table
+
+if TYPE_CHECKING:
+    from groupbench.tracker.bisect import Finding, Question
+    from groupbench.tracker.bisect_hunt import History
+    from groupbench.tracker.bisect_log import Header
+
+COLUMNS = (
+    Column("commit", "hash"),
+    Column("subject", "subject", wraps=True),
+    Column("author", "author"),
+    Column("before", "before", lambda v: "" if v is None else f"{v:#.4g}", right=True),
+    Column("after", "after", lambda v: "" if v is None else f"{v:#.4g}", right=True),
+    Column("change", "change", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
+    Column("low", "low", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
+    Column("high", "high", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
+    Column("certainty", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
+    Column("note", "note", wraps=True),
+)
+_CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
+
+
+@click.command()
+@click.argument("good", required=False)
+@click.argument("bad", required=False)
+@click.option("--series", metavar="ID", help="What to measure: a number that `series` lists, or a point's id.")
+@click.option("--operator", metavar="NAME", help="What to measure, where no --series says it.")
+@click.option("--backend", metavar="NAME", help="Which backend.")
+@click.option("--shape", metavar="TEXT", help="Which shape, as `series` shows it or `tritonbench --shapes` takes it.")
+@click.option("--dtype", metavar="NAME", help="bf16, fp16, fp32. Default: bf16 on a GPU, fp16 on a CPU.")
+@click.option("--mode", metavar="NAME", help="fwd or bwd. Default: fwd.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated.")
+@click.option("--metric", type=click.Choice(["latency", "accuracy"]), default="latency", show_default=True)
+@click.option(
+    "--direction",
+    type=click.Choice(["worse", "better", "either"]),
+    default="worse",
+    show_default=True,
+    help="Look for a regression, an improvement, or whichever there is.",
+)
+@click.option("--all", "all_", is_flag=True, help="Go on with what the first commit does not explain.")
+@click.option("--repo", type=click.Path(path_type=Path), default=".", help="The repository. Default: this folder's.")
+@click.option(
+    "--paths",
+    multiple=True,
+    metavar="PATH",
+    help="Only commits that change these can matter; may be repeated. Default: kernels and operators in "
+    "groupbench's own repository, else all.",
+)
+@click.option("--setup", metavar="COMMAND", help="Run in each checkout before it is measured: a build, say.")
+@click.option("--python", metavar="EXE", help="Python that measures. Default: this one.")
+@min_effect_option
+@click.option("--budget", type=click.FloatRange(1, 86_400), metavar="SECONDS", help="Most for one comparison.")
+@click.option("--only-changed", is_flag=True, help="Equal compiled kernels are the same without timing.")
+@click.option(
+    "--confidence", type=Percent(), default="95", show_default="95", metavar="PCT", help="How sure to be of a name."
+)
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where comparisons are kept to resume from.")
+@click.option("--resume", is_flag=True, help="Go on with a search that was interrupted: the newest, or that of --log.")
+@output_formats
+@click.pass_context
+def bisect(
+    context: click.Context,
+    good: str | None,
+    bad: str | None,
+    form: Format | None,
+    log_file: Path | None,
+    resume: bool,
+    repo: Path,
+    **given: Any,
+) -> None:
+    """Name the commit between GOOD and BAD that made a kernel slower, or less accurate.
+
+    \b
+    groupbench bisect v1.2 HEAD --series 12
+    groupbench bisect HEAD~40 HEAD --operator grouped_gemm --backend triton_pointer --shape 8,1024,512,256
+    groupbench bisect --resume
+
+    Every step is an A/B of a commit against GOOD, both in turns on this machine, until it says the same or
+    different. Both ends are checked first, wrong answers are counted on, and the commit found is measured once more
+    against its parent before it is named. Commits that fail are skipped; merges are descended into.
+
+    \b
+    0  nothing to be found: the ends measure the same, or BAD is better; or the improvement asked for
+    1  a regression is confirmed, and its commit named
+    2  usage
+    3  not decided: unknown, an end fails, or only narrowed to several commits
+    """
+    from groupbench.tracker import bisect_git, bisect_log, bisect_report, bisect_run
+    from groupbench.tracker.bisect import Trace
+    from groupbench.tracker.bisect_hunt import hunt
+
+    repository = bisect_git.folder_of(repo)
+    folder = bisect_git.log_folder(repository)
+    if resume and good is None:
+        path = log_file or bisect_log.newest(folder)
+        header = bisect_log.read_header(path)
+    else:
+        if good is None or bad is None:
+            raise click.UsageError("give GOOD and BAD, or --resume", context)
+        header = _header(context, repository, good, bad, given)
+        path = log_file or folder / f"bisect-{header.identity}.jsonl"
+    history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
+    trace = Trace()
+    said = iter(range(1, 1_000_000))
+
+    def tell(question: Question, finding: Finding) -> None:
+        say(bisect_report.step_line(question, finding, history, header.metric, next(said)))
+
+    with (
+        bisect_log.Log(path, header, resume=resume, replace=log_file is None) as log,
+        bisect_run.open_comparator(repository, header) as comparator,
+    ):
+        say(_plan(history, header, path))
+        hunting = hunt(history, bisect_run.settings_of(header), trace)
+        answer = bisect_run.drive(hunting, comparator, log, tell)
+    _write(form, header, answer, history, trace, path)
+    context.exit(bisect_report.exit_code(answer))
+
+
+def _header(context: click.Context, repository: Path, good: str, bad: str, given: dict[str, Any]) -> Header:
+    """What is to be searched, with every default filled in: the log says it, and refuses anything else."""
+    from groupbench.tracker import bisect_git
+    from groupbench.tracker.bisect_log import Header
+
+    cell = _cell_of_series(context, given) if given["series"] else _cell_of_options(context, given)
+    first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
+    paths = given["paths"] or bisect_git.relevant_paths(repository, last, given["plugins"])
+    bench = {name: given[name] for name in ("min_effect", "budget", "python", "setup", "only_changed") if given[name]}
+    return Header(
+        repository=str(repository),
+        good=first,
+        bad=last,
+        cell={**cell, "device": given["device"], "plugins": list(given["plugins"])},
+        metric=given["metric"],
+        direction=given["direction"],
+        all=given["all_"],
+        confidence=given["confidence"],
+        paths=tuple(paths),
+        bench=bench,
+    )
+
+
+def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """The cell of a stored series: `12` as `series` lists it, or `12.3`, a point of it as `history --ids` does."""
+    from groupbench.tracker import query
+    from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.rows import Filter
+
+    also = [name for name in _CELL if given[name] is not None]
+    if also:
+        raise click.UsageError(f"--series says what is measured; it does not go with --{also[0]}", context)
+    number = given["series"].partition(".")[0]
+    with reading(context.obj) as session:
+        found = [row for row in query.find_series(session, Filter()) if str(row.pk) == number]
+    if not found:
+        raise QueryError(f"no series {given['series']!r}; `groupbench series` lists them by number")
+    return {name: getattr(found[0], name) for name in _CELL}
+
+
+def _cell_of_options(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
+    missing = [name for name in ("operator", "backend", "shape") if not given[name]]
+    if missing:
+        raise click.UsageError(f"say what is measured: --series, or --{' and --'.join(missing)}", context)
+    cell = {name: given[name] for name in _CELL if given[name] is not None}
+    return {"mode": "fwd", "seed": 0, **cell}
+
+
+def _plan(history: History, header: Header, path: Path) -> str:
+    changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
+    within = f" of which {changes} change {', '.join(header.paths)}" if header.paths else f", {changes} of them changes"
+    first_parents = len(history.first_parents(history.bad)[1])
+    return f"{first_parents} commits on the line of first parents{within}; comparisons are kept in {path}"
+
+
+def cell_text(cell: dict[str, Any]) -> str:
+    return " ".join(str(cell[name]) for name in ("operator", "backend", "mode", "dtype", "shape") if cell.get(name))
+
+
+def _write(form: Format | None, header: Header, answer: Any, history: History, trace: Any, path: Path) -> None:
+    from groupbench.tracker import bisect_report
+
+    text = list(bisect_report.lines(answer, history, trace, header.metric, cell_text(header.cell)))
+    if form == "json":
+        write_json({**bisect_report.as_data(answer, history, trace, header.metric, header.cell), "log": str(path)})
+    elif form in ("csv", "md"):
+        say(text[0])
+        rows = [
+            {**culprit, **commit, "note": culprit["note"] or ""}
+            for culprit in (bisect_report.culprit_data(each, history) for each in answer.culprits)
+            for commit in culprit["commits"]
+        ]
+        write_table(COLUMNS, rows, form)
+    else:
+        for line in text:
+            click.echo(line[: len(line) - len(line.lstrip())] + printable(line))

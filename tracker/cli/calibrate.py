@@ -1,0 +1,95 @@
+"""`groupbench calibrate`: how small a change this machine can show."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.tracker.cli.output import Column, Format, milliseconds, output_formats, say, write_json, write_table
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}%"
+
+
+COLUMNS = (
+    Column("up to ms", "upto_ms", lambda ms: "longer" if ms is None else f"{ms:g}", right=True),
+    Column("ms", "latency_ms", milliseconds, right=True),
+    Column("A/A", "comparisons", right=True),
+    Column("different", "different", right=True),
+    Column("unknown", "unknown", right=True),
+    Column("failed", "failed", right=True),
+    Column("blocks", "blocks", right=True),
+    Column("s/block", "block_s", lambda s: "" if s is None else f"{s:.2f}", right=True),
+    Column("placement sd", "placement_sd", _percent, right=True),
+    Column("burst sd", "burst_sd", _percent, right=True),
+    Column("block sd", "block_sd", _percent, right=True),
+    Column("smallest change", "smallest_change", _percent, right=True),
+)
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option("--minutes", type=click.FloatRange(0, 1440), default=5.0, show_default=True, help="How long.")
+@click.option("--budget", type=click.FloatRange(1, 3600), default=60.0, show_default=True, help="Seconds a cell.")
+@click.option("--alpha", type=click.FloatRange(1e-6, 0.2), default=0.001, show_default=True, help="As for ab.")
+@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of the order of bursts.")
+@click.option(
+    "--records", type=click.Path(path_type=Path, dir_okay=False), help="Append each comparison with its bursts."
+)
+@output_formats
+@click.pass_context
+def calibrate(
+    context: click.Context,
+    device: str,
+    minutes: float,
+    budget: float,
+    alpha: float,
+    seed: int,
+    records: Path | None,
+    form: Format | None,
+) -> None:
+    """What this machine can tell apart: like sides compared, by latency.
+
+    The installed groupbench is measured against itself, a few cells of each latency, in turns. For each class: how much
+    blocks and bursts scatter, and the smallest change that `ab` sees in nine comparisons of ten within its budget.
+
+    \b
+    0  no comparison of like sides was called different
+    1  one was
+    2  usage
+    3  nothing could be timed, or a cell failed
+    """
+    import math
+
+    import msgspec
+
+    from groupbench.tracker import calibrate as calibration
+    from groupbench.tracker.ab import Bench, Side
+    from groupbench.tracker.cli.ab import _check_records, _interrupt, progress_line
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    _check_records(records)
+    same = Side("this groupbench")
+    with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
+        found = bench.start(device)
+        todo = calibration.cells(found)
+        say(f"{len(todo)} cells on {found}, at least {minutes:g} min")
+        results = list(calibration.measure(bench, todo, minutes))
+    reports = calibration.summarise(results, budget, alpha)
+    for result in results:
+        if result.verdict in ("different", "failed"):
+            say(f"{result.cell}: {result.conclusion}: {result.message or ''}")
+    rows: list[dict[str, Any]] = [msgspec.to_builtins(report) for report in reports]
+    for row in rows:
+        row["latency_ms"] = None if math.isnan(row["latency_ms"]) else row["latency_ms"]
+    if form == "json":
+        write_json({"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": found, "classes": rows})
+    else:
+        write_table(COLUMNS, rows, form)
+    if any(report.different for report in reports):
+        context.exit(1)
+    context.exit(3 if not any(report.blocks for report in reports) or any(report.failed for report in reports) else 0)
