@@ -33,7 +33,9 @@ from groupbench.tracker.rows import (
 from groupbench.tracker.store import Store, open_store
 
 if TYPE_CHECKING:
+    from groupbench.tracker.alerts import AlertRow
     from groupbench.tracker.readonly import Answer
+    from groupbench.tracker.verdicts import Gate
 
 Words = str | Iterable[str]
 """One word, or several as alternatives."""
@@ -140,6 +142,23 @@ class Tracker:
         """The points of the run whose id starts like this."""
         with self._store.read() as session:
             return Rows(PointRow, query.points_of_run(session, query.find_run(session, id)))
+
+    def gate(
+        self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
+    ) -> Gate:
+        """The verdict on the newest run, or on the one whose id starts like this. Only reads."""
+        from groupbench.tracker.gate import judge_run
+
+        with self._store.read() as session:
+            found = query.find_run(session, run)
+            return judge_run(session, found, window=window, min_effect=min_effect, strict=strict)
+
+    def alerts(self, *, all: bool = False) -> Rows[AlertRow]:
+        """The alerts that are open; with `all` closed ones, too."""
+        from groupbench.tracker import alerts
+
+        with self._store.read() as session:
+            return Rows(alerts.AlertRow, alerts.find(session, states=None if all else alerts.OPEN))
 
     def sql(self, statement: str, params: Mapping[str, str] | None = None) -> Answer:
         """One statement of your own, which can only read."""

@@ -1,83 +1,50 @@
-"""The verdict on a run: reads the store, asks `judge`, and says what a CI job should do about it."""
+"""The verdict on a run: reads the store, asks the statistics, and says what a CI job should do about it.
+
+All series of the run are judged together, so that the share of false alarms is held over the whole night. What history
+alone cannot decide is a suspect, and stays one until an A/B of the two commits has said same or different. Alerts that
+are stored speak as well: a level that was accepted is the one to judge by, and a regression that nobody dealt with
+stays one when history has grown used to it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import query
+from groupbench.tracker import alerts, comparisons, query
+from groupbench.tracker.alerts import AlertRow
+from groupbench.tracker.causes import DRIFT, Facts, find_cause
+from groupbench.tracker.comparisons import DIFFERENT, SAME
 from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.judge import MIN_HISTORY, Verdict, judge_latency, judge_rms
-from groupbench.tracker.rows import MEASURED, Earlier, PointRow, RunRow, SeriesRow, finite
+from groupbench.tracker.judge import FLOOR, MIN_EFFECT, RMS_FLOOR, RMS_RATIO, Verdict, far_off, judge_rms
+from groupbench.tracker.pasts import Past, Pasts, authors, facts_at
+from groupbench.tracker.rows import PointRow, RunRow
+from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged, Span, exit_code, summary
 
-OK, REGRESSION, INCOMPLETE, INCOMPARABLE = 0, 1, 3, 4
-"""Exit codes; 2 is usage. Where several hold, the first of 1, 3, 4, 0."""
+__all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
-WINDOW = 20
+WINDOW = 100
+"""How many earlier results of a series are looked at: three months of nights."""
 
-CANARY = "canary"
-"""Operator whose series watch the machine: the code under test is no part of them."""
+Q = 0.05
+"""Share of false ones among the changes that history reports."""
 
-# In the order in which the first line counts them, and in which the table shows them: the gravest first.
-ORDER: tuple[Verdict, ...] = (
-    "wrong",
-    "regressed",
-    "missing",
-    "unresolved",
-    "suspect",
-    "incomparable",
-    "improved",
-    "ok",
-    "new",
-    "insufficient",
-    "unavailable",
-)
-QUIET = ("ok", "new", "insufficient", "unavailable")
-"""Verdicts that are only counted."""
+SETTLED = 6
+"""Results on an accepted level that make a history of their own."""
 
+_RMS_SCATTER = 0.01
+"""Scatter of log(rms) that is assumed at least: rounding of one kernel on the same inputs hardly has any."""
 
-@dataclass(frozen=True)
-class Judged:
-    """One series of the run."""
+_RMS_STILL = 0.2
+"""Range of log(rms) within which nothing is worse."""
 
-    series: SeriesRow
-    verdict: Verdict
-    point: PointRow | None  # None where the run lacks the series
-    cause: str | None = None  # latency, accuracy, repeatability, or what the status says
-    note: str | None = None
-    before_ms: float | None = None  # centre of the history
-    change: float | None = None  # relative
-    threshold: float | None = None  # relative
-    n: int = 0  # results in the history
-
-
-@dataclass(frozen=True)
-class Gate:
-    """The verdict on a run."""
-
-    run: RunRow
-    rows: tuple[Judged, ...]
-    exit_code: int
-    summary: str  # the first line
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return count(self.rows)
-
-    @property
-    def word(self) -> str:
-        return {OK: "ok", REGRESSION: "regression", INCOMPLETE: "incomplete", INCOMPARABLE: "incomparable"}[
-            self.exit_code
-        ]
-
-    @property
-    def told(self) -> tuple[Judged, ...]:
-        """What changed or could not be judged, gravest first."""
-        loud = [row for row in self.rows if row.verdict not in QUIET]
-        return tuple(sorted(loud, key=lambda row: (ORDER.index(row.verdict), row.series.sort_key)))
+_MOVED = ("changed", "suspect")
 
 
 def judge_run(
@@ -88,91 +55,434 @@ def judge_run(
     min_effect: float | None = None,  # relative; None takes that of the timing
     strict: bool = False,
 ) -> Gate:
-    """Judge each series that a run holds or should hold."""
+    """Judge each series that a run holds or should hold. Only reads."""
     points = query.points_of_run(session, run)
     previous = query.previous_of_plan(session, run, {point.series.hardware for point in points})
     expected = {} if previous is None else {p.series.pk: p for p in query.points_of_run(session, previous)}
-    histories = query.earlier(session, run, window)
-    rows = [judge_point(point, histories[point.pk], expected.get(point.series.pk), min_effect) for point in points]
-    rows += _absent(points, list(expected.values()))
-    rows = _doubt_machine(rows)
-    exit_code = _exit_code(rows, strict)
+    stored = alerts.find(session, series={point.series.pk for point in points}, until=run)
+    judge = _Judge(session, run, points, expected, stored, window, min_effect)
+    rows = [*judge.rows(), *_absent(points, list(expected.values()))]
+    code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
-    return Gate(run, tuple(rows), exit_code, _summary(rows, exit_code, same_commit))
+    said = summary(rows, code, strict=strict, same_commit=same_commit)
+    return Gate(run, tuple(rows), code, said, tuple(stored), frozenset(judge.lapsed))
 
 
-def judge_point(
-    point: PointRow,
-    earlier: Earlier,
-    expected: PointRow | None,  # of the same series, in the previous run of the plan
-    min_effect: float | None = None,
-) -> Judged:
-    """The verdict on one point."""
-    series = point.series
-    if point.status == "wrong":
-        return Judged(series, "wrong", point, "accuracy", point.message)
-    if point.status == "unavailable":
-        if expected is not None and expected.status == "ok":
-            return Judged(series, "missing", point, "unavailable", f"ran in the previous run: {point.message}")
-        return Judged(series, "unavailable", point, "unavailable", point.message)
-    if point.status != "ok":
-        return Judged(series, "missing", point, point.status, point.message)
+@dataclass(frozen=True)
+class _Latency:
+    """What is known of a point's latency."""
 
-    accuracy = _judge_accuracy(point, earlier.alike)
-    if accuracy is not None:
-        return accuracy
-    if not point.timed:
-        if expected is not None and expected.timed:
-            return Judged(series, "missing", point, "latency", "the previous run has a latency, this one has none")
-        seen = earlier.alike or earlier.elsewhere
-        return Judged(series, "ok" if seen else "new", point, n=len(earlier.alike))
+    past: Past  # in any environment, on the level that was accepted
+    found: scans.Finding
 
-    history = [before for before in earlier.alike if before.timed]
-    if not history and earlier.elsewhere is not None and earlier.elsewhere.timed:
-        changed = environment_differences(earlier.elsewhere.environment.facts, point.environment.facts)
-        return Judged(series, "incomparable", point, "environment", "; ".join(changed) or "other timing")
-    assert point.median_ms is not None and point.timing is not None
-    found = judge_latency(
-        point.median_ms,
-        point.error,
-        [before.median_ms for before in history if before.median_ms is not None],
-        finite(before.error for before in history),
-        timing=point.timing,
-        min_effect=min_effect,
-    )
-    judged = Judged(series, found.verdict, point, n=found.n)
-    if found.change is None or found.threshold is None:
-        return judged
-    return replace(
-        judged,
-        cause="latency" if found.verdict in ("regressed", "improved") else None,
-        note=_kernel_note(point, history) if found.verdict in ("regressed", "improved") else None,
-        before_ms=point.median_ms / (1 + found.relative_change),
-        change=found.relative_change,
-        threshold=found.relative_threshold,
-    )
+    @property
+    def moved(self) -> bool:
+        return self.found.verdict in _MOVED
+
+    @property
+    def slower(self) -> bool:
+        return self.moved and self.found.effect is not None and self.found.effect > 0
+
+    def before(self) -> list[int]:
+        """Runs that are certainly on the level before the change, the newest last."""
+        if self.found.index is None or self.found.first is None:
+            return []
+        alike = self.past.alike
+        start = int(np.searchsorted(alike, self.found.index)) - self.found.n_before
+        return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.found.first]].tolist()
+
+    def after(self) -> list[int]:
+        """Runs that are certainly after it, the oldest first."""
+        alike = self.past.alike
+        return self.past.run[alike[alike >= (self.found.last or 0)]].tolist()
 
 
-def _judge_accuracy(point: PointRow, alike: Sequence[PointRow]) -> Judged | None:
-    """A result that is within tolerance, yet worse than it was."""
-    rms = judge_rms(point.rms, finite(before.rms for before in alike))
-    if rms.verdict == "regressed":
-        before = sorted(before.rms for before in alike if before.rms is not None)
-        note = f"rms {before[len(before) // 2]:.3g} → {point.rms:.3g}"
-        return Judged(point.series, "regressed", point, "accuracy", note, n=rms.n)
-    told = [before.repeatable for before in alike if before.repeatable is not None]
-    if point.repeatable is False and told and told[0]:
+class _Judge:
+    """Judges the points of one run: what they need is read for all at once."""
+
+    def __init__(
+        self,
+        session: Session,
+        run: RunRow,
+        points: Sequence[PointRow],
+        expected: Mapping[int, PointRow],  # by series, of the previous run of the plan
+        stored: Sequence[AlertRow],
+        window: int,
+        min_effect: float | None,
+    ) -> None:
+        self.session, self.run, self.points, self.expected = session, run, points, expected
+        self.min_effect = min_effect
+        self.pasts = Pasts(session, run, [point.series.pk for point in points], window)
+        self.comparisons = comparisons.of_series(session, [point.series.pk for point in points])
+        self.runs = query.run_rows(session, set(self.pasts.points.run.tolist()))
+        self.alerts: dict[int, list[AlertRow]] = {}
+        for alert in stored:
+            self.alerts.setdefault(alert.series.pk, []).append(alert)
+        self.lapsed = {alert.pk for alert in stored if alerts.lapsed(session, alert, run)}
+
+    def rows(self) -> list[Judged]:
+        """The verdict on each point, in their order."""
+        self.latency = self._latencies()
+        self.accuracy = self._accuracies()
+        self.facts = facts_at(self.session, self._places())
+        self.canary_slower = any(
+            point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower
+            for point in self.points
+        )
+        rows = [self._with_alert(self._judged(point)) for point in self.points]
+        known = authors(self.session, {row.span.head.commit for row in rows if row.span})
+        return [
+            replace(row, span=replace(row.span, author=known.get(row.span.head.commit))) if row.span else row
+            for row in rows
+        ]
+
+    # ---- what is asked of the statistics
+
+    def _latencies(self) -> dict[int, _Latency]:
+        """Of each point that has one."""
+        pasts: dict[int, Past] = {}
+        histories = []
+        for point in self.points:
+            if point.timed and point.timing is not None:
+                past = self._on_accepted_level(self.pasts.latency(point.series.pk, point.timing), "latency")
+                pasts[point.pk] = past
+                if point.series.operator == CANARY:  # the code under test is no part of it: no two runs are alike
+                    past = replace(past, state=np.arange(len(past)))
+                histories.append(_history(past, FLOOR[point.timing], self._least(point.timing), _pool(point)))
+        found = dict(zip(pasts, scans.scan(histories, q=Q), strict=True))
+        for point in self.points:
+            if point.pk in found and found[point.pk].verdict == "ok":
+                found[point.pk] = self._young(point, pasts[point.pk], found[point.pk])
+        return {key: _Latency(past, found[key]) for key, past in pasts.items()}
+
+    def _young(self, point: PointRow, past: Past, found: scans.Finding) -> scans.Finding:
+        """Few results prove nothing, but a newest one that is far off the others is worth an A/B."""
+        assert point.timing is not None
+        alike = past.alike
+        log, errors = past.log[alike], past.error[alike]
+        off = far_off(log, errors, timing=point.timing, min_effect=self.min_effect)
+        if off is None or off.change is None or off.threshold is None:
+            return found
+        before, after = float(np.median(log[:-1])), 1
+        far = (log - before) * np.sign(off.change) > off.threshold / 2
+        while after < len(log) - 2 and far[-after - 1]:
+            after += 1  # the nights before were off already
+        noise = off.threshold / 4  # two of its sigmas, at least
+        return replace(
+            found, verdict="suspect", index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
+            effect=off.change, low=off.change - noise, high=off.change + noise, before=before,
+            n_before=len(log) - after, n_after=after, reason=f"far off the {len(log) - after} results before",
+        )  # fmt: skip
+
+    def _least(self, timing: str) -> float:
+        return math.log1p(MIN_EFFECT[timing] if self.min_effect is None else self.min_effect)
+
+    def _accuracies(self) -> dict[int, tuple[Past, scans.Finding | None]]:
+        """Where it moved at all: its past in the same environment, and what the statistics say where it moved far."""
+        pasts: dict[int, Past] = {}
+        for point in self.points:
+            if point.status == "ok" and point.rms is not None:
+                past = self._on_accepted_level(
+                    self.pasts.accuracy(point.series.pk, point.timing, RMS_FLOOR), "accuracy"
+                )
+                past = past.where(past.alike)
+                if len(past) > 1 and np.ptp(past.log) > _RMS_STILL:
+                    pasts[point.pk] = past
+        least = math.log(RMS_RATIO)
+        moved = [key for key, past in pasts.items() if np.ptp(past.log) > least]
+        found = scans.scan([_history(pasts[key], _RMS_SCATTER, least, "rms") for key in moved], q=Q)
+        by_point = dict(zip(moved, found, strict=True))
+        return {key: (past, by_point.get(key)) for key, past in pasts.items()}
+
+    def _on_accepted_level(self, past: Past, metric: str) -> Past:
+        """From the newest accepted change on where that is a history; or else with all before it moved there."""
+        for alert in self.alerts.get(past.series, ()):
+            place = np.flatnonzero(past.run == alert.run.pk)
+            if alert.metric != metric or alert.effect is None or not self._accepted(alert) or not len(place):
+                continue
+            earlier = np.arange(len(past)) < place[0]
+            if (~earlier).sum() >= SETTLED:
+                past = past.where(~earlier)
+            else:
+                past = past.shifted(earlier, alert.effect)
+        return past
+
+    def _accepted(self, alert: AlertRow) -> bool:
+        return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
+
+    def _places(self) -> set[tuple[int, int]]:
+        """(series, run) of the points whose facts tell a cause."""
+        places: set[tuple[int, int]] = set()
+        for point in self.points:
+            latency = self.latency.get(point.pk)
+            runs: list[int] = []
+            if latency is not None and latency.moved and latency.found.index is not None:
+                runs = [*latency.before()[-1:], *latency.after()[:1]]
+            past, found = self.accuracy.get(point.pk, (None, None))
+            if past is not None:
+                ends = [-2, -1] if found is None or found.first is None else [found.first, found.last or -1]
+                runs += past.run[ends].tolist()
+            places |= {(point.series.pk, run) for run in runs}
+        return places
+
+    # ---- one point
+
+    def _judged(self, point: PointRow) -> Judged:
+        series, expected = point.series, self.expected.get(point.series.pk)
+        if point.status == "wrong":
+            return Judged(series, "wrong", point, "result", note=point.message)
+        if point.status == "unavailable":
+            if expected is not None and expected.status == "ok":
+                note = f"ran in the previous run: {point.message}"
+                return Judged(series, "missing", point, "unavailable", note=note)
+            return Judged(series, "unavailable", point, "unavailable", note=point.message)
+        if point.status != "ok":
+            return Judged(series, "missing", point, point.status, note=point.message)
+        row = self._latency_row(point)
+        return self._accuracy_row(point, row) or self._repeatability_row(point, row) or row
+
+    def _latency_row(self, point: PointRow) -> Judged:
+        series, expected = point.series, self.expected.get(point.series.pk)
+        if not point.timed:
+            if expected is not None and expected.timed:
+                note = "the previous run has a latency, this one has none"
+                return Judged(series, "missing", point, "latency", note=note)
+            seen = self.pasts.earlier_ok(series.pk)
+            return Judged(series, "ok" if seen else "new", point, n=seen)
+        latency = self.latency[point.pk]
+        found, past = latency.found, latency.past
+        n = len(past.alike) - 1
+        if n == 0 and len(past) > 1:
+            return self._elsewhere(point, self.runs[int(past.run[-2])])
+        row = Judged(series, "ok", point, n=n, sigma=_known(found.sigma), p=_known(found.p), q=_known(found.q))
+        if found.verdict in ("new", "insufficient"):
+            return replace(row, verdict="new" if n == 0 else "insufficient")
+        if found.verdict == "drift":
+            span = None if found.effect is None else self._span(latency)
+            inside = span is not None and span.same_code
+            row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span, loud=True)
+            return replace(row, note=found.reason, **_changes(point, found))
+        if not latency.moved:
+            return row
+        row = replace(row, what="latency", **_changes(point, found))
+        return self._moved(row, latency)
+
+    def _moved(self, row: Judged, latency: _Latency) -> Judged:
+        """A latency that history says has moved, or may have: what an A/B said, whose fault it is."""
+        before, after = latency.before(), latency.after()
+        span = self._span(latency)
+        row = replace(row, span=span)
+        if row.series.operator == CANARY:
+            note = "machine suspect: the canary moved"
+            return replace(row, verdict="suspect", cause="machine", note=note)
+        if span.same_code:
+            note = "moved without a change of code: the same commit before and after"
+            return replace(row, cause="infrastructure", note=note, loud=True)
+        compared = comparisons.about(self.comparisons.get(row.series.pk, ()), self._clean(before), self._clean(after))
+        facts = self._facts(row, span)
+        confirmed = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
+        cause = find_cause(*facts, canaries_moved=self.canary_slower, confirmed=confirmed)
+        row = replace(row, cause=cause.word, note=cause.note, compared=compared)
+        slower = row.change is not None and row.change > 0
+        if compared is not None and compared.verdict == SAME:
+            return replace(row, verdict="ok", loud=True, note=_joined("A/B: the same", cause.note))
+        if compared is not None and confirmed:
+            return _confirmed(row)
+        if compared is not None:
+            said = f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
+            row = replace(row, verdict="unresolved", note=_joined(said, cause.note))
+        elif slower and cause.word == "machine":
+            row = replace(row, verdict="unresolved")
+        elif slower and cause.word in ("infrastructure", "environment"):
+            row = replace(row, verdict="suspect")  # the code is not what history points at
+        elif latency.found.verdict == "changed":
+            return replace(row, verdict="regressed" if slower else "improved")
+        else:
+            row = replace(row, verdict="suspect", note=_joined(latency.found.reason, cause.note))
+        return self._to_confirm(row, span.base)
+
+    def _span(self, latency: _Latency) -> Span:
+        before, after = latency.before(), latency.after()
+        return Span(self.runs[before[-1]] if before else None, self.runs[after[0]] if after else self.run)
+
+    def _elsewhere(self, point: PointRow, before: RunRow) -> Judged:
+        """A first result in its environment, of a series that has some in another."""
+        old = facts_at(self.session, {(point.series.pk, before.pk)})[point.series.pk, before.pk]
+        assert old.environment is not None
+        changed = environment_differences(old.environment, point.environment.facts)
+        row = Judged(point.series, "incomparable", point, "environment", "environment")
+        row = replace(row, note="; ".join(changed) or "other timing", span=Span(before, self.run))
+        if [text.split(" ")[0] for text in changed] != ["gpu_uuid"]:
+            return row
+        compared = comparisons.about(
+            self.comparisons.get(point.series.pk, ()), self._clean([before.pk]), self._clean([self.run.pk])
+        )
+        row = replace(row, compared=compared)
+        if compared is not None and compared.verdict == SAME:
+            return replace(row, verdict="ok", loud=True, note=_joined("another card; A/B on one: the same", row.note))
+        if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+            cause = find_cause(old, self._own_facts(point), confirmed=True)
+            return _confirmed(replace(row, what="latency", cause=cause.word))
+        return self._to_confirm(row, before)
+
+    def _to_confirm(self, row: Judged, base: RunRow | None) -> Judged:
+        """With the base of the A/B that would decide, or why there can be none."""
+        if base is None or base.commit == self.run.commit:
+            return row
+        dirty = next((run for run in (base, self.run) if run.dirty), None)
+        if dirty is not None:
+            return replace(
+                row, note=_joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again")
+            )
+        return replace(row, ab_base=base)
+
+    def _accuracy_row(self, point: PointRow, row: Judged) -> Judged | None:
+        """A result that is within tolerance, yet worse than it was; with what the latency did in the same row."""
+        if point.pk not in self.accuracy or point.rms is None:
+            return None
+        past, found = self.accuracy[point.pk]
+        earlier = np.exp(past.log[:-1]) - RMS_FLOOR
+        if found is None or found.verdict in ("new", "insufficient"):
+            if judge_rms(point.rms, earlier).verdict != "regressed":
+                return None
+            before, span = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run)
+        elif found.verdict in _MOVED and found.effect is not None:
+            before = math.exp(past.log[-1] - found.effect) - RMS_FLOOR
+            if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
+                return None
+            span = Span(self.runs[int(past.run[found.first or 0])], self.runs[int(past.run[found.last or 0])])
+        else:
+            return None
+        note = f"rms {before:.3g} → {point.rms:.3g}"
+        if row.what == "latency" and row.change is not None and row.verdict != "ok":
+            note += f", and {_percent_of(row.change)}"
+        cause = find_cause(*self._facts(row, span), confirmed=True)  # the machine's speed rounds nothing
+        return replace(
+            row, verdict="regressed", what="accuracy", cause=cause.word, note=_joined(note, cause.note),
+            before_rms=before, n=len(past) - 1, span=span, ab_base=None, compared=None,
+        )  # fmt: skip
+
+    def _repeatability_row(self, point: PointRow, row: Judged) -> Judged | None:
+        """Two executions that agreed bit by bit when last looked at, and no longer do."""
+        if point.repeatable is not False:
+            return None
+        past = self.pasts.repeatable(point.series.pk, point.timing)
+        past = past.where(past.alike)
+        accepted = any(a.metric == "repeatability" and self._accepted(a) for a in self.alerts.get(point.series.pk, ()))
+        if len(past) < 2 or past.log[-2] == 0 or accepted:
+            return None
+        span = Span(self.runs[int(past.run[-2])], self.run)
         note = "two executions no longer agree bit by bit"
-        return Judged(point.series, "regressed", point, "repeatability", note, n=len(told))
-    return None
+        return replace(
+            row, verdict="regressed", what="repeatability", cause=find_cause(*self._facts(row, span)).word, note=note,
+            n=len(past) - 1, span=span, ab_base=None, compared=None,
+        )  # fmt: skip
+
+    # ---- what is stored
+
+    def _with_alert(self, row: Judged) -> Judged:
+        """The row with the alert of its change; a quiet one, too, where the alert has not been dealt with."""
+        of_series = self.alerts.get(row.series.pk, [])
+        if row.verdict in ("regressed", "wrong"):
+            mine = [a for a in of_series if not self._accepted(a) and alerts.same_change(a, row)]
+            if not mine:
+                return row
+            alert = mine[-1]
+            return replace(row, alert=alert, note=_joined(row.note, self._told(alert)))
+        if row.point is None or row.point.status != "ok":
+            return row
+        if row.verdict in ("suspect", "unresolved") and row.series.operator != CANARY:
+            same = [a for a in of_series if a.state in alerts.OPEN and alerts.same_change(a, row)]
+            return self._still(row, same[-1]) if same else row
+        for alert in reversed(of_series):
+            if alert.state not in alerts.OPEN or alert.metric == "result":
+                continue
+            if alert.environment != row.point.environment.identity or alerts.is_back(alert, row.point, row.sigma):
+                continue
+            if self._accepted(alert):
+                return replace(row, alert=alert, loud=True, note=_joined(row.note, self._told(alert)))
+            if row.verdict in QUIET and row.verdict != "new":
+                return self._still(row, alert)
+        return row
+
+    def _still(self, row: Judged, alert: AlertRow) -> Judged:
+        """A regression that history has grown used to, and nobody has dealt with."""
+        told: dict[str, Any] = {
+            "what": alert.metric,
+            "cause": alert.cause,
+            "span": Span(alert.base_run, alert.run, alert.author),
+        }
+        if alert.metric == "latency" and row.point is not None and row.point.median_ms and alert.before:
+            change = row.point.median_ms / alert.before - 1
+            interval = [None if end is None else math.expm1(end) for end in (alert.low, alert.high)]
+            told |= {"before_ms": alert.before, "change": change, "low": interval[0], "high": interval[1]}
+        if alert.metric == "accuracy" and alert.before is not None:
+            told["before_rms"] = alert.before - RMS_FLOOR
+        note = _joined("still there", self._told(alert))
+        return replace(row, verdict="regressed", alert=alert, note=note, ab_base=None, compared=alert.compared, **told)
+
+    def _told(self, alert: AlertRow) -> str:
+        return alert.text + ("; that time is over" if alert.pk in self.lapsed else "")
+
+    def _clean(self, runs: Sequence[int]) -> set[str]:
+        """The commits that runs measured, as far as they measured no dirty tree."""
+        return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
+
+    def _facts(self, row: Judged, span: Span) -> tuple[Facts | None, Facts]:
+        before = None if span.base is None else self.facts.get((row.series.pk, span.base.pk))
+        after = self.facts.get((row.series.pk, span.head.pk))
+        assert row.point is not None
+        return before, after or self._own_facts(row.point)
+
+    def _own_facts(self, point: PointRow) -> Facts:
+        return Facts(point.run.state, point.environment.facts, point.kernel_hash)
 
 
-def _kernel_note(point: PointRow, history: Sequence[PointRow]) -> str | None:
-    """A kernel that did not change points at the machine; said, not concluded from."""
-    before = history[0].kernel_hash
-    if before is None or point.kernel_hash is None:
-        return None
-    return "compiled kernel as the last run's" if before == point.kernel_hash else "compiled kernel changed"
+def _pool(point: PointRow) -> tuple[object, ...]:
+    """Series whose noise is alike: taken in the same way on the same hardware, within a factor of ten."""
+    series = point.series
+    assert point.median_ms is not None
+    return (point.timing, series.hardware, series.host, series.protocol, math.floor(math.log10(point.median_ms)))
+
+
+def _history(past: Past, floor: float, least: float, pool: Hashable) -> scans.History:
+    return scans.History(
+        log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
+        floor=floor, min_effect=least, pool=pool,
+    )  # fmt: skip
+
+
+def _changes(point: PointRow, found: scans.Finding) -> dict[str, Any]:
+    """What a finding says of the change, relative."""
+    if found.effect is None or point.median_ms is None:
+        return {}
+    change = math.expm1(found.effect)
+    ends = [None if end is None or math.isnan(end) else math.expm1(end) for end in (found.low, found.high)]
+    before = math.exp(found.before) if found.before is not None else point.median_ms / (1 + change)
+    return {"before_ms": before, "change": change, "low": ends[0], "high": ends[1]}
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def _confirmed(row: Judged) -> Judged:
+    """By an A/B that said different: its effect and interval are the row's."""
+    compared = row.compared
+    assert compared is not None and compared.effect is not None
+    opposite = row.change is not None and row.change * compared.effect < 0
+    pairs = f" in {compared.pairs} pairs" if compared.pairs else ""
+    note = _joined(f"A/B: {_percent(compared.effect)}{pairs}", row.note)
+    if opposite:
+        return replace(row, verdict="unresolved", note=_joined("history and A/B contradict each other", note))
+    change = math.expm1(compared.effect)
+    assert row.point is not None
+    before = row.before_ms if row.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
+    ends = [None if end is None else math.expm1(end) for end in (compared.low, compared.high)]
+    verdict: Verdict = "regressed" if compared.effect > 0 else "improved"
+    return replace(
+        row, verdict=verdict, before_ms=before, change=change, low=ends[0], high=ends[1], note=note, ab_base=None
+    )
 
 
 def _absent(points: Sequence[PointRow], expected: Sequence[PointRow]) -> list[Judged]:
@@ -181,81 +491,20 @@ def _absent(points: Sequence[PointRow], expected: Sequence[PointRow]) -> list[Ju
     hardware = {point.series.hardware for point in points}
     note = "measured in the previous run of the plan, absent from this one"
     return [
-        Judged(before.series, "missing", None, "absent", note)
+        Judged(before.series, "missing", None, "absent", note=note)
         for before in expected
         if before.status == "ok" and before.series.pk not in here and before.series.hardware in hardware
     ]
 
 
-def _doubt_machine(rows: list[Judged]) -> list[Judged]:
-    """A canary that moved makes the machine suspect: then no latency of the run counts against the code."""
-    slower = False
-    judged = []
-    for row in rows:
-        if row.series.operator == CANARY and row.cause == "latency":
-            slower = slower or row.verdict == "regressed"
-            row = replace(row, verdict="suspect", note="machine suspect: the canary moved")
-        judged.append(row)
-    if not slower:
-        return judged
-    note = "canary moved: the machine, not the code"
-    return [
-        replace(row, verdict="unresolved", note=note) if row.verdict == "regressed" and row.cause == "latency" else row
-        for row in judged
-    ]
+def _joined(*texts: str | None) -> str | None:
+    return "; ".join(text for text in texts if text) or None
 
 
-def count(rows: Sequence[Judged]) -> dict[str, int]:
-    """How many series have each verdict, in the order of ORDER."""
-    found = Counter(row.verdict for row in rows)
-    return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+def _percent(effect: float) -> str:
+    """Of a logarithm: `+5.0%`."""
+    return f"{100 * math.expm1(effect):+.1f}%"
 
 
-def _measured(rows: Sequence[Judged]) -> bool:
-    return any(row.point is not None and row.point.status in MEASURED for row in rows)
-
-
-def _exit_code(rows: Sequence[Judged], strict: bool) -> int:
-    found = {row.verdict for row in rows}
-    if found & {"regressed", "wrong"}:
-        return REGRESSION
-    if not _measured(rows) or found & {"missing", "unresolved"}:
-        return INCOMPLETE
-    if "incomparable" in found:
-        return INCOMPARABLE
-    return INCOMPLETE if strict and found & {"new", "insufficient"} else OK
-
-
-def _summary(rows: Sequence[Judged], exit_code: int, same_commit: bool) -> str:
-    counts = count(rows)
-    if exit_code == REGRESSION:
-        told = []
-        if "wrong" in counts:
-            told.append(f"{_results(counts['wrong'])} wrong")
-        if "regressed" in counts:
-            told.append(f"{counts['regressed']} series regressed")
-        head = "GATE regression: " + ", ".join(told)
-    elif exit_code == INCOMPLETE:
-        if not _measured(rows):
-            told = ["nothing was measured"]
-        else:
-            told = [f"{counts[v]} series {v}" for v in ("missing", "unresolved") if v in counts]
-            told = told or ["strict, and some series are too young to judge"]
-        head = "GATE incomplete: " + ", ".join(told)
-    elif exit_code == INCOMPARABLE:
-        head = f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
-    elif "improved" in counts:
-        head = f"GATE ok: {counts['improved']} series improved"
-    elif set(counts) <= {"new", "unavailable"}:
-        head = "GATE ok: nothing to compare with yet"
-    elif "ok" not in counts and "insufficient" in counts:
-        head = f"GATE ok: nothing changed that could be told, fewer than {MIN_HISTORY} earlier results"
-    else:
-        head = "GATE ok: nothing changed"
-    if same_commit:
-        head += "; same commit as the previous run"
-    return f"{head}. " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-
-
-def _results(number: int) -> str:
-    return "1 result is" if number == 1 else f"{number} results are"
+def _percent_of(change: float) -> str:
+    return f"{100 * abs(change):.1f}% {'slower' if change > 0 else 'faster'}"

@@ -21,6 +21,19 @@ def between(first: str, last: str) -> set[str] | None:
     return None if said is None else set(said)
 
 
+def is_ancestor(first: str, last: str) -> bool | None:
+    """Whether `last` is `first` or comes after it; None where git does not know both."""
+    if rev_parse(first) is None or rev_parse(last) is None:
+        return None
+    return _git("merge-base", "--is-ancestor", first, last) is not None
+
+
+def user() -> str | None:
+    """Who commits here: `Name <address>`."""
+    name, address = (" ".join(_git("config", key) or ()) for key in ("user.name", "user.email"))
+    return f"{name} <{address}>".strip() if name and address else name or address or None
+
+
 def _git(*args: str) -> list[str] | None:
     try:
         done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)

@@ -84,28 +84,33 @@ def parse(lines: Iterable[bytes], source: str) -> list[Numbered]:
 
 def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
     """Store records that were checked, in one transaction. Raises IngestError; nothing is stored then."""
+    with store.write() as session:
+        return ingest_into(session, records, source)
+
+
+def ingest_into(session: Session, records: Iterable[Numbered], source: str) -> Ingested:
+    """`ingest` within a transaction that is open already. Raises IngestError; it must be undone then."""
     count = 0
     remaining = iter(records)
-    with store.write() as session:
-        writer = _Writer(session)
-        while batch := list(islice(remaining, _BATCH)):
-            count += len(batch)
-            try:
-                writer.add(batch, source)
-            except (IntegrityError, OperationalError):
-                raise  # another writer or the disk, not these lines
-            except (SQLAlchemyError, RecursionError, OverflowError, ValueError) as error:
-                said = cause(error) if isinstance(error, SQLAlchemyError) else error
-                where = f"lines {batch[0][0]} to {batch[-1][0]}" if len(batch) > 1 else f"line {batch[0][0]}"
-                raise IngestError(f"{source}: {where}: cannot be stored: {said}") from error
-        return Ingested(
-            source=source,
-            records=count,
-            added=writer.added,
-            known=writer.known,
-            new_series=writer.new_series,
-            runs=tuple(writer.states),
-        )
+    writer = _Writer(session)
+    while batch := list(islice(remaining, _BATCH)):
+        count += len(batch)
+        try:
+            writer.add(batch, source)
+        except (IntegrityError, OperationalError):
+            raise  # another writer or the disk, not these lines
+        except (SQLAlchemyError, RecursionError, OverflowError, ValueError) as error:
+            said = cause(error) if isinstance(error, SQLAlchemyError) else error
+            where = f"lines {batch[0][0]} to {batch[-1][0]}" if len(batch) > 1 else f"line {batch[0][0]}"
+            raise IngestError(f"{source}: {where}: cannot be stored: {said}") from error
+    return Ingested(
+        source=source,
+        records=count,
+        added=writer.added,
+        known=writer.known,
+        new_series=writer.new_series,
+        runs=tuple(writer.states),
+    )
 
 
 def unstorable(record: Record) -> str | None:

@@ -1,20 +1,15 @@
 """Has a kernel changed? Pure functions of arrays; nothing here reads or writes.
 
-The rule, a first and honest one. Work on log(latency), where a change is a percentage. A point is compared
-with the latest `window` results of the same series in the same environment:
+What a run is held to by its history is in `stats.scan`. Here are the marks that all judgements share, and the rules for
+what has no history: a few runs of one commit against a few of another, and a relative error against earlier ones.
 
-    centre     median of the history
-    sigma      the largest of: the history's own scatter (1.4826 MAD, corrected for small n), the standard
-               error that the spread of bursts gives to the point, the same typical of the history, a floor
-    threshold  the larger of min_effect and 4 sigma sqrt(1 + 1/n)
+    centre     median of each side, of log(latency), where a change is a percentage
+    sigma      the largest of: each side's own scatter (1.4826 MAD, corrected for small n), the standard error that the
+               spread of bursts gives, typical of each side; a floor
+    threshold  the larger of min_effect and 4 sigma sqrt(1/n + 1/m)
 
-and has changed where its distance from the centre exceeds the threshold. Below `MIN_HISTORY` results nothing
-is said. A median is not moved by one bad night, nor by a step that fills less than half of the window, so
-that a step stays visible for many nights. What the rule cannot tell: drift of the machine from a change of the
-code. Only an interleaved re-run of parent and commit can.
-
-False alarms on unchanged Gaussian noise, GPU, per point: none in 3000 where the noise is 0.2 %, 0.5 % (3
-earlier results) to 0.1 % (20) at 0.3 %, but 11 % to 0.3 % at 1 %: on a noisy machine the first nights are loud.
+Two sides have changed where the distance of their centres exceeds the threshold. What the rule cannot tell: drift of
+the machine from a change of the code. Only an interleaved re-run of both commits can.
 """
 
 from __future__ import annotations
@@ -46,6 +41,10 @@ FLOOR = {"gpu": 0.001, "cpu": 0.02}
 """Relative scatter that is assumed at least: clocks and caches are never quieter between processes."""
 MIN_EFFECT = {"gpu": 0.01, "cpu": 0.10}
 """Relative change that is worth a verdict."""
+GROSS = {"gpu": 0.05, "cpu": 0.30}
+"""Relative change that is looked at even where a series is young."""
+YOUNG = 10
+"""Earlier results from which on statistics can be trusted to see that much."""
 RMS_RATIO = 1.5
 RMS_FLOOR = 1e-6
 """An error that stays below this is rounding of the last bit, whatever its ratio."""
@@ -91,25 +90,26 @@ def burst_error(burst_medians: NDArray[np.float64]) -> float:
     return float(1.2533 * np.std(np.log(burst_medians), ddof=1) / math.sqrt(n))
 
 
-def judge_latency(
-    median_ms: float,
-    error: float | None,  # from the point's bursts
-    history_ms: ArrayLike,  # [n] medians of earlier results, same series and environment
-    history_errors: ArrayLike,  # [n] their errors, NaN where unknown
+def far_off(
+    log_ms: NDArray[np.float64],  # [n] of a young series, the newest last
+    errors: NDArray[np.float64],  # [n] from the points' bursts, NaN where unknown
     *,
     timing: str,  # gpu or cpu
-    min_effect: float | None = None,
-) -> Change:
-    """One point against its history."""
-    history = np.log(np.asarray(history_ms, dtype=np.float64))
-    n = len(history)
-    if n < MIN_HISTORY:
-        return Change("new" if n == 0 else "insufficient", n)
-    sigma = max(mad(history), _known(error), typical(history_errors), FLOOR[timing])
-    effect = MIN_EFFECT[timing] if min_effect is None else min_effect
-    threshold = max(math.log1p(effect), SIGMAS * sigma * math.sqrt(1 + 1 / n))
-    change = math.log(median_ms) - float(np.median(history))
-    return Change(_direction(change, threshold), n, change, threshold)
+    min_effect: float | None = None,  # relative, as everywhere
+) -> Change | None:
+    """The newest of few results where it lies so far off that it must be looked at, whatever tests can say; or None.
+
+    Three earlier results tell too little of their noise for any test at a level that holds over a night: 50 % more is
+    not significant there. It takes `GROSS` and twice the usual number of sigmas. For suspects, not for verdicts.
+    """
+    earlier, n = log_ms[:-1], len(log_ms) - 1
+    if not MIN_HISTORY <= n < YOUNG:
+        return None
+    sigma = max(mad(earlier), _known(errors[-1]), typical(errors[:-1]), FLOOR[timing])
+    least = max(GROSS[timing], min_effect or 0.0)
+    threshold = max(math.log1p(least), 2 * SIGMAS * sigma * math.sqrt(1 + 1 / n))
+    change = float(log_ms[-1] - np.median(earlier))
+    return Change("suspect", n, change, threshold) if abs(change) > threshold else None
 
 
 def judge_pools(
@@ -155,8 +155,8 @@ def typical(errors: ArrayLike) -> float:
     return float(np.median(known)) if len(known) else 0.0
 
 
-def _known(error: float | None) -> float:
-    return 0.0 if error is None or math.isnan(error) else error
+def _known(error: float) -> float:
+    return 0.0 if math.isnan(error) else float(error)
 
 
 def _direction(change: float, threshold: float) -> Verdict:

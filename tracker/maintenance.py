@@ -13,12 +13,13 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import comparisons
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.export import numbered_records, stored_records
-from groupbench.tracker.ingest import Ingested, ingest
+from groupbench.tracker.ingest import Ingested, ingest_into
 from groupbench.tracker.points import LATENCY_COLUMNS, point_values, series_identity
-from groupbench.tracker.schema import Base, Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.schema import Alert, AlertEvent, Base, Comparison, Environment, KernelSet, Point, Run, Series
 from groupbench.tracker.store import Store, cause, copy_sqlite
 
 _PRIVATE = ("", ":memory:")
@@ -49,11 +50,62 @@ def backup(store: Store, target: Path) -> int:
 def merge(store: Store, other: Store) -> Ingested:
     """Everything that another database holds into this one, in one transaction.
 
-    What both hold changes nothing, so that a second time adds nothing. Raises IngestError where they contradict
-    each other: the same run and series with other results.
+    What both hold changes nothing, so that a second time adds nothing. Comparisons and alerts come along; an alert
+    that both hold keeps every event, and the state of the newest. Raises IngestError where they contradict each
+    other: the same run and series with other results.
     """
-    with other.read() as session:
-        return ingest(store, enumerate(stored_records(session), 1), other.name)
+    with other.read() as theirs, store.write() as session:
+        done = ingest_into(session, enumerate(stored_records(theirs), 1), other.name)
+        _merge_alerts(session, theirs, _merge_comparisons(session, theirs))
+        return done
+
+
+def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:
+    """Add theirs; gives our keys by theirs."""
+    ours = dict(session.execute(select(Series.identity, Series.id)).all())
+    keys = {}
+    query = select(Comparison, Series.identity).join(Series, Comparison.series_id == Series.id).order_by(Comparison.id)
+    for row, series in theirs.execute(query).all():
+        keys[row.id] = comparisons.store(session, ours[series], comparisons.from_row(row))
+    return keys
+
+
+def _merge_alerts(session: Session, theirs: Session, of_comparison: dict[int, int]) -> None:
+    ours = dict(session.execute(select(Series.identity, Series.id)).all())
+    runs = dict(session.execute(select(Run.uuid, Run.id)).all())
+    names = dict(theirs.execute(select(Run.id, Run.uuid)).all())
+    query = select(Alert, Series.identity).join(Series, Alert.series_id == Series.id).order_by(Alert.id)
+    for row, series in theirs.execute(query).all():
+        alert = session.scalar(select(Alert).where(Alert.identity == row.identity))
+        if alert is None:
+            facts = {name: getattr(row, name) for name in _OF_ALERT}
+            alert = Alert(
+                identity=row.identity,
+                series_id=ours[series],
+                base_run_id=None if row.base_run_id is None else runs[names[row.base_run_id]],
+                run_id=runs[names[row.run_id]],
+                comparison_id=None if row.comparison_id is None else of_comparison[row.comparison_id],
+                **facts,
+            )
+            session.add(alert)
+            session.flush()
+        told = select(AlertEvent).order_by(AlertEvent.at, AlertEvent.id)
+        mine = list(session.scalars(told.where(AlertEvent.alert_id == alert.id)))
+        known = {(event.at, event.who, event.state, event.reason) for event in mine}
+        for event in theirs.scalars(told.where(AlertEvent.alert_id == row.id)):
+            if (event.at, event.who, event.state, event.reason) in known:
+                continue
+            facts = {name: getattr(event, name) for name in ("at", "who", "state", "reason")}
+            session.add(AlertEvent(alert_id=alert.id, **facts))
+            if not mine or event.at > mine[-1].at:
+                alert.state, alert.until_time, alert.until_commit = row.state, row.until_time, row.until_commit
+        session.flush()
+
+
+_OF_ALERT = (
+    *("metric", "state", "cause", "before", "after", "effect", "low", "high"),
+    *("opened", "until_time", "until_commit"),
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +164,10 @@ def _orphans(session: Session) -> Iterator[Problem]:
     for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
         query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
         yield from _told(session, query, "orphan", f"{owner.__tablename__} without any point")
+    seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
+    yield from _told(session, select(Alert.id).where(~seen.exists()), "orphan", "alert without its point")
+    silent = Alert.id.not_in(select(AlertEvent.alert_id).distinct())
+    yield from _told(session, select(Alert.id).where(silent), "orphan", "alert without any event")
 
 
 def _told(session: Session, query: Select[Any], kind: str, what: str) -> Iterator[Problem]:
@@ -135,6 +191,11 @@ def _identities(session: Session) -> Iterator[Problem]:
     for row in session.execute(select(KernelSet.id, KernelSet.content, KernelSet.kernels)):
         if digest(row.kernels) != row.content:
             yield Problem("hash", f"kernel_set {row.id} is not what its hash says")
+    identities = dict(session.execute(select(Series.id, Series.identity)).all())
+    for comparison in session.scalars(select(Comparison)):
+        made = comparisons.content_of(identities.get(comparison.series_id), comparisons.from_row(comparison))
+        if made != comparison.content:
+            yield Problem("hash", f"comparison {comparison.id} is not what its hash says")
     names = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol", "hardware", "seed")
     query = select(Series.id, Series.identity, *(getattr(Series, name) for name in names))
     for key, identity, *said in session.execute(query):

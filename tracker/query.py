@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
@@ -18,7 +18,6 @@ from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.rows import (
-    Earlier,
     EnvironmentRow,
     Filter,
     HistoryRow,
@@ -31,6 +30,8 @@ from groupbench.tracker.rows import (
 )
 from groupbench.tracker.schema import Commit, Point, Run, Series
 from groupbench.tracker.schema import Environment as EnvironmentTable
+
+T = TypeVar("T")
 
 NAMES = ("operator", "backend", "mode", "dtype", "host", "protocol")
 """Fields of a series that are asked for by exact name; an unknown name is a mistake."""
@@ -307,42 +308,6 @@ def points_of_state(session: Session, state: State) -> list[PointRow]:
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
-def earlier(session: Session, run: RunRow, window: int) -> dict[int, Earlier]:
-    """For each point of a run, by its key: the `window` newest ok points before it."""
-    here = points_of_run(session, run)
-    rank = (
-        func.row_number()
-        .over(
-            partition_by=(Point.series_id, EnvironmentTable.identity, Point.timing),
-            order_by=(Run.started.desc(), Run.id.desc()),
-        )
-        .label("rank")
-    )
-    ranked = (
-        select(Point.id.label("point"), rank)
-        .join(Run, Point.run_id == Run.id)
-        .join(EnvironmentTable, Point.environment_id == EnvironmentTable.id)
-        .where(
-            Point.status == "ok",
-            _before(run),
-            Point.series_id.in_(select(Point.series_id).where(Point.run_id == run.pk)),
-        )
-        .subquery()
-    )
-    found = _points(session, Point.id.in_(select(ranked.c.point).where(ranked.c.rank <= window)))
-    by_series: dict[int, list[PointRow]] = {}
-    for point in sorted(found, key=lambda p: (p.run.started, p.run.pk), reverse=True):
-        by_series.setdefault(point.series.pk, []).append(point)
-    answer = {}
-    for point in here:
-        before = by_series.get(point.series.pk, [])
-        same = [p for p in before if p.environment.identity == point.environment.identity]
-        other = [p for p in before if p.environment.identity != point.environment.identity]
-        alike = tuple(p for p in same if p.timing == point.timing)
-        answer[point.pk] = Earlier(alike, other[0] if other else None)
-    return answer
-
-
 _NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
 
 _POINT_FIELDS = [name for name in PointRow.__dataclass_fields__ if name not in ("pk", "series", "run", "environment")]
@@ -447,18 +412,26 @@ def _points(
     )
     found = session.execute(query).all()
     if series is None:
-        series = {
-            row.pk: SeriesRow(**row._mapping)
-            for chunk in chunks({row.series_id for row in found})
-            for row in session.execute(_series_select().where(Series.id.in_(chunk)))
-        }
-    run_rows = {
-        row.pk: _run(row)
-        for chunk in chunks({row.run_id for row in found})
-        for row in session.execute(_run_select().where(Run.id.in_(chunk)))
-    }
+        series = series_rows(session, {row.series_id for row in found})
+    runs_of = run_rows(session, {row.run_id for row in found})
     where = environment_rows(session, {row.environment_id for row in found})
-    return [PointRow(row[0], series[row[1]], run_rows[row[2]], where[row[3]], *row[4:]) for row in found]
+    return [PointRow(row[0], series[row[1]], runs_of[row[2]], where[row[3]], *row[4:]) for row in found]
+
+
+def run_rows(session: Session, keys: Iterable[int]) -> dict[int, RunRow]:
+    """Runs by key."""
+    return {
+        row.pk: _run(row) for chunk in chunks(keys) for row in session.execute(_run_select().where(Run.id.in_(chunk)))
+    }
+
+
+def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
+    """Series by key."""
+    return {
+        row.pk: SeriesRow(**row._mapping)
+        for chunk in chunks(keys)
+        for row in session.execute(_series_select().where(Series.id.in_(chunk)))
+    }
 
 
 def environment_rows(session: Session, keys: Iterable[int]) -> dict[int, EnvironmentRow]:
@@ -511,7 +484,7 @@ def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
     return lambda text: text in exact or wild.fullmatch(text) is not None
 
 
-def chunks(keys: Iterable[int], size: int = 500) -> Iterator[list[int]]:
+def chunks(keys: Iterable[T], size: int = 500) -> Iterator[list[T]]:
     ordered = list(keys)
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]

@@ -7,17 +7,18 @@ looked up one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.points import PPM
 from groupbench.tracker.record import STATUSES
+from groupbench.tracker.rows import RunRow
 from groupbench.tracker.schema import Point, Run, Series, table_of
 
 TIMINGS = (None, "gpu", "cpu", "interpreted")
@@ -47,6 +48,7 @@ class Recent:
     median_ms: NDArray[np.float64]  # [p] NaN where unknown, as the following
     error: NDArray[np.float64]  # [p] standard error of log(median_ms)
     rms: NDArray[np.float64]  # [p]
+    repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 where unknown
 
     def of(self, series: int) -> slice:
         """Where the points of a series stand; empty for one that has none."""
@@ -67,18 +69,28 @@ _COLUMNS = (  # of the table: those of the mapped class would cost as much again
     _POINT.median_ms,
     _POINT.error_ppm,
     _POINT.rms,
+    _POINT.repeatable,
 )
 
 
-def recent_points(session: Session, n: int) -> Recent:
+def recent_points(
+    session: Session,
+    n: int,
+    *,
+    until: RunRow | None = None,  # the newest run that counts
+    series: Collection[int] | None = None,  # keys of the series that are asked for; None is all
+) -> Recent:
     """The `n` newest points of every series, by when their runs began."""
-    newest = list(session.scalars(select(Run.id).order_by(Run.started.desc(), Run.id.desc())))
-    rank = np.zeros(max(newest, default=0) + 1, dtype=np.int64)
+    began = select(Run.id).order_by(Run.started.desc(), Run.id.desc())
+    if until is not None:
+        began = began.where(or_(Run.started < until.started, and_(Run.started == until.started, Run.id <= until.pk)))
+    newest = list(session.scalars(began))
+    rank = np.full((session.scalar(select(func.max(Run.id))) or 0) + 1, -1, dtype=np.int64)
     rank[newest] = np.arange(len(newest))
     top = session.scalar(select(func.max(Series.id))) or 0
     have = np.zeros(top + 1, dtype=np.int64)
     known = np.zeros(top + 1, dtype=bool)
-    known[list(session.scalars(select(Series.id)))] = True
+    known[list(session.scalars(select(Series.id)) if series is None else series)] = True
 
     blocks: list[_Block] = []
     for place, run in enumerate(newest):
@@ -86,6 +98,7 @@ def recent_points(session: Session, n: int) -> Recent:
         if lacking == 0 or (place >= n and lacking <= _STRAGGLERS * known.sum()):
             break
         block = _block(session.execute(select(*_COLUMNS).where(_POINT.run_id == run)).all())
+        block = block.where(known[block.series])
         if len(block.series):
             blocks.append(block)
             have[block.series] += 1
@@ -95,10 +108,11 @@ def recent_points(session: Session, n: int) -> Recent:
     stragglers = np.flatnonzero(known & (have < n)).tolist()
     if stragglers:
         lookups = set(stragglers)
-        blocks = [block.without(lookups) for block in blocks]
+        blocks = [block.where(~np.isin(block.series, list(lookups))) for block in blocks]
         for start in range(0, len(stragglers), _CHUNK):
             query = select(*_COLUMNS).where(_POINT.series_id.in_(stragglers[start : start + _CHUNK]))
-            blocks.append(_block(session.execute(query).all()))
+            block = _block(session.execute(query).all())
+            blocks.append(block.where(rank[block.columns[1]] >= 0))
     return _joined(blocks, rank, n)
 
 
@@ -112,14 +126,13 @@ class _Block:
     def series(self) -> NDArray[np.int64]:
         return self.columns[0]
 
-    def without(self, series: set[int]) -> _Block:
-        keep = ~np.isin(self.series, list(series))
-        return _Block(tuple(column[keep] for column in self.columns))
+    def where(self, keep: NDArray[np.bool_]) -> _Block:
+        return self if keep.all() else _Block(tuple(column[keep] for column in self.columns))
 
 
 def _block(rows: Any) -> _Block:
-    series, run, environment, kernels, status, timing, median, error, rms = (
-        zip(*rows, strict=True) if rows else [()] * 9
+    series, run, environment, kernels, status, timing, median, error, rms, repeatable = (
+        zip(*rows, strict=True) if rows else [()] * len(_COLUMNS)
     )
     return _Block(
         (
@@ -132,6 +145,7 @@ def _block(rows: Any) -> _Block:
             np.array(median, dtype=np.float64),
             np.array(error, dtype=np.float64) / PPM,
             np.array(rms, dtype=np.float64),
+            np.array([-1 if told is None else told for told in repeatable], dtype=np.int8),
         )
     )
 

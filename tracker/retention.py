@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.schema import Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.schema import Alert, Environment, KernelSet, Point, Run, Series
+
+_ALERTS = select(Point.id).join(
+    Alert,
+    and_(Alert.series_id == Point.series_id, or_(Alert.run_id == Point.run_id, Alert.base_run_id == Point.run_id)),
+)
+"""What alerts rest on: of their series, the last point before the change and the first after it."""
 
 _SERIES_AT_ONCE = 1000
 _DELETED_AT_ONCE = 500
@@ -52,7 +59,7 @@ def plan_pruning(
     policy: Policy = Policy(),
     *,
     now: datetime | None = None,
-    evidence: Sequence[Select[tuple[int]]] = (),  # queries of points' keys that must stay, as an alert's
+    evidence: Sequence[Select[tuple[int]]] = (),  # queries of points' keys that must stay, beside those of alerts
 ) -> Pruning:
     """Look at every point, and change none.
 
@@ -65,7 +72,8 @@ def plan_pruning(
     before = reference - timedelta(days=policy.all_days)
     runs = _runs(session)
     identities = _codes(session.execute(select(Environment.id, Environment.identity)))
-    pinned = np.array(sorted({key for query in evidence for key in session.scalars(query)}), dtype=np.int64)
+    resting: list[Select[Any]] = [_ALERTS, *evidence]
+    pinned = np.array(sorted({key for query in resting for key in session.scalars(query)}), dtype=np.int64)
 
     counts = {"points": 0, "young": 0, "edges": 0, "evidence": 0, "periodic": 0}
     removed: list[NDArray[np.int64]] = []

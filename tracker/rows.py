@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -409,14 +409,6 @@ class Filter:
     until: datetime | None = None  # exclusive
     where: tuple[str, ...] = ()  # sizes as filters.sizes takes them; all must hold
     commits: tuple[str, ...] = ()  # ranges A..B; all must hold
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What came before a run's point, of the same series."""
-
-    alike: tuple[PointRow, ...] = field(default=())  # ok, in the same environment and timing; newest first
-    elsewhere: PointRow | None = None  # the newest ok one of another environment
 
 
 def finite(values: Iterable[float | None]) -> list[float]:

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -263,3 +263,67 @@ class Point(Base, kw_only=True):
     kernels: Mapped[list[Any] | None] = column_property(
         select(KernelSet.kernels).where(KernelSet.id == kernels_id).scalar_subquery()
     )
+
+
+class Comparison(Base, kw_only=True):
+    """Two commits measured in turns on one machine: what an A/B said of one series."""
+
+    __tablename__ = "comparison"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that it says, series included")
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series whose cell was measured")
+    base: Mapped[str] = mapped_column(doc="hash of the commit before")
+    head: Mapped[str] = mapped_column(doc="hash of the commit after")
+    verdict: Mapped[str] = mapped_column(doc="same, different, unknown or failed")
+    effect: Mapped[float | None] = mapped_column(doc="log(head / base) of the latencies")
+    low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
+    high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
+    base_ms: Mapped[float | None] = mapped_column(doc="latency of the base")
+    head_ms: Mapped[float | None] = mapped_column(doc="latency of the head")
+    pairs: Mapped[int | None] = mapped_column(doc="pairs of bursts that went in")
+    seconds: Mapped[float | None] = mapped_column(doc="wall time that it took")
+    measured: Mapped[datetime] = mapped_column(doc="when it was measured")
+    message: Mapped[str | None] = mapped_column(doc="why it failed, or is unknown")
+    details: Mapped[dict[str, Any]] = mapped_column(doc="accuracies and kernels' hashes of the two sides")
+
+
+class Alert(Base, kw_only=True):
+    """A change for the worse of one series that was confirmed, and what became of it."""
+
+    __tablename__ = "alert"
+
+    id: Mapped[int] = _key()
+    identity: Mapped[str] = mapped_column(
+        unique=True, doc="hash of series, metric and the runs between which it changed"
+    )
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series that changed")
+    metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability or result (it is wrong)")
+    state: Mapped[str] = mapped_column(doc="new, acknowledged, expected, fixed or invalid")
+    cause: Mapped[str | None] = mapped_column(doc="code, tuning, infrastructure, environment or machine")
+    base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), doc="last run before the change")
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="first run after it")
+    comparison_id: Mapped[int | None] = mapped_column(ForeignKey("comparison.id"), doc="A/B that confirmed it")
+    before: Mapped[float | None] = mapped_column(doc="level before: ms, or relative RMS error")
+    after: Mapped[float | None] = mapped_column(doc="level after")
+    effect: Mapped[float | None] = mapped_column(doc="log(after / before)")
+    low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
+    high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
+    opened: Mapped[datetime] = mapped_column(doc="when it was first written")
+    until_time: Mapped[datetime | None] = mapped_column(default=None, doc="an expected one returns to new then")
+    until_commit: Mapped[str | None] = mapped_column(
+        default=None, doc="an expected one returns to new once this commit is measured"
+    )
+
+
+class AlertEvent(Base, kw_only=True):
+    """A transition of an alert."""
+
+    __tablename__ = "alert_event"
+
+    id: Mapped[int] = _key()
+    alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True, doc="alert")
+    at: Mapped[datetime] = mapped_column(doc="when")
+    who: Mapped[str] = mapped_column(doc="a person, or groupbench by itself")
+    state: Mapped[str] = mapped_column(doc="state from then on")
+    reason: Mapped[str | None] = mapped_column(doc="why")

@@ -17,6 +17,8 @@ GLOSSARY = {
     "environment": "where a point was measured; every distinct set of facts is a row",
     "identity": "hash of the facts that move a latency; points are compared where it is equal",
     "segment": "a stretch of a series in one environment identity",
+    "comparison": "an A/B: two commits measured in turns on one machine",
+    "alert": "a change for the worse of one series that was confirmed, and what became of it",
 }
 
 _HEAD = """# The database

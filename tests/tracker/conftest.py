@@ -209,6 +209,36 @@ def stored(cli: Callable[..., Result], write: Callable[..., Path], db: Database)
 
 
 @pytest.fixture
+def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of the statistics a rule that is easy to foresee, for tests of what is made of their answers.
+
+    The newest results of an environment, if all are more than 2 % above or below the median before: two or more
+    are a change, one is a suspect. Fewer than three before are too few.
+    """
+    from groupbench.tracker.stats import scan
+
+    def one(history: Any) -> Any:
+        alike = np.flatnonzero(history.environment == history.environment[-1])
+        log, n = history.log_ms[alike], len(alike) - 1
+        rest = {"levels": (), "p": 1e-6, "q": 1e-5, "sigma": 0.001, "reason": ""}
+        none = dict.fromkeys(("index", "first", "last", "effect", "low", "high", "before"))
+        for after in range(n - 2, 0, -1):
+            before, now = log[:-after], log[-after:]
+            effect = float(np.median(now) - np.median(before))
+            if (np.sign(effect) * (now - np.median(before))).min() > max(0.02, history.min_effect):
+                place = int(alike[len(log) - after])
+                found = {"index": place, "first": int(alike[len(log) - after - 1]), "last": place, "effect": effect}
+                found["low"] = effect - 0.005
+                found |= {"high": effect + 0.005, "before": float(np.median(before))}
+                verdict = "changed" if after > 1 else "suspect"
+                return scan.Finding(verdict=verdict, **found, **rest, n_before=len(before), n_after=after)
+        verdict = "ok" if n >= 3 else "insufficient" if n else "new"
+        return scan.Finding(verdict=verdict, **none, **rest, n_before=n, n_after=0)
+
+    monkeypatch.setattr(scan, "scan", lambda histories, **_: [one(history) for history in histories])
+
+
+@pytest.fixture
 def opened(db: Database) -> Iterable[Store]:
     with open_store(db, create=True) as store:
         yield store

@@ -1,9 +1,10 @@
-"""`groupbench gate`: exit codes, the first line, and what stands below it."""
+"""`groupbench gate`: exit codes, the first line, and what stands below it; whatever the statistics are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from click.testing import Result
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("plain_statistics")
 
 
 def quiet(make: Any, nights: int, **given: Any) -> list[Any]:
@@ -50,7 +53,7 @@ def test_nothing_changed_is_0(cli: Cli, stored: Stored, make: Any) -> None:
 
 
 def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
-    stored([*quiet(make, 6), make(6, ms=1.03), make(6, backend="torch")])
+    stored([*quiet(make, 6), make(6, ms=1.03), make(7, ms=1.03), make(7, backend="torch")])
     result = cli("gate")
     assert result.exit_code == 1
     assert first_line(result) == "GATE regression: 1 series regressed. 1 regressed, 1 new"
@@ -58,8 +61,93 @@ def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
     assert "torch" not in result.stdout
 
 
+def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=1.03)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    said = "GATE incomplete: 1 series suspect; `groupbench confirm` measures both commits again. 1 suspect"
+    assert first_line(result) == said
+    assert "+3.0%" in result.stdout
+
+
+def test_a_row_says_between_which_commits(cli: Cli, stored: Stored, make: Any) -> None:
+    facts = {"subject": "Tiles: other ones", "author": "A. N. Other"}
+    stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *[make(n, ms=1.05) for n in (7, 8)]])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["verdict"], row["what"], row["cause"]) == ("regressed", "latency", "code")
+    assert row["commits"] == "005ccccccc..006ccccccc"
+    assert (row["subject"], row["author"]) == (facts["subject"], facts["author"])
+    assert row["low"] < row["change"] < row["high"]
+    assert row["before_ms"] == pytest.approx(1.0, rel=0.01)
+    assert "005ccccccc..006ccccccc" in cli("gate").stdout
+
+
+def test_a_change_within_one_commit_is_not_the_code(cli: Cli, stored: Stored, make: Any) -> None:
+    same = [make(night, ms=1.05, commit="005" + "c" * 37) for night in (6, 7, 8)]
+    stored([*quiet(make, 6), *same])
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert "1 ok, 1 of them moved without a change of code" in first_line(result)
+    assert "the same commit before and after" in result.stdout
+
+
+def test_dirty_trees_of_one_commit_are_not_the_same_code(cli: Cli, stored: Stored, make: Any) -> None:
+    dirty = {"commit": "005" + "c" * 37, "commit_facts": {"dirty": True}}
+    stored([*quiet(make, 6), *[make(night, ms=1.05, **dirty) for night in (6, 7, 8)]])
+    assert cli("gate").exit_code == 1
+
+
+def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, stored: Stored, make: Any) -> None:
+    kernels = [{"name": "k", "hash": "one"}]
+    slower = [make(night, ms=1.05, kernels=kernels) for night in (6, 7, 8)]
+    stored([*quiet(make, 6, kernels=kernels), *slower])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "1 suspect" in first_line(result)
+    assert "infrastructure" in result.stdout
+    assert "compiled kernel as before" in result.stdout
+    stored([make(9, ms=0.9, kernels=kernels), make(10, ms=0.9, kernels=kernels)])
+    assert "1 improved" in first_line(cli("gate"))
+
+
+def test_another_config_is_tuning(cli: Cli, stored: Stored, make: Any) -> None:
+    before, after = ([{"name": "k", "hash": str(m), "config": {"BLOCK_M": m}}] for m in (64, 128))
+    stored([*quiet(make, 6, kernels=before), *[make(night, ms=1.05, kernels=after) for night in (6, 7)]])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert "tuning" in result.stdout
+    assert "BLOCK_M 64 → 128" in result.stdout
+
+
+def test_faster_but_less_accurate_is_one_row(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=0.8, rms=9e-3), make(7, ms=0.8, rms=9e-3)])
+    result = cli("gate")
+    assert result.exit_code == 1
+    assert first_line(result) == "GATE regression: 1 series regressed. 1 regressed"
+    assert "rms 0.002 → 0.009, and 20.0% faster" in result.stdout
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["what"], row["before_rms"], row["rms"]) == ("accuracy", pytest.approx(2e-3), 9e-3)
+
+
+def test_drift_is_counted_and_told(cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupbench.tracker.stats import scan
+
+    plain = scan.scan
+
+    def drifting(histories: Any, **_: Any) -> Any:
+        effect = {"effect": 0.04, "low": 0.03, "high": 0.05, "before": 0.0}
+        return [replace(found, verdict="drift", **effect) for found in plain(histories)]
+
+    stored(quiet(make, 9))
+    monkeypatch.setattr(scan, "scan", drifting)
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert first_line(result) == "GATE ok: nothing changed. 1 ok, 1 of them drifting"
+    assert "+4.1%" in result.stdout
+
+
 def test_a_faster_kernel_is_0_and_told(cli: Cli, stored: Stored, make: Any) -> None:
-    stored([*quiet(make, 6), make(6, ms=0.9)])
+    stored([*quiet(make, 6), make(6, ms=0.9), make(7, ms=0.9)])
     result = cli("gate")
     assert result.exit_code == 0
     assert first_line(result) == "GATE ok: 1 series improved. 1 improved"
@@ -169,7 +257,8 @@ def test_usage_is_2(cli: Cli, stored: Stored, make: Any) -> None:
 
 def test_an_older_run_is_judged_by_what_came_before(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), *[make(night, ms=1.05) for night in range(6, 9)]])
-    assert cli("gate", "--run", "run-006").exit_code == 1
+    assert cli("gate", "--run", "run-007").exit_code == 1
+    assert cli("gate", "--run", "run-006").exit_code == 3
     assert cli("gate", "--run", "run-005").exit_code == 0
     assert "ambiguous" in cli("gate", "--run", "run-").stderr
 
@@ -248,10 +337,10 @@ def test_late_records_of_old_runs_do_not_become_the_newest(cli: Cli, stored: Sto
 
 def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=1.03, shape="a|b*c<d>")])
-    stored([*[make(n, backend="x|y") for n in range(6)], make(6, ms=1.05, backend="x|y")])
+    stored([*[make(n, backend="x|y") for n in range(5)], *[make(n, ms=1.05, backend="x|y") for n in (5, 6)]])
     answer = json.loads(cli("gate", "--json").stdout)
     assert (answer["exit_code"], answer["verdict"], answer["counts"]["regressed"]) == (1, "regression", 1)
     csv = cli("gate", "--csv")
-    assert csv.stdout.startswith("verdict,cause,operator")
+    assert csv.stdout.startswith("verdict,what,cause,operator")
     assert csv.stderr.startswith("GATE regression")
     assert r"x\|y" in cli("gate", "--md").stdout

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+
+from groupbench.tracker import comparisons, query
+from groupbench.tracker.comparisons import Compared
+from groupbench.tracker.gate import judge_run
+from groupbench.tracker.store import open_store
 
 Cli = Callable[..., Result]
 HISTORY = sorted((Path(__file__).parents[1] / "data" / "h100").glob("*.jsonl"))
@@ -37,15 +43,57 @@ def test_nothing_changed_where_nothing_did(h100: Cli) -> None:
     assert not {row["verdict"] for row in rows} & {"regressed", "improved", "wrong", "missing"}
 
 
-def test_the_change_of_tiles_is_found_series_by_series(h100: Cli) -> None:
-    """Real work: every kernel of ours changed, torch's did not, and one got slower where nobody looked."""
+SLOWER = ("helion_persistent", "G=4,M_g=1024,N=1024,K=1024,B=shared")
+
+
+def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
+    """Real work: every kernel of ours changed, torch's did not, and one got slower where nobody looked.
+
+    Three earlier results prove nothing; what is off them is worth an A/B.
+    """
+    code, rows = verdicts(h100, run_of(4))
+    assert code == 3
+    suspects = [row for row in rows if row["verdict"] == "suspect"]
+    assert len(suspects) == 16
+    (slower,) = [row for row in suspects if row["change"] > 0]
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert slower["change"] == pytest.approx(0.53, abs=0.01)
+    assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
+    assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
+    tuned = next(row for row in suspects if row["backend"] == "triton_pointer")
+    assert (tuned["cause"], "BLOCK_N 128 → 256" in tuned["note"]) == ("tuning", True)
+    assert Counter(row["verdict"] for row in rows) == {"suspect": 16, "ok": 8, "insufficient": 80}
+
+
+def test_a_suspect_that_nobody_confirmed_stays_one_and_dates_back(h100: Cli) -> None:
+    code, rows = verdicts(h100, run_of(5))
+    assert code == 3
+    (slower,) = [row for row in rows if row["verdict"] == "suspect" and row["change"] > 0]
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert slower["commits"] == "fc7ede973c..87b80271e3"
+
+
+def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -> None:
+    """What an A/B of the two commits would store: nothing is measured here."""
+    compared = {"verdict": "different", "effect": 0.425, "low": 0.415, "high": 0.435, "pairs": 8}
+    with open_store(db, create=False) as store, store.write() as session:
+        run = query.find_run(session, run_of(4))
+        for row in judge_run(session, run).suspects:
+            assert row.ab_base is not None
+            assert row.ab_base.commit.startswith("fc7ede9")
+            if (row.series.backend, row.series.shape) == SLOWER:
+                measured = datetime(2026, 11, 21, 3, tzinfo=UTC)
+                told = Compared(base=row.ab_base.commit, head=run.commit, measured=measured, **compared)
+                comparisons.store(session, row.series.pk, told)
     code, rows = verdicts(h100, run_of(4))
     assert code == 1
-    count = Counter(row["verdict"] for row in rows)
-    assert (count["regressed"], count["improved"]) == (1, 15)
     (slower,) = [row for row in rows if row["verdict"] == "regressed"]
-    assert (slower["backend"], slower["shape"]) == ("helion_persistent", "G=4,M_g=1024,N=1024,K=1024,B=shared")
-    assert not {row["backend"] for row in rows if row["verdict"] == "improved"} & {"torch_loop", "torch_grouped_mm"}
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
+    h100("gate", "--update", "--run", run_of(4))
+    (alert,) = json.loads(h100("alerts", "--json").stdout)
+    assert (alert["backend"], alert["shape"]) == SLOWER
+    assert alert["subject"].startswith("Kernels: tiles of 128x256")
 
 
 def test_hosts_and_cards_never_mix(h100: Cli) -> None:

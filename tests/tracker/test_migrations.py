@@ -73,6 +73,21 @@ def test_a_database_of_revision_0001_is_migrated_and_holds_the_same(old: Path) -
     assert {record.run.id: record.run.commit for record in found if record.run.id in newest} == newest
 
 
+def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path: Path, write: Any, make: Any) -> None:
+    """Of the same records; alerts can be opened in it."""
+    path = tmp_path / "old.db"
+    path.write_bytes(gzip.decompress((DATA / "revision_0002.db.gz").read_bytes()))
+    with open_store(path, create=False) as store, store.read() as session:
+        assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
+        assert list(map(plain, by_name(list(stored_records(session))))) == list(map(plain, by_name(recorded())))
+        assert list(verify(session)) == []
+        assert session.scalar(text("SELECT count(*) FROM alert")) == 0
+    assert path.with_name("old.db.backup-0002").exists()
+    assert cli("ingest", write([make(900, status="wrong")]), db=path).exit_code == 0
+    assert "1 opened (1)" in cli("gate", "--update", db=path).stderr
+    assert cli("verify", db=path).exit_code == 0
+
+
 def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: Path) -> None:
     result = cli("ingest", DATA / "revision_0001.jsonl", db=old)
     assert "0 points added, 12 already known" in result.stdout

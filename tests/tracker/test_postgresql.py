@@ -54,6 +54,7 @@ def test_an_older_database_is_migrated_and_holds_the_same(
         assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
         assert list(stored_records(session)) == expected
         assert list(verify(session)) == []
+        assert session.scalar(text("SELECT count(*) FROM alert")) == 0
     assert "2 points added" in cli("ingest", write([make(7), make(7, backend="new")])).stdout
 
 

@@ -31,6 +31,9 @@ def export(db: str, file: str, form: str | None) -> None:
     for each point, without its samples; parquet has them, and needs pyarrow; v3 is for PyTorch's benchmark
     dashboard. FILE is replaced once all is written.
     """
+    from groupbench.tracker.errors import StoreError
+    from groupbench.tracker.files import whole_file
+
     form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl" if file == "-" else None)
     if form is None:
         raise click.UsageError(f"{file}: no format has this ending; give --format {'|'.join(FORMATS)}")
@@ -39,7 +42,8 @@ def export(db: str, file: str, form: str | None) -> None:
         if file == "-":
             write(session, sys.stdout.buffer)
             return
-        count = _whole(Path(file), lambda target: write(session, target))
+        with whole_file(Path(file), StoreError) as target:
+            count = write(session, target)
     say(printable(f"{file}: {count:,} points"))
 
 
@@ -53,34 +57,3 @@ def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
         "parquet": export_tables.write_parquet,
         "v3": export_v3.write_v3,
     }[form]
-
-
-def _whole(path: Path, write: Callable[[IO[bytes]], int]) -> int:
-    """A file that is there whole or not at all. Raises StoreError."""
-    import os
-    import tempfile
-    from contextlib import suppress
-
-    from groupbench.tracker.errors import StoreError
-
-    temporary = None
-    try:
-        if path.is_dir():
-            raise StoreError(f"{path}: is a directory; give a file")
-        if path.exists() and not path.is_file():  # a pipe or a device: nothing to put in its place
-            with path.open("wb") as file:
-                return write(file)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            count = write(file)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-        return count
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                Path(temporary).unlink()

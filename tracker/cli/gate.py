@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.options import min_effect_option, reading
+from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
     Column,
     Format,
     milliseconds,
     output_formats,
+    plain,
     printable,
     say,
     signed_percent,
@@ -20,10 +21,11 @@ from groupbench.tracker.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from groupbench.tracker.gate import Judged
+    from groupbench.tracker.verdicts import Gate, Judged
 
 COLUMNS = (
     Column("verdict", "verdict"),
+    Column("what", "what"),
     Column("cause", "cause"),
     Column("operator", "operator"),
     Column("backend", "backend"),
@@ -33,8 +35,11 @@ COLUMNS = (
     Column("before ms", "before_ms", milliseconds, right=True),
     Column("now ms", "latency_ms", milliseconds, right=True),
     Column("change", "change", signed_percent, right=True),
-    Column("threshold", "threshold", lambda t: "" if t is None else f"±{100 * t:.1f}%", right=True),
+    Column("interval", "interval"),
+    Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("n", "n", right=True),
+    Column("commits", "commits"),
+    Column("first commit", "subject", wraps=True),
     Column("note", "note", wraps=True),
 )
 
@@ -42,15 +47,16 @@ COLUMNS = (
 @click.command()
 @click.option("--run", "run_id", metavar="ID", help="Judge this run, not the newest: start of its id.")
 @min_effect_option
-@click.option("--strict", is_flag=True, help="Series too young to judge make the run incomplete.")
+@click.option("--strict", is_flag=True, help="Acknowledged regressions fail, and series too young to judge are 3.")
 @click.option(
     "--window",
     type=click.IntRange(min=3),
-    default=20,
+    default=100,
     show_default=True,
     metavar="N",
-    help="How many earlier results a series is judged by.",
+    help="How many earlier results of a series are looked at.",
 )
+@click.option("--update", is_flag=True, help="Write alerts: open what is new, close what is fixed. Else only reads.")
 @output_formats
 @click.pass_context
 def gate(
@@ -59,27 +65,46 @@ def gate(
     min_effect: float | None,
     strict: bool,
     window: int,
+    update: bool,
     form: Format | None,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 
     The first line says what was found, and counts every verdict; below it stands only what changed or could
-    not be judged.
+    not be judged, the gravest first. What history alone cannot decide is a suspect until `groupbench confirm` has
+    measured both commits in turns. Regressions whose alert was acknowledged are listed, and fail under --strict alone;
+    levels that are expected are judged by.
 
     \b
-    0  ok: nothing changed, or the better
+    0  ok: nothing changed, or the better, or only what is acknowledged
     1  a latency, an accuracy or a repeatability regressed, or a result is wrong
     2  usage
-    3  incomplete: a cell failed, is missing, or nothing was measured
+    3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
     4  a series has results only from unlike environments
     """
     from groupbench.tracker import gate as gates
     from groupbench.tracker import query
+    from groupbench.tracker.store import open_store
 
-    with reading(context.obj) as session:
+    said = None
+    with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = query.find_run(session, run_id)
         found = gates.judge_run(session, run, window=window, min_effect=min_effect, strict=strict)
+        if update:
+            from groupbench.tracker import alerts
+
+            said = alerts.update(session, found).text
+    _write(found, form)
+    if said is not None:
+        say(said)
+    context.exit(found.exit_code)
+
+
+def _write(found: Gate, form: Format | None) -> None:
+    from groupbench.tracker.verdicts import Judged
+
     if form == "json":
+        run = found.run
         write_json(
             {
                 "verdict": found.word,
@@ -89,35 +114,21 @@ def gate(
                 "commit": run.commit,
                 "dirty": run.dirty,
                 "counts": found.counts,
-                "series": [_row(row) for row in found.rows],
+                "series": [row.flat() for row in found.rows],
             }
         )
+    elif form == "csv":
+        say(found.summary)
+        write_table(plain(Judged.columns()), [row.flat() for row in found.told], form)
     else:
-        if form == "csv":
-            say(found.summary)
-        else:
-            click.echo(printable(found.summary))
-            if found.told:
-                click.echo()
-        if found.told or form == "csv":
-            write_table(COLUMNS, [_row(row) for row in found.told], form)
-    context.exit(found.exit_code)
+        click.echo(printable(found.summary))
+        if found.told:
+            click.echo()
+            write_table(COLUMNS, [row.flat() | {"interval": interval(row)} for row in found.told], form)
 
 
-def _row(row: Judged) -> dict[str, Any]:
-    series = row.series
-    return {
-        "verdict": row.verdict,
-        "cause": row.cause,
-        "operator": series.operator,
-        "backend": series.backend,
-        "mode": series.mode,
-        "shape": series.shape,
-        "dtype": series.dtype,
-        "before_ms": row.before_ms,
-        "latency_ms": None if row.point is None else row.point.median_ms,
-        "change": row.change,
-        "threshold": row.threshold,
-        "n": row.n,
-        "note": row.note,
-    }
+def interval(row: Judged) -> str:
+    """Of the change: `+2.1% .. +3.9%`."""
+    if row.low is None or row.high is None:
+        return ""
+    return f"{signed_percent(row.low)} .. {signed_percent(row.high)}"

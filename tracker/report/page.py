@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from contextlib import suppress
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,8 +14,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import gate, query
 from groupbench.tracker.environment import IDENTITY_FIELDS, environment_differences
 from groupbench.tracker.errors import ReportError
+from groupbench.tracker.files import whole_file
 from groupbench.tracker.report.table import Cell, number, percent, table
 from groupbench.tracker.rows import MEASURED, PointRow, RunSummary
+from groupbench.tracker.verdicts import Gate, Judged
 
 _TONES = {
     "ok": "good",
@@ -60,24 +59,9 @@ def build(session: Session, *, limit: int = 200, min_effect: float | None = None
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises ReportError."""
-    temporary = None
-    try:
-        if path.is_dir():
-            raise ReportError(f"{path}: is a directory; give -o FILE")
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)  # mkstemp makes files for their owner alone
-        Path(temporary).replace(path)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                Path(temporary).unlink()
+    """Write a file whole or not at all; what is no file, such as a pipe, as it is. Raises ReportError."""
+    with whole_file(path, ReportError) as file:
+        file.write(text.encode())
 
 
 def series_data(shown: list[RunSummary], history: list[PointRow]) -> dict[str, Any]:
@@ -164,12 +148,13 @@ def _facts(summary: RunSummary) -> str:
     )
 
 
-def _changed(judged: gate.Gate) -> str:
+def _changed(judged: Gate) -> str:
     if not judged.told:
         return ""
     rows = [
         [
             Cell(row.verdict, _TONES.get(row.verdict, "warn")),
+            row.what,
             row.cause,
             row.series.operator,
             row.series.backend,
@@ -178,16 +163,23 @@ def _changed(judged: gate.Gate) -> str:
             number(row.before_ms),
             number(row.point.median_ms if row.point else None),
             percent(row.change, signed=True),
-            percent(row.threshold),
+            _interval(row),
+            row.span.text if row.span else "",
             Cell(row.note, "message"),
         ]
         for row in judged.told
     ]
-    head = "verdict cause operator backend shape dtype before,ms now,ms change threshold note"
+    head = "verdict what cause operator backend shape dtype before,ms now,ms change interval commits note"
     return f"<section><h2>What changed</h2><div class='scroll'>{table(head, rows)}</div></section>"
 
 
-def _unmeasured(judged: gate.Gate) -> str:
+def _interval(row: Judged) -> str:
+    if row.low is None or row.high is None:
+        return ""
+    return f"{100 * row.low:+.1f} to {100 * row.high:+.1f}%"
+
+
+def _unmeasured(judged: Gate) -> str:
     rows: list[list[Cell | str | None]] = []
     for row in judged.rows:
         if row.point is not None and row.point.status in MEASURED:
@@ -210,7 +202,7 @@ def _unmeasured(judged: gate.Gate) -> str:
     return f"<section><h2>Not measured</h2><div class='scroll'>{table(head, rows)}</div></section>"
 
 
-def _results(judged: gate.Gate, points: list[PointRow]) -> str:
+def _results(judged: Gate, points: list[PointRow]) -> str:
     verdicts = {row.series.pk: row.verdict for row in judged.rows}
     baselines = {
         point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms

@@ -1,0 +1,185 @@
+"""`groupbench alerts`, `ack`, `expect` and `close`: what became of each change for the worse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from groupbench.tracker.cli.options import reading
+from groupbench.tracker.cli.output import (
+    Column,
+    Format,
+    commit_text,
+    date,
+    output_formats,
+    plain,
+    printable,
+    say,
+    signed_percent,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from groupbench.tracker.alerts import AlertRow
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GROUPS = (
+    Column("alerts", "alerts"),
+    Column("state", "state"),
+    Column("metric", "metric"),
+    Column("operator", "operator"),
+    Column("backend", "backend"),
+    Column("series", "series", right=True),
+    Column("change", "change", right=True),
+    Column("cause", "cause"),
+    Column("commits", "commits"),
+    Column("subject", "subject", wraps=True),
+    Column("until", "until"),
+    Column("last", "last", wraps=True),
+)
+_EACH = (
+    Column("alert", "alert", right=True),
+    Column("state", "state"),
+    Column("metric", "metric"),
+    Column("operator", "operator"),
+    Column("backend", "backend"),
+    Column("mode", "mode"),
+    Column("shape", "shape", wraps=True, middle=True),
+    Column("dtype", "dtype"),
+    Column("change", "change", signed_percent, right=True),
+    Column("A/B", "ab"),
+    Column("cause", "cause"),
+    Column("commit", "commit", commit_text),
+    Column("opened", "opened", date),
+    Column("until", "until"),
+    Column("last", "last", wraps=True),
+)
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Closed ones, too.")
+@click.option("--each", is_flag=True, help="A line for each alert, not for each commit, operator and backend.")
+@output_formats
+@click.pass_obj
+def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
+    """List the changes for the worse that are open, those of one commit and backend together.
+
+    `gate --update` opens and closes them. JSON and CSV have one entry for each alert, with every event.
+    """
+    from groupbench.tracker import alerts as stored
+    from groupbench.tracker.alerts import AlertRow
+
+    with reading(db) as session:
+        found = stored.find(session, states=None if everything else stored.OPEN)
+    if form in ("json", "csv"):
+        write_table(plain(AlertRow.columns()), [alert.flat() for alert in found], form)
+    elif each:
+        write_table(_EACH, [alert.flat() for alert in found], form)
+    else:
+        write_table(_GROUPS, _groups(found), form)
+    if form is None and not found:
+        say("no alert" + ("" if everything else " is open; --all lists closed ones"))
+
+
+def _groups(found: list[AlertRow]) -> list[dict[str, Any]]:
+    groups: dict[tuple[Any, ...], list[AlertRow]] = {}
+    for alert in found:
+        key = (alert.run.state, alert.metric, alert.series.operator, alert.series.backend, alert.state, alert.until)
+        groups.setdefault(key, []).append(alert)
+    rows = []
+    for together in groups.values():
+        first, changes = together[0], [alert.change for alert in together if alert.change is not None]
+        ends = sorted({signed_percent(min(changes)), signed_percent(max(changes))}) if changes else []
+        rows.append(
+            {
+                "alerts": " ".join(str(alert.pk) for alert in together),
+                "state": first.state,
+                "metric": first.metric,
+                "operator": first.series.operator,
+                "backend": first.series.backend,
+                "series": len(together),
+                "change": " to ".join(ends),
+                "cause": ", ".join(dict.fromkeys(alert.cause for alert in together if alert.cause)),
+                "commits": first.commits,
+                "subject": first.run.subject,
+                "until": first.until,
+                "last": first.events[-1].text if first.events else None,
+            }
+        )
+    return rows
+
+
+_ids = click.argument("ids", type=click.IntRange(min=1), nargs=-1, required=True, metavar="ID...")
+
+
+def _who(command: F) -> F:
+    return click.option("--who", metavar="NAME", help="Who says so. Default: git's user, or the one logged in.")(
+        command
+    )
+
+
+@click.command()
+@_ids
+@click.option("--reason", metavar="TEXT", help="Why, or what is done about it.")
+@_who
+@click.pass_obj
+def ack(db: str, ids: tuple[int, ...], reason: str | None, who: str | None) -> None:
+    """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict."""
+    from groupbench.tracker import alerts as stored
+
+    _change(db, lambda session: stored.acknowledge(session, ids, _person(who), reason, _now()))
+
+
+@click.command()
+@_ids
+@click.option("--until", metavar="DATE|COMMIT", help="Back to new then: 2026-01-31, 30d, or when a commit is measured.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why the new level is right.")
+@_who
+@click.pass_obj
+def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: str | None) -> None:
+    """Accept the new level of alerts: the gate judges by it from now on.
+
+    With --until they return to new when the date has come, or when the commit or one after it is measured. A wrong
+    result can be no expected level.
+    """
+    from groupbench.tracker import alerts as stored
+
+    _change(db, lambda session: stored.expect(session, ids, until, _person(who), reason, _now()))
+
+
+@click.command()
+@_ids
+@click.option("--as", "state", type=click.Choice(("fixed", "invalid")), required=True,
+              help="fixed: the level is back. invalid: no change of the code; its level is accepted.")  # fmt: skip
+@click.option("--reason", required=True, metavar="TEXT", help="What was found.")
+@_who
+@click.pass_obj
+def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:
+    """Close alerts. One that is fixed reopens when the gate sees the change again."""
+    from groupbench.tracker import alerts as stored
+
+    _change(db, lambda session: stored.close(session, ids, state, _person(who), reason, _now()))
+
+
+def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
+    from groupbench.tracker.store import open_store
+
+    with open_store(db, create=False) as store, store.write() as session:
+        changed = change(session)
+    for alert in changed:
+        click.echo(printable(f"{alert.text}; {alert.series}"))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _person(given: str | None) -> str:
+    from groupbench.tracker.gitinfo import user
+
+    return given or user() or os.environ.get("USER") or "unknown"

@@ -1,0 +1,73 @@
+"""`groupbench confirm`: an A/B of both commits for what history alone cannot decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from groupbench.tracker.cli.output import printable, say, signed_percent
+
+if TYPE_CHECKING:
+    from groupbench.tracker.comparisons import Compared
+    from groupbench.tracker.verdicts import Judged
+
+UNDECIDED = 3
+
+
+@click.command()
+@click.argument("run_id", required=False, metavar="[RUN]")
+@click.option("--repo", type=click.Path(path_type=Path), default=".", show_default=True, metavar="PATH",
+              help="A clone that holds both commits.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
+              metavar="MINUTES", help="What is not measured by then is left out, and said.")  # fmt: skip
+@click.option("--setup", metavar="COMMAND", help="Run in each tree before it is measured, as to build an extension.")
+@click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
+              help="Python that measures the earlier commits, where it is not this one.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also what was measured before without a decision.")
+@click.pass_context
+def confirm(
+    context: click.Context,
+    run_id: str | None,
+    repo: Path,
+    budget: float,
+    setup: str | None,
+    base_python: Path | None,
+    again: bool,
+) -> None:
+    """Measure the suspects of a run (the newest) again: the commit before and the run's, in turns on this machine.
+
+    Each comparison is stored as it comes, and the gate judges by it: different is a regression or an improvement, same
+    is ok. Series that are incomparable only because the night landed on another card of the model are measured as
+    well. Commits are checked out from --repo beside it, which stays as it is.
+
+    Exit codes: 0 all decided or nothing to do, 2 usage, 3 something is left undecided.
+    """
+    from groupbench.tracker import confirm as confirming
+    from groupbench.tracker.store import open_store
+
+    def tell(row: Judged, compared: Compared) -> None:
+        percent = [
+            None if effect is None else signed_percent(confirming.relative(effect))
+            for effect in (compared.effect, compared.low, compared.high)
+        ]
+        change = "" if percent[0] is None else f" {percent[0]} ({percent[1] or '?'} .. {percent[2] or '?'})"
+        why = f": {compared.message}" if compared.message else ""
+        commits = f"{compared.base[:10]}..{compared.head[:10]}"
+        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{why}"))
+
+    with open_store(context.obj, create=False) as store:
+        done = confirming.confirm(
+            store,
+            run_id,
+            repo=repo,
+            budget_s=60 * budget,
+            setup=setup,
+            base_python=base_python,
+            again=again,
+            tell=tell,
+            say=say,
+        )
+    click.echo(printable(done.text))
+    context.exit(0 if done.decided else UNDECIDED)

@@ -1,0 +1,43 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from groupbench.tracker.errors import TrackerError
+
+
+@contextmanager
+def whole_file(path: Path, error: type[TrackerError]) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of what is at `path` once all is written.
+
+    What is there and no regular file (a pipe, a device) is written to as it is, never replaced. Raises `error`, one
+    line, where it cannot be written; what was there before is then as it was.
+    """
+    temporary: Path | None = None
+    try:
+        if path.is_dir():
+            raise error(f"{path}: is a directory; give a file")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes files for their owner alone
+        temporary.replace(path)
+    except (OSError, ValueError) as cause:
+        raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()

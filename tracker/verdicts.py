@@ -1,0 +1,235 @@
+"""The words of a judgement: what is said of one series, and of a whole run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from groupbench.tracker.causes import DRIFT
+from groupbench.tracker.comparisons import Compared
+from groupbench.tracker.judge import Verdict
+from groupbench.tracker.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
+
+if TYPE_CHECKING:
+    from groupbench.tracker.alerts import AlertRow
+
+OK, REGRESSION, INCOMPLETE, INCOMPARABLE = 0, 1, 3, 4
+"""Exit codes; 2 is usage. Where several hold, the first of 1, 3, 4, 0."""
+
+CANARY = "canary"
+"""Operator whose series watch the machine: the code under test is no part of them."""
+
+# In the order in which the first line counts them, and in which the table shows them: the gravest first.
+ORDER: tuple[Verdict, ...] = (
+    "wrong",
+    "regressed",
+    "missing",
+    "unresolved",
+    "suspect",
+    "incomparable",
+    "improved",
+    "ok",
+    "new",
+    "insufficient",
+    "unavailable",
+)
+QUIET = ("ok", "new", "insufficient", "unavailable")
+"""Verdicts that are only counted, unless something is to be said of the row."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Between which runs a series changed."""
+
+    base: RunRow | None  # the last one before; None where there is none
+    head: RunRow  # the first one that is certainly after
+    author: str | None = None  # of the head's commit
+
+    @property
+    def text(self) -> str:
+        return f"{'' if self.base is None else self.base.state}..{self.head.state}"
+
+    @property
+    def same_code(self) -> bool:
+        return self.base is not None and self.base.state == self.head.state and not self.head.dirty
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One series of the run. Changes are relative: 0.03 is three per cent slower."""
+
+    series: SeriesRow
+    verdict: Verdict
+    point: PointRow | None  # None where the run lacks the series
+    what: str | None = None  # latency, accuracy, repeatability, result, or what the status says
+    cause: str | None = None  # as causes.find_cause tells it; or drift
+    note: str | None = None
+    before_ms: float | None = None  # level before the change
+    change: float | None = None
+    low: float | None = None  # interval of the change
+    high: float | None = None
+    sigma: float | None = None  # scatter of one result, of the logarithm
+    p: float | None = None
+    q: float | None = None
+    n: int = 0  # earlier results that it was judged by
+    before_rms: float | None = None
+    span: Span | None = None
+    compared: Compared | None = None  # the A/B that decided
+    alert: AlertRow | None = None  # the stored one of this change
+    loud: bool = False  # shown whatever the verdict
+    ab_base: RunRow | None = None  # where an A/B would decide: the run whose commit is its base
+
+    @property
+    def known(self) -> bool:
+        """A regression that somebody has acknowledged."""
+        return self.verdict == "regressed" and self.alert is not None and self.alert.state == "acknowledged"
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return (
+            *("verdict", "what", "cause", *_SERIES, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
+            *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note"),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        told = ("verdict", "what", "cause", "before_ms", "change", "low", "high", "p", "q", "n", "before_rms", "note")
+        return {
+            **{name: getattr(self, name) for name in told},
+            **{name: getattr(self.series, name) for name in _SERIES},
+            "latency_ms": None if self.point is None else self.point.median_ms,
+            "rms": None if self.point is None else self.point.rms,
+            "commits": None if self.span is None else self.span.text,
+            "subject": None if self.span is None else self.span.head.subject,
+            "author": None if self.span is None else self.span.author,
+            "ab": None if self.compared is None else self.compared.verdict,
+            "alert": None if self.alert is None else self.alert.pk,
+        }
+
+
+_SERIES = ("operator", "backend", "mode", "shape", "dtype")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict on a run."""
+
+    run: RunRow
+    rows: tuple[Judged, ...]
+    exit_code: int
+    summary: str  # the first line
+    alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
+    lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return count(self.rows)
+
+    @property
+    def word(self) -> str:
+        return {OK: "ok", REGRESSION: "regression", INCOMPLETE: "incomplete", INCOMPARABLE: "incomparable"}[
+            self.exit_code
+        ]
+
+    @property
+    def told(self) -> tuple[Judged, ...]:
+        """What changed, could not be judged or has something to be said of it: the gravest first."""
+        loud = [row for row in self.rows if row.loud or row.verdict not in QUIET]
+        return tuple(
+            sorted(loud, key=lambda row: (ORDER.index(row.verdict), -(row.change or 0.0), row.series.sort_key))
+        )
+
+    @property
+    def suspects(self) -> tuple[Judged, ...]:
+        """What an A/B would decide, the largest changes for the worse first."""
+        found = [row for row in self.rows if row.ab_base is not None]
+        return tuple(sorted(found, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
+
+    def table(self) -> Rows[Judged]:
+        """Every series of the run, with `to_pandas()` and `to_arrow()`."""
+        return Rows(Judged, self.rows)
+
+
+def count(rows: Sequence[Judged]) -> dict[str, int]:
+    """How many series have each verdict, in the order of ORDER."""
+    found = Counter(row.verdict for row in rows)
+    return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+
+
+def exit_code(rows: Sequence[Judged], strict: bool) -> int:
+    """What all verdicts together mean for CI.
+
+    Acknowledged regressions count under `strict` alone; a canary's suspicion is of the machine, and never counts.
+    """
+    found = {row.verdict for row in rows if strict or not row.known}
+    if found & {"regressed", "wrong"}:
+        return REGRESSION
+    suspect = any(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
+    if not measured(rows) or suspect or found & {"missing", "unresolved"}:
+        return INCOMPLETE
+    if "incomparable" in found:
+        return INCOMPARABLE
+    return INCOMPLETE if strict and found & {"new", "insufficient"} else OK
+
+
+def measured(rows: Sequence[Judged]) -> bool:
+    return any(row.point is not None and row.point.status in MEASURED for row in rows)
+
+
+def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: bool) -> str:
+    """The first line: what was found, then every verdict counted."""
+    counts = count(rows)
+    head = _head(rows, counts, code, strict)
+    if same_commit:
+        head += "; same commit as the previous run"
+    told = [f"{number} {verdict}" for verdict, number in counts.items()]
+    told += [f"{number} {text}" for text, number in _asides(rows).items() if number]
+    return f"{head}. " + ", ".join(told)
+
+
+def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: bool) -> str:
+    known = sum(row.known for row in rows)
+    if code == REGRESSION:
+        told = []
+        if "wrong" in counts:
+            told.append(f"{_results(counts['wrong'])} wrong")
+        regressed = counts.get("regressed", 0) - (0 if strict else known)
+        if regressed:
+            told.append(f"{regressed} series regressed")
+        return "GATE regression: " + ", ".join(told)
+    if code == INCOMPLETE:
+        if not measured(rows):
+            return "GATE incomplete: nothing was measured"
+        told = [f"{counts[verdict]} series {verdict}" for verdict in ("missing", "unresolved") if verdict in counts]
+        suspects = sum(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
+        if suspects:
+            told.append(f"{suspects} series suspect")
+        advice = "; `groupbench confirm` measures both commits again" if any(row.ab_base for row in rows) else ""
+        return "GATE incomplete: " + (", ".join(told) or "strict, and some series are too young to judge") + advice
+    if code == INCOMPARABLE:
+        return f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
+    if known:
+        return f"GATE ok: nothing new; {known} series regressed and acknowledged"
+    if "improved" in counts:
+        return f"GATE ok: {counts['improved']} series improved"
+    if set(counts) <= {"new", "unavailable"}:
+        return "GATE ok: nothing to compare with yet"
+    if "ok" not in counts and "insufficient" in counts:
+        return "GATE ok: nothing changed that could be told, too few earlier results"
+    return "GATE ok: nothing changed"
+
+
+def _asides(rows: Sequence[Judged]) -> dict[str, int]:
+    quiet = [row for row in rows if row.verdict == "ok"]
+    return {
+        "of them drifting": sum(row.cause == DRIFT for row in quiet),
+        "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
+        "of them on a level that is expected": sum(
+            row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict in QUIET
+        ),
+    }
+
+
+def _results(number: int) -> str:
+    return "1 result is" if number == 1 else f"{number} results are"
