@@ -353,14 +353,7 @@ def _errors(shapes: Shapes) -> list[str]:
     # A last bit of a sum's rounding either way is no difference.
     passed, named = _pass(ratios[worst] >= 0.995), f"{ratios[worst]:.4f} ({_name(worst)})"
     what, wanted = "torch's relative RMS error over ours", ">= 1 (0.5 % is rounding)"
-    return [
-        "torch's relative RMS error over ours",
-        str(len(ratios)),
-        f"{mean:.4f}",
-        named,
-        ">= 1 (0.5 % is rounding)",
-        passed,
-    ]
+    return [what, str(len(ratios)), f"{mean:.4f}", named, wanted, passed]
 
 
 def _problem(text: str) -> str:
