@@ -22,11 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from groupbench.tracker.ab_side import AbError, Side, SideFailure, SideProcess, Which
+
+if TYPE_CHECKING:
+    from groupbench.tracker.stats.sequential import Rule
 
 __all__ = ["AbCell", "AbError", "AbResult", "Bench", "Block", "Side", "SideAccuracy", "exit_code", "open_sides"]
 
@@ -35,8 +38,14 @@ Verdict = Literal["same", "different", "unknown", "failed"]
 RECORDS_SCHEMA = 1
 SHORT_BURST_S = 0.005
 """Two sides' bursts share a rest up to this length: together they keep the GPU busy for 20 ms."""
-REFRESH_BLOCKS = {"gpu": 8, "cpu": 4}
-"""Blocks that a process serves: a verdict of different rests on two of them at least, on three where it is noisy."""
+HELD = {"gpu": 3, "cpu": 1}
+"""Processes of each side that hold the cell at the same time."""
+REFRESH_BLOCKS = {"gpu": 12, "cpu": 4}
+"""Blocks that the processes serve before new ones take their place."""
+PROCESS_SD = ((0.013, 0.005), (0.055, 0.003), (0.1, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
+"""(ms, relative standard deviation of what a process is off for life), of an H100: see docs/judgement.md."""
+PROCESS_MIB, COPIES, MEMORY_SHARE = 1500, 2.5, 0.8
+"""What a process takes of a GPU beside the problem, how often it may hold the problem, and the share to be taken."""
 BURST_TO_PLACEMENT = 2.0
 """A burst's scatter over a placement's: 1.3 to 2.4 on an H100 but for long kernels, whose placement hardly matters."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
@@ -66,10 +75,11 @@ class AbCell:
 
 @dataclass(frozen=True)
 class Block:
-    """order: A is base, B is head. Medians of each burst in ms, by side. process: how many fresh ones came before."""
+    """order: A is base, B is head. Medians of each burst in ms, by side. Processes are counted from 0 on, by side."""
 
     order: str
-    process: int
+    base_process: int
+    head_process: int
     base_ms: tuple[float, ...]
     head_ms: tuple[float, ...]
 
@@ -98,6 +108,7 @@ class Defaults:
     samples: int
     idle_s: float
     tick_ms: float
+    process_sd: float
 
 
 def defaults(timing: str, latency_ms: float) -> Defaults:
@@ -107,9 +118,45 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
     would take minutes. More samples cost such a kernel nothing beside the rest before them.
     """
     if timing != "gpu":
-        return Defaults(0.10, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"])
-    short = latency_ms < 0.05
-    return Defaults(0.02 if short else 0.005, 0.001, 0.05, 30 if short else 10, 0.3, TICK_MS["gpu"])
+        return Defaults(0.10, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"], 0.0)
+    min_effect = 0.02 if latency_ms < 0.04 else 0.01 if latency_ms < 0.09 else 0.005
+    return Defaults(
+        min_effect, 0.001, 0.05, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms)
+    )
+
+
+def process_sd(latency_ms: float) -> float:
+    """Of PROCESS_SD, between its points by logarithms and beyond them as the last one."""
+    import numpy as np
+
+    ms, sd = np.log(PROCESS_SD).T
+    return float(np.exp(np.interp(math.log(latency_ms), ms, sd)))
+
+
+def rule_for(
+    timing: str,
+    latency_ms: float,
+    alpha: float = 0.001,
+    min_effect: float | None = None,  # relative
+    held: int | None = None,
+    renewed: int | None = None,
+) -> Rule:
+    """When a comparison of such a cell stops."""
+    from groupbench.tracker.stats.sequential import Rule
+
+    plan = defaults(timing, latency_ms)
+    kind = "gpu" if timing == "gpu" else "cpu"
+    min_effect = plan.min_effect if min_effect is None else min_effect
+    return Rule(
+        alpha=alpha,
+        floor=min(plan.floor, min_effect / 2),
+        min_effect=math.log1p(min_effect),
+        gross=max(plan.gross, 2 * min_effect),
+        resolution=plan.tick_ms / latency_ms,
+        process_sd=plan.process_sd,
+        held=held or HELD[kind],
+        renewed=renewed or REFRESH_BLOCKS[kind],
+    )
 
 
 @dataclass(frozen=True)
@@ -369,6 +416,7 @@ class _Comparison:
         self.result = AbResult(cell, bench.base, bench.head, "unknown", seed=seed)
         self.blocks: list[Block] = []
         self.refresh_blocks = 1
+        self.held = 1
         self.sides: tuple[SideProcess, ...] = ()
 
     def run(self) -> AbResult:
@@ -394,7 +442,7 @@ class _Comparison:
         if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
             self._unload()
             return self._ended("same", message="the compiled kernels and their configs are equal: not timed")
-        result = self._measure()
+        result = self._measure(base["bytes"])
         self._unload()
         return result
 
@@ -413,22 +461,17 @@ class _Comparison:
         cell = msgspec.to_builtins(self.cell)
         return self._ask_both("prepare", cell=cell, timeout_s=self.bench.timeout_s)
 
-    def _measure(self) -> AbResult:
+    def _measure(self, problem_bytes: int) -> AbResult:
         from groupbench.tracker.stats import sequential
 
-        timing = self.result.timing or "cpu"
+        timing = "gpu" if self.result.timing == "gpu" else "cpu"
+        self.held = min(HELD[timing], self._fitting(problem_bytes))
+        self.refresh_blocks = self.bench.refresh_blocks or REFRESH_BLOCKS[timing]
         latency_ms, burst_s, reload_s = self._scout()
         plan = defaults(timing, latency_ms)
         min_effect = plan.min_effect if self.bench.min_effect is None else self.bench.min_effect
-        rule = sequential.Rule(
-            alpha=self.bench.alpha,
-            floor=min(plan.floor, min_effect / 2),
-            min_effect=math.log1p(min_effect),
-            gross=max(plan.gross, 2 * min_effect),
-            resolution=plan.tick_ms / latency_ms,
-        )
+        rule = rule_for(timing, latency_ms, self.bench.alpha, min_effect, self.held, self.refresh_blocks)
         self._keep(min_effect=min_effect)
-        self.refresh_blocks = self.bench.refresh_blocks or REFRESH_BLOCKS["gpu" if timing == "gpu" else "cpu"]
         samples = self.cell.samples or plan.samples
         idle_s = plan.idle_s if self.cell.idle_s is None else self.cell.idle_s
         burst_s *= samples / self._scouted
@@ -436,8 +479,7 @@ class _Comparison:
         bursts = bursts_a_side(reload_s, burst_s, idle_s, shares_rest)
         decision = sequential.decide([], rule)
         while decision.verdict == "continue" and len(self.blocks) < sequential.MAX_BLOCKS and self._has_time():
-            self._place(samples)
-            self._block(bursts, idle_s, shares_rest)
+            self._block(samples, bursts, idle_s, shares_rest)
             decision = sequential.decide([block.difference for block in self.blocks], rule)
             self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
         self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks), **_levels(self.blocks))
@@ -452,6 +494,7 @@ class _Comparison:
     def _scout(self) -> tuple[float, float, float]:
         """(latency in ms, seconds of a burst, seconds to place both sides anew): what the blocks are planned by."""
         self._scouted = self.cell.samples or 10
+        self._spread(self._scouted)
         started = time.monotonic()
         self._ask_both("reload", seed=self.coin.getrandbits(32), samples=self._scouted)
         reload_s = time.monotonic() - started
@@ -462,25 +505,39 @@ class _Comparison:
             seconds.append(time.monotonic() - started)
         return min(medians), max(seconds), reload_s
 
-    def _place(self, samples: int) -> None:
-        """Other addresses for both sides; other processes too when it is time."""
-        if self.blocks and len(self.blocks) % self.refresh_blocks == 0:
-            self._ask_both("fresh")
-        seeds = [self.coin.getrandbits(32) for _ in self.sides]
-        for process, seed in zip(self.sides, seeds, strict=True):
-            process.send("reload", self.bench.timeout_s, seed=seed, samples=samples)
+    def _fitting(self, problem_bytes: int) -> int:
+        """How many processes of each side have room on the GPU at once."""
+        have = min(process.facts["environment"].get("gpu_memory_mib") or 0 for process in self.sides)
+        need = len(self.sides) * (COPIES * problem_bytes / 2**20 + PROCESS_MIB)
+        return max(1, int(MEMORY_SHARE * have / need))
+
+    def _spread(self, samples: int, fresh: bool = False) -> None:
+        """The cell in all processes of both sides, in new ones if fresh."""
+        for process in self.sides:
+            seeds = [self.coin.getrandbits(32) for _ in range(self.held)]
+            process.send("spread", self.bench.timeout_s, seeds=seeds, samples=samples, fresh=fresh)
         self._receive_both()
 
-    def _block(self, bursts: int, idle_s: float, shares_rest: bool) -> None:
+    def _block(self, samples: int, bursts: int, idle_s: float, shares_rest: bool) -> None:
+        """Other addresses for both sides, then their bursts. Every process of one side meets every one of the other."""
+        age, turn = divmod(len(self.blocks), self.refresh_blocks)
+        if age and not turn:
+            self._spread(samples, fresh=True)
+        pair = (turn % self.held, (turn + turn // self.held) % self.held)
+        for process, index in zip(self.sides, pair, strict=True):
+            seed = self.coin.getrandbits(32)
+            process.send("reload", self.bench.timeout_s, seed=seed, samples=samples, process=index)
+        self._receive_both()
         order = block_order(bursts, self.coin.random() < 0.5)
         taken: dict[str, list[float]] = {"A": [], "B": []}
-        for number, side in enumerate(order):
+        for number, name in enumerate(order):
             if idle_s and (number == 0 or not shares_rest):
                 time.sleep(idle_s)
-            process = self.sides["AB".index(side)]
-            taken[side].append(statistics.median(process.ask("burst", self.bench.timeout_s)))
-        process_number = len(self.blocks) // self.refresh_blocks
-        self.blocks.append(Block(order, process_number, tuple(taken["A"]), tuple(taken["B"])))
+            side = "AB".index(name)
+            samples_ms = self.sides[side].ask("burst", self.bench.timeout_s, process=pair[side])
+            taken[name].append(statistics.median(samples_ms))
+        base, head = (age * self.held + index for index in pair)
+        self.blocks.append(Block(order, base, head, tuple(taken["A"]), tuple(taken["B"])))
 
     def _ask_both(self, verb: str, **arguments: Any) -> list[Any]:
         for process in self.sides:

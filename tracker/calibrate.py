@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from groupbench.tracker.ab import AbCell, AbResult, Bench, defaults
+from groupbench.tracker.ab import AbCell, AbResult, Bench, rule_for
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -46,6 +46,7 @@ class ClassReport:
 
     different        comparisons of like sides that were called different
     placement_sd     between blocks of one side; burst_sd of one burst, None where blocks hold one a side
+    process_sd       of what a process is off for as long as it lives, None where there were too few
     block_sd         of a block's difference, by its median absolute deviation
     smallest_change  seen in nine comparisons of ten within the budget, at the rate of false alarms that alpha says;
                      None where no change up to 50 % is
@@ -62,6 +63,7 @@ class ClassReport:
     block_s: float | None
     placement_sd: float | None
     burst_sd: float | None
+    process_sd: float | None
     block_sd: float | None
     smallest_change: float | None
 
@@ -99,7 +101,7 @@ def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: flo
     blocks = [block for result in timed for block in result.bursts]
     seconds = sum(result.seconds for result in timed)
     facts: dict[str, float | None] = dict.fromkeys(
-        ("block_s", "placement_sd", "burst_sd", "block_sd", "smallest_change")
+        ("block_s", "placement_sd", "burst_sd", "process_sd", "block_sd", "smallest_change")
     )
     latency = float(np.median([result.base_ms for result in timed])) if timed else math.nan
     if timed:
@@ -110,13 +112,13 @@ def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: flo
         ]
         placement, burst = (float(np.sqrt(np.nanmean(np.square(part)))) for part in zip(*parts, strict=True))
         differences = np.array([block.difference for block in blocks])
-        usual = defaults(timed[0].timing or "cpu", latency)
-        rule = sequential.Rule(alpha=alpha, floor=usual.floor, min_effect=usual.min_effect, gross=usual.gross)
+        rule = rule_for(timed[0].timing or "cpu", latency, alpha)
         block_s = seconds / len(blocks)
         facts |= {
             "block_s": block_s,
             "placement_sd": placement,
             "burst_sd": None if math.isnan(burst) else burst,
+            "process_sd": process_sd(timed),
             "block_sd": 1.4826 * float(np.median(np.abs(differences - np.median(differences)))),
             "smallest_change": smallest_change(differences, rule, max(1, int(budget_s / block_s))),
         }
@@ -131,6 +133,27 @@ def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: flo
         seconds=seconds,
         **facts,
     )
+
+
+def process_sd(results: Sequence[AbResult]) -> float | None:
+    """Of the latency's logarithm, between processes of one side: an analysis of variance with medians.
+
+    None where no comparison has two processes a side with two blocks each.
+    """
+    import numpy as np
+
+    excess = []
+    for result in results:
+        for side in ("base", "head"):
+            of: dict[int, list[float]] = {}
+            for block in result.bursts:
+                level = float(np.mean(np.log(getattr(block, f"{side}_ms"))))
+                of.setdefault(getattr(block, f"{side}_process"), []).append(level)
+            groups = [levels for levels in of.values() if len(levels) > 1]
+            if len(groups) > 1:
+                within = float(np.mean([np.var(levels, ddof=1) / len(levels) for levels in groups]))
+                excess.append(float(np.var([np.median(levels) for levels in groups], ddof=1)) - within)
+    return math.sqrt(max(0.0, float(np.mean(excess)))) if excess else None
 
 
 def smallest_change(differences: ArrayLike, rule: Rule, blocks: int, seed: int = 0) -> float | None:

@@ -27,9 +27,9 @@ from typing import Any
 import ab_noise
 import numpy as np
 
-from groupbench.tracker.ab import AbCell, Bench, Side, defaults
+from groupbench.tracker.ab import AbCell, Bench, Side, rule_for
 from groupbench.tracker.calibrate import CELLS
-from groupbench.tracker.stats.sequential import MAX_BLOCKS, Rule, decide_many
+from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
 ROOT = Path(__file__).resolve().parents[2]
 LIKE = "like"
@@ -201,6 +201,7 @@ def next_task(given: argparse.Namespace, done: dict[str, int]) -> tuple[str, lis
         return None
     if title == LIKE:
         cells = [AbCell(*cell, **facts) for cell in CELLS[given.device]]
+        cells = cells[:6] * 4 + cells[6:]  # the longest, above 1 ms, take longest: less often
         first = done.get(LIKE, 0) % len(cells)
         return title, (cells[first:] + cells[:first]) * (1 + given.fresh // len(cells))
     dtype = "bf16" if given.device == "cuda" else "fp32"
@@ -265,13 +266,18 @@ def report(path: Path) -> None:
 def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]:
     """(share called different, median seconds) of comparisons whose blocks are drawn from recorded ones.
 
-    Drawn as they are: what they have in common that is no noise stays in.
+    Drawn as they are, whole comparisons' blocks together: what they have in common, their processes' luck, stays in.
     """
     differences = np.array([_difference(block) for line in timed for block in line["bursts"]])
-    usual = defaults(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
-    rule = Rule(floor=usual.floor, min_effect=math.log1p(usual.min_effect), gross=usual.gross)
+    rule = rule_for(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
     random = np.random.default_rng(seed)
-    drawn = random.choice(differences, (RESAMPLED, MAX_BLOCKS)) + random.normal(0, 1e-9, (RESAMPLED, MAX_BLOCKS))
+    of = np.array([number for number, line in enumerate(timed) for _ in line["bursts"]])
+    # Each resampled comparison draws its blocks from two recorded ones, which is as much luck as two sets of processes.
+    two = random.integers(0, len(timed), (RESAMPLED, 2))
+    drawn = np.empty((RESAMPLED, MAX_BLOCKS))
+    for row, pair in enumerate(two):
+        drawn[row] = random.choice(differences[np.isin(of, pair)], MAX_BLOCKS)
+    drawn += random.normal(0, 1e-9, drawn.shape)
     verdicts, blocks = decide_many(drawn, rule)
     block_s = sum(line["seconds"] for line in timed) / len(differences)
     return float(np.mean(np.abs(verdicts) == 1)), float(np.median(blocks)) * block_s
@@ -326,10 +332,11 @@ def simulate() -> None:
 def simulated(noise: Any, latency: str, effect: float, runs: int, seed: int = 1) -> tuple[Any, Any, float]:
     """(verdicts, blocks used, median seconds) of comparisons within 60 s at one of `ab_noise.LATENCIES`."""
     placement, burst, bursts, block_s = ab_noise.LATENCIES[latency]
-    usual = defaults("gpu", 0.013 if latency == "13 us" else 0.1)
-    rule = Rule(floor=usual.floor, min_effect=math.log1p(usual.min_effect), gross=usual.gross)
+    rule = rule_for("gpu", ab_noise.MILLISECONDS[latency])
     blocks = min(MAX_BLOCKS, int(60 / block_s))
-    drawn = noise(np.random.default_rng(seed), runs, blocks, placement, burst / math.sqrt(bursts)) + effect
+    random = np.random.default_rng(seed)
+    drawn = noise(random, runs, blocks, placement, burst / math.sqrt(bursts)) + effect
+    drawn += ab_noise.luck(random, runs, blocks, rule.process_sd, rule.held, rule.renewed)
     verdicts, used = decide_many(drawn, rule)
     return verdicts, used, float(np.median(used)) * block_s
 

@@ -20,6 +20,8 @@ LATENCIES: dict[str, tuple[float, float, int, float]] = {
     "13 us": (0.0065, 0.0110, 2, 0.60),
 }
 
+MILLISECONDS = {"0.62 ms": 0.62, "0.40 ms": 0.40, "0.10 ms": 0.10, "13 us": 0.013}
+
 
 def gaussian(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
     """[runs, blocks] differences of like sides: both draw a placement and a burst."""
@@ -56,18 +58,19 @@ def outliers(random: np.random.Generator, runs: int, blocks: int, placement: flo
     return gaussian(random, runs, blocks, placement, burst) + off * sign * math.log(2.5)
 
 
-def processes(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """Each process is 0.05 % off (standard deviation) for the 8 blocks that it serves."""
-    served = 8
-    off = random.normal(0, math.sqrt(2) * 0.0005, (runs, -(-blocks // served)))
-    return gaussian(random, runs, blocks, placement, burst) + off.repeat(served, axis=1)[:, :blocks]
-
-
 def constant(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
     """A clock without noise but for the last bit."""
     return random.normal(0, 1e-12, (runs, blocks))
 
 
 NOISES: dict[str, Callable[..., Array]] = {
-    noise.__name__: noise for noise in (gaussian, heavy, drifting, bimodal, outliers, processes, constant)
+    noise.__name__: noise for noise in (gaussian, heavy, drifting, bimodal, outliers, constant)
 }
+
+
+def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, held: int, renewed: int) -> Array:
+    """[runs, blocks] of what the blocks' processes are off, head's less base's: they take turns as `ab` lets them."""
+    ages = -(-blocks // renewed)
+    base, head = random.normal(0, sd, (2, runs, ages * held))
+    age, turn = np.divmod(np.arange(blocks), renewed)
+    return head[:, age * held + (turn + turn // held) % held] - base[:, age * held + turn % held]

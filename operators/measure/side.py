@@ -1,14 +1,15 @@
 """One side of an A/B comparison: `python -m groupbench.operators.measure.side`, asked over its standard input.
 
-One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps one cell's
-process (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
+One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
+processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
+Several processes hold the same cell, since each is a few tenths of a per cent off for as long as it lives.
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> what there is to compare
-    prepare cell, timeout_s   -> timing, accuracy, compiled kernels; the cell's process is started where there is none
-    fresh                     -> the same cell in a new process
-    reload  seed, samples     -> the same cell at other addresses
-    burst                     -> samples in ms
+    prepare cell, timeout_s   -> timing, accuracy, compiled kernels, bytes; in a process that is started if need be
+    spread  seeds, samples, fresh  -> the same cell in as many processes as there are seeds, all of them new if fresh
+    reload  process, seed, samples -> the same cell at other addresses
+    burst   process           -> samples in ms
     unload
     quit
 
@@ -45,12 +46,12 @@ class Side:
     """Answers by verb. Each method's keyword arguments are the question's, its result is JSON."""
 
     def __init__(self) -> None:
-        self._worker: Worker | None = None
+        self._workers: list[Worker] = []
         self._job: Job | None = None
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
-        self._able: set[Job] = set()  # a comparison that is repeated need not ask again
+        self._bytes: dict[Job, int] = {}  # of cells that can run here: one that is compared again need not ask
 
     def hello(self, device: str) -> dict[str, Any]:
         check_contract()
@@ -65,15 +66,16 @@ class Side:
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
-        if self._job not in self._able:
-            reason = call(unavailable, self._job, self._capability)
+        if self._job not in self._bytes:
+            reason, size = call(examine, self._job, self._capability)
             if reason is not None:
                 return Failure("unavailable", reason)
-            self._able.add(self._job)
-        loaded = self._loaded()
+            self._bytes[self._job] = size
+        self._keep(max(1, len(self._workers)))
+        loaded = self._ask(Request("load", self._job))
         if isinstance(loaded, Failure):
             return loaded
-        prepared = self._ask("prepare")
+        prepared = self._ask(Request("prepare"))
         if not isinstance(prepared, Prepared):
             return prepared
         return {
@@ -82,39 +84,61 @@ class Side:
             "problem": prepared.problem,
             "prepare_ms": prepared.prepare_ms,
             "kernels": msgspec.to_builtins(prepared.kernels),
+            "bytes": self._bytes[self._job],
         }
 
-    def fresh(self) -> str | Failure:
-        self.end()
-        return self._loaded()
+    def spread(self, seeds: list[int], samples: int, fresh: bool = False) -> str | Failure:
+        if fresh:
+            self.end()
+        self._keep(len(seeds))
+        lacking = self._workers if fresh else self._workers[1:]  # the first was asked to prepare the cell
+        loaded = self._each(dict.fromkeys(lacking, Request("load", self._job)))
+        if isinstance(loaded, Failure):
+            return loaded
+        requests = (Request("reload", arguments=(seed, samples)) for seed in seeds)
+        return self._each(dict(zip(self._workers, requests, strict=True)))
 
-    def reload(self, seed: int, samples: int) -> str | Failure:
-        return self._ask("reload", seed, samples)
+    def reload(self, seed: int, samples: int, process: int = 0) -> str | Failure:
+        return self._ask(Request("reload", arguments=(seed, samples)), process)
 
-    def burst(self) -> list[float] | Failure:
-        taken = self._ask("burst")
+    def burst(self, process: int = 0) -> list[float] | Failure:
+        taken = self._ask(Request("burst"), process)
         return list(taken.samples_ms) if isinstance(taken, Burst) else taken
 
     def unload(self) -> str | Failure:
-        return self._ask("unload") if self._worker is not None else "nothing was loaded"
+        return self._each(dict.fromkeys(self._workers, Request("unload")))
 
     def end(self) -> None:
-        """End the cell's process, at once."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.close()
-            self._worker = None
+        """End the cell's processes, at once."""
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
 
-    def _loaded(self) -> Any:
-        if self._worker is None:
-            self._worker = Worker(self._device, self._timeout_s)
-        self._worker.timeout_s = self._timeout_s
-        return self._answer(self._worker.ask(Request("load", self._job)))
+    def _keep(self, count: int) -> None:
+        """As many processes as that, old ones first."""
+        for worker in self._workers[count:]:
+            worker.kill()
+            worker.close()
+        del self._workers[count:]
+        while len(self._workers) < count:
+            self._workers.append(Worker(self._device, self._timeout_s))
+        for worker in self._workers:
+            worker.timeout_s = self._timeout_s
 
-    def _ask(self, verb: str, *arguments: Any) -> Any:
-        if self._worker is None:
-            return Failure("error", f"asked to {verb} before anything was loaded")
-        return self._answer(self._worker.ask(Request(verb, arguments=arguments)))
+    def _ask(self, request: Request, process: int = 0) -> Any:
+        if process >= len(self._workers):
+            return Failure("error", f"asked to {request.verb} before anything was loaded")
+        return self._answer(self._workers[process].ask(request))
+
+    def _each(self, requests: dict[Worker, Request]) -> Any:
+        """The last answer of several processes that work at the same time, or the first failure."""
+        for worker, request in requests.items():
+            worker.send(request)
+        answers = [worker.receive() for worker in requests]
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        return self._answer(failures[0] if failures else answers[-1] if answers else "nothing was loaded")
 
     def _answer(self, answer: Any) -> Any:
         if isinstance(answer, Failure):
@@ -168,12 +192,16 @@ def probe(device: str) -> dict[str, Any]:
     return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
 
 
-def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
-    """Why the job's backend cannot run here, or None. Raises UsageError where this side has no such thing."""
+def examine(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, int]:
+    """(why the job's backend cannot run here or None, bytes of its inputs and outputs).
+
+    Raises UsageError where this side has no such thing.
+    """
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    return _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
+    reason = _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
+    return reason, operator.min_bytes(operator.parse_shape(job.shape), job.dtype)
 
 
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:

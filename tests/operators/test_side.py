@@ -62,9 +62,20 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
         assert ask("reload", seed=seed, samples=samples) == {"value": "reloaded"}
         burst = ask("burst")["value"]
         assert len(burst) == samples and all(ms > 0 for ms in burst)
-    assert "value" in ask("fresh") and "value" in ask("reload", seed=3, samples=1)
-    assert len(ask("burst")["value"]) == 1
     assert "value" in ask("unload")
+
+
+def test_a_cell_is_held_by_several_processes(ask: Ask) -> None:
+    assert prepare(ask)["value"]["bytes"] > 0
+    for fresh in (False, False, True):
+        assert ask("spread", seeds=[1, 2, 3], samples=2, fresh=fresh) == {"value": "reloaded"}
+        assert [len(ask("burst", process=process)["value"]) for process in range(3)] == [2, 2, 2]
+    assert ask("reload", process=2, seed=4, samples=1) == {"value": "reloaded"}
+    assert [len(ask("burst", process=process)["value"]) for process in range(3)] == [2, 2, 1]
+    assert "before anything was loaded" in ask("burst", process=3)["failure"]["message"]
+    assert "value" in ask("unload") and "value" in prepare(ask)
+    assert ask("spread", seeds=[1], samples=1) == {"value": "reloaded"}
+    assert "failure" in ask("burst", process=1)
 
 
 FAULTS = {"crashes": "SIGSEGV", "exits": "exit code 7", "raises": "no such instruction", "hangs": "no answer within"}

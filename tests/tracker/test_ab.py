@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import click
 import msgspec
+import numpy as np
 import pytest
 
 from groupbench.tracker import ab
@@ -37,7 +38,7 @@ class Played:
     def __init__(self, who: str, side: Side, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
-        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2"}}
+        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2", "gpu_memory_mib": 80000}}
         self._verb = ""
 
     def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
@@ -52,7 +53,7 @@ class Played:
         if self._verb in play.get("fails", ()):
             raise SideFailure(self.who, self.side.title, play.get("status", "error"), "no luck")  # type: ignore[arg-type]
         if self._verb == "prepare":
-            facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
+            facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL], "bytes": 1000}
             return facts | play.get("prepared", {})
         return play["ms"]() if self._verb == "burst" else None
 
@@ -130,13 +131,30 @@ def test_a_side_that_fails_is_named(compare: Callable[..., AbResult], who: str, 
 def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then(
     compare: Callable[..., AbResult],
 ) -> None:
-    result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=4)
+    result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=9)
     for who in ("base", "head"):
         verbs = [verb for name, verb in Played.asked if name == who]
         assert verbs.count("reload") == result.pairs + 1
-        assert verbs.count("fresh") == (result.pairs - 1) // 4
+        assert verbs.count("spread") == 1 + (result.pairs - 1) // 9
         assert verbs[-1] == "unload"
-    assert [block.process for block in result.bursts] == [n // 4 for n in range(result.pairs)]
+    met = [(block.base_process, block.head_process) for block in result.bursts]
+    assert sorted(met[:9]) == [(base, head) for base in range(3) for head in range(3)]
+    assert met[9] == (3, 3)
+
+
+def test_as_many_processes_as_the_gpu_has_room_for(compare: Callable[..., AbResult]) -> None:
+    """Six of 10 GB do not fit into 80, two of 100 are tried all the same."""
+    for size, processes in ((10**8, 3), (10**10, 1), (10**11, 1)):
+        result = compare({"prepared": {"bytes": size}}, {})
+        assert len({block.base_process for block in result.bursts}) == processes
+
+
+def test_processes_that_are_off_are_no_difference() -> None:
+    """Head's are all 0.5 % off, which is as likely as not with three of them at 0.055 ms."""
+    rule, longer = ab.rule_for("gpu", 0.055), ab.rule_for("gpu", 0.6)
+    d = np.random.default_rng(0).normal(0.005, 0.002, 24)
+    assert not any(sequential.decide(d[:n], rule).verdict == "different" for n in range(25))
+    assert any(sequential.decide(d[:n], longer).verdict == "different" for n in range(25))
 
 
 def test_the_coin_decides_who_is_first(compare: Callable[..., AbResult]) -> None:

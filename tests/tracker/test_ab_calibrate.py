@@ -15,13 +15,15 @@ from groupbench.tracker.stats.sequential import Rule
 SIDE = Side("this")
 
 
-def result(level_ms: float, sd: float, seed: int, verdict: str = "same", blocks: int = 40) -> AbResult:
+def result(
+    level_ms: float, sd: float, seed: int, verdict: str = "same", blocks: int = 40, off: float = 0.0
+) -> AbResult:
     draw = random.Random(seed)
 
-    def bursts() -> tuple[float, ...]:
-        return tuple(level_ms * math.exp(draw.gauss(0, sd)) for _ in range(2))
+    def bursts(process: int = 0) -> tuple[float, ...]:
+        return tuple(level_ms * math.exp(draw.gauss(process * off, sd)) for _ in range(2))
 
-    taken = tuple(Block("ABBA", 0, bursts(), bursts()) for _ in range(blocks))
+    taken = tuple(Block("ABBA", n % 3, n % 2, bursts(n % 3), bursts()) for n in range(blocks))
     return AbResult(
         AbCell("op", "b", "N=1", "bf16"),
         SIDE,
@@ -48,6 +50,14 @@ def test_a_report_for_each_latency() -> None:
     changes = [report.smallest_change for report in reports]
     assert changes[0] is not None and changes[1] is not None and changes[2] is not None
     assert changes[0] > 2 * changes[1] and 0.001 < changes[2] < 0.006  # about min_effect: less is called the same
+
+
+def test_what_processes_are_off_is_told_from_what_blocks_are() -> None:
+    alike = [result(0.1, 0.003, seed) for seed in range(20)]
+    assert (calibrate.process_sd(alike) or 0) < 0.0004
+    off = [result(0.1, 0.003, seed, off=0.005) for seed in range(20)]  # base's three 0, 0.5 and 1 %, head's none
+    assert calibrate.process_sd(off) == pytest.approx(0.005 / math.sqrt(2), rel=0.1)
+    assert calibrate.process_sd([result(0.1, 0.003, 1, blocks=3)]) is None
 
 
 def test_cells_that_failed_are_counted_not_hidden() -> None:
