@@ -55,16 +55,17 @@ except ImportError:
 from groupbench.operators.operator import Backend
 
 EXTRA = {extra}
+PAD = {pad}  # columns that both sides have in memory: a stride that differs is a difference of its own
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
 
 if triton is not None:
 
     @triton.jit
-    def product(a, b, c, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    def product(a, b, c, N, K, STRIDE, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
         rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         inner = tl.arange(0, BLOCK_K)
-        a_at = a + rows[:, None] * K + inner[None, :]
+        a_at = a + rows[:, None] * STRIDE + inner[None, :]
         b_at = b + inner[:, None] * N + columns[None, :]
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for _ in range(0, K, BLOCK_K):
@@ -76,15 +77,16 @@ if triton is not None:
 
 def prepare(x):
     M, N = x.a.shape[0], x.b.shape[2]
-    a = torch.cat([x.a, x.a.new_zeros(M, EXTRA)], dim=1)
-    b = torch.cat([x.b[0], x.b[0][:EXTRA]], dim=0)
+    a = torch.cat([x.a, x.a.new_zeros(M, PAD)], dim=1)
+    b = torch.cat([x.b[0], x.b[0][:PAD]], dim=0)
+    K = x.a.shape[1] + EXTRA
     if not a.is_cuda:
-        return lambda: a @ b
+        return lambda: a[:, :K] @ b[:K]
 
     def run():
         c = a.new_empty(M, N)
         grid = (M // BLOCK_M, N // BLOCK_N)
-        product[grid](a, b, c, N, a.shape[1], BLOCK_M, BLOCK_N, BLOCK_K, num_warps=8, num_stages=4)
+        product[grid](a, b, c, N, K, a.shape[1], BLOCK_M, BLOCK_N, BLOCK_K, num_warps=8, num_stages=4)
         return c
 
     return run
@@ -220,7 +222,8 @@ def make_trees(folder: Path, device: str) -> dict[str, Path]:
     for name, extra in [("planted base", 0), *((p.title, p.extra) for p in PLANTED[device])]:
         trees[name] = folder / "".join(c if c.isalnum() or c == "." else "_" for c in name)
         trees[name].mkdir(parents=True, exist_ok=True)
-        (trees[name] / "planted.py").write_text(PLUGIN.replace("{extra}", str(extra)))
+        text = PLUGIN.replace("{extra}", str(extra)).replace("{pad}", str(max(p.extra for p in PLANTED[device])))
+        (trees[name] / "planted.py").write_text(text)
     return trees
 
 

@@ -74,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Request:
-    """load (with a job), prepare, burst, reload (with a seed and samples a burst), unload."""
+    """load or adopt (with a job), prepare, burst, reload (with a seed and samples a burst), unload."""
 
     verb: str
     job: Job | None = None
@@ -87,6 +87,7 @@ def serve(connection: Connection, log: str) -> None:
     _redirect(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cell: _Cell | None = None
+    gc.freeze()  # what was imported lives as long as the process: collecting need not look at it again
     while True:
         try:
             request: Request = connection.recv()
@@ -110,6 +111,15 @@ class _Cell:
 
     def load(self) -> str:
         """Import, open the device, make the inputs: nothing of it is timed."""
+        self.adopt()
+        job = self.job
+        shape = self.operator.parse_shape(job.shape)
+        self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
+        _synchronize(job.device)
+        return "loaded"
+
+    def adopt(self) -> str:
+        """Import what the cell needs, and no more: `reload` makes its inputs."""
         job = self.job
         import torch
 
@@ -119,10 +129,7 @@ class _Cell:
         self.backend = get_backend(self.operator, job.backend)
         if self.backend.kind != "torch":
             importlib.import_module(self.backend.kind)  # Helion takes 12 s on a machine that has not seen it
-        shape = self.operator.parse_shape(job.shape)
-        self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
-        _synchronize(job.device)
-        return "loaded"
+        return "adopted"
 
     def unload(self) -> str:
         """Drop everything but what was imported, so that others find the device's memory free."""

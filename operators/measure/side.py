@@ -92,9 +92,9 @@ class Side:
             self.end()
         self._keep(len(seeds))
         lacking = self._workers if fresh else self._workers[1:]  # the first was asked to prepare the cell
-        loaded = self._each(dict.fromkeys(lacking, Request("load", self._job)))
-        if isinstance(loaded, Failure):
-            return loaded
+        adopted = self._each(dict.fromkeys(lacking, Request("adopt", self._job)))
+        if isinstance(adopted, Failure):
+            return adopted
         requests = (Request("reload", arguments=(seed, samples)) for seed in seeds)
         return self._each(dict(zip(self._workers, requests, strict=True)))
 
