@@ -55,6 +55,7 @@ except ImportError:
 from groupbench.operators.operator import Backend
 
 EXTRA = {extra}
+FLAT = {flat}
 PAD = {pad}  # columns that both sides have in memory: a stride that differs is a difference of its own
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
 
@@ -82,6 +83,10 @@ def prepare(x):
     K = x.a.shape[1] + EXTRA
     if not a.is_cuda:
         return lambda: a[:, :K] @ b[:K]
+    if FLAT:  # a step of K is 64 there
+        from groupbench.kernels.grouped_gemm.flat import prepare_flat
+
+        return prepare_flat(a[:, :K], b[None, :K], x.offs)
 
     def run():
         c = a.new_empty(M, N)
@@ -113,16 +118,16 @@ class Planted:
 
 PLANTED = {
     "cuda": (
-        Planted(0.5, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 64, first=True),
-        Planted(1.0, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 128, first=True),
-        Planted(3.0, "13 us", "G=1,M_g=1024,N=1024,K=2048", 96, first=True),
-        Planted(0.5, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 64, first=True),
-        Planted(0.5, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 64),
-        Planted(1.0, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 128),
-        Planted(1.0, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 128),
-        Planted(2.0, "0.1 ms", "G=1,M_g=2048,N=1024,K=12800", 256),
-        Planted(2.0, "0.5 ms", "G=1,M_g=4096,N=2048,K=12800", 256),
-        Planted(2.0, "1 ms", "G=1,M_g=8192,N=2048,K=12800", 256),
+        Planted(0.5, "0.3 ms", "G=1,M_g=4096,N=2048,K=12800", 64, first=True),
+        Planted(1.0, "0.15 ms", "G=1,M_g=2048,N=1024,K=12800", 128, first=True),
+        Planted(3.0, "15 us", "G=1,M_g=1024,N=1024,K=1024", 32, first=True),
+        Planted(0.5, "1 ms", "G=1,M_g=8192,N=4096,K=12800", 64, first=True),
+        Planted(0.5, "0.15 ms", "G=1,M_g=2048,N=1024,K=12800", 64),
+        Planted(1.0, "0.3 ms", "G=1,M_g=4096,N=2048,K=12800", 128),
+        Planted(1.0, "1 ms", "G=1,M_g=8192,N=4096,K=12800", 128),
+        Planted(2.0, "0.15 ms", "G=1,M_g=2048,N=1024,K=12800", 256),
+        Planted(2.0, "0.3 ms", "G=1,M_g=4096,N=2048,K=12800", 256),
+        Planted(2.0, "1 ms", "G=1,M_g=8192,N=4096,K=12800", 256),
     ),
     "cpu": (Planted(100.0, "0.1 ms", "G=1,M_g=128,N=128,K=1024", 1024, first=True),),
 }
@@ -166,7 +171,8 @@ def measure(given: argparse.Namespace) -> None:
             print("all comparisons are done: --report shows them")
             return
         title, cells = task
-        base = Side("base", trees["base" if title == LIKE else "planted base"])
+        small = any(p.title == title and p.extra < 64 for p in PLANTED[given.device])
+        base = Side("base", trees["base" if title == LIKE else "small planted base" if small else "planted base"])
         head = Side(title, trees[title])
         with Bench(
             base,
@@ -219,10 +225,12 @@ def make_trees(folder: Path, device: str) -> dict[str, Path]:
         for part in ("kernels", "operators", "tracker"):
             if not (trees[name] / part).exists():
                 shutil.copytree(ROOT / part, trees[name] / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, extra in [("planted base", 0), *((p.title, p.extra) for p in PLANTED[device])]:
+    planted = [(p.title, p.extra, p.extra >= 64) for p in PLANTED[device]]
+    for name, extra, flat in [("planted base", 0, True), ("small planted base", 0, False), *planted]:
         trees[name] = folder / "".join(c if c.isalnum() or c == "." else "_" for c in name)
         trees[name].mkdir(parents=True, exist_ok=True)
-        text = PLUGIN.replace("{extra}", str(extra)).replace("{pad}", str(max(p.extra for p in PLANTED[device])))
+        pad = max(p.extra for p in PLANTED[device])
+        text = PLUGIN.replace("{extra}", str(extra)).replace("{pad}", str(pad)).replace("{flat}", str(flat))
         (trees[name] / "planted.py").write_text(text)
     return trees
 

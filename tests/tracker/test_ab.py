@@ -129,8 +129,9 @@ def test_a_side_that_fails_is_named(compare: Callable[..., AbResult], who: str, 
 
 
 def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then(
-    compare: Callable[..., AbResult],
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(ab.HELD, "gpu", 3)
     result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=9)
     for who in ("base", "head"):
         verbs = [verb for name, verb in Played.asked if name == who]
@@ -142,10 +143,13 @@ def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then
     assert met[9] == (3, 3)
 
 
-def test_as_many_processes_as_the_gpu_has_room_for(compare: Callable[..., AbResult]) -> None:
+def test_as_many_processes_as_the_gpu_has_room_for(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six of 10 GB do not fit into 80, two of 100 are tried all the same."""
+    monkeypatch.setitem(ab.HELD, "gpu", 3)
     for size, processes in ((10**8, 3), (10**10, 1), (10**11, 1)):
-        result = compare({"prepared": {"bytes": size}}, {})
+        result = compare({"prepared": {"bytes": size}}, {}, refresh_blocks=1000)
         assert len({block.base_process for block in result.bursts}) == processes
 
 
