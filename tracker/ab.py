@@ -42,7 +42,7 @@ HELD = {"gpu": 1, "cpu": 1}
 """Processes of each side that hold the cell at the same time: with three, placing anew takes 0.35 s on an H100."""
 REFRESH_BLOCKS = {"gpu": 4, "cpu": 4}
 """Blocks that the processes serve before new ones take their place: different rests on three of them at least."""
-PROCESS_SD = ((0.013, 0.005), (0.055, 0.003), (0.1, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
+PROCESS_SD = ((0.013, 0.008), (0.06, 0.0035), (0.12, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
 """(ms, relative standard deviation of what a process is off for life), of an H100: see docs/judgement.md."""
 PROCESS_MIB, COPIES, MEMORY_SHARE = 1500, 2.5, 0.8
 """What a process takes of a GPU beside the problem, how often it may hold the problem, and the share to be taken."""
@@ -114,12 +114,12 @@ class Defaults:
 def defaults(timing: str, latency_ms: float) -> Defaults:
     """By how a cell is timed and how long it takes.
 
-    On an H100, blocks of a 13 us kernel scatter five times as much as those of a 0.6 ms one: to see less than 2 % there
+    On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms one: to see less than 2 % there
     would take minutes. More samples cost such a kernel nothing beside the rest before them.
     """
     if timing != "gpu":
         return Defaults(0.10, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"], 0.0)
-    min_effect = 0.02 if latency_ms < 0.04 else 0.01 if latency_ms < 0.09 else 0.005
+    min_effect = 0.02 if latency_ms < 0.04 else 0.01 if latency_ms < 0.09 else 0.003
     return Defaults(
         min_effect, 0.001, 0.05, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms)
     )

@@ -29,7 +29,7 @@ from groupbench.tracker.comparisons import Compared
 from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import MIN_EFFECT, RMS_FLOOR, RMS_RATIO
-from groupbench.tracker.rows import PointRow, RunRow, SeriesRow
+from groupbench.tracker.rows import RunRow, SeriesRow
 from groupbench.tracker.schema import Alert, AlertEvent, Commit, Comparison, Environment, Point, Run, Series
 from groupbench.tracker.verdicts import Gate, Judged
 
@@ -37,6 +37,9 @@ STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
 ITSELF = "groupbench"
 """Who moves an alert that no person moved."""
+
+LATEST = 9
+"""Of the newest results, as many at most decide whether a level is back."""
 
 _SIGMAS = 3.0
 _LEVELS = ("before", "after", "effect", "low", "high")
@@ -254,9 +257,10 @@ def levels(row: Judged) -> tuple[float | None, float | None]:
     return None, None
 
 
-def is_back(alert: AlertRow, point: PointRow, sigma: float | None) -> bool:
-    """Whether a point is on the level that an alert's series had before."""
-    if point.status != "ok":
+def is_back(alert: AlertRow, row: Judged) -> bool:
+    """Whether the newest results are on the level that an alert's series had before."""
+    point = row.point
+    if point is None or point.status != "ok":
         return False
     if alert.metric == "result":
         return True
@@ -268,8 +272,30 @@ def is_back(alert: AlertRow, point: PointRow, sigma: float | None) -> bool:
         return False
     if alert.environment != point.environment.identity or point.timing is None:
         return False
-    slack = max(math.log1p(MIN_EFFECT[point.timing]), _SIGMAS * (sigma or 0.0))
-    return math.log(point.median_ms / alert.before) <= min(slack, alert.effect / 2)
+    runs = [run for run, _ in row.latest]
+    since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
+    return on_level(
+        [log for _, log in row.latest[since:]], math.log(alert.before), alert.effect, row.sigma, point.timing
+    )
+
+
+def on_level(
+    latest: Sequence[float],  # log latencies, the newest last
+    before: float,  # log level
+    effect: float,  # log distance of the other level
+    sigma: float | None,
+    timing: str,
+) -> bool:
+    """Whether the newest results lie on one level rather than on another.
+
+    One result is enough where six sigma lie between; else so many together that their mean is as certain.
+    """
+    needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
+    if not latest or needed > min(len(latest), LATEST):
+        return False
+    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
+    slack = max(math.log1p(MIN_EFFECT[timing]), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
+    return far <= min(slack, abs(effect) / 2)
 
 
 @dataclass(frozen=True)
@@ -287,7 +313,8 @@ class Updated:
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
             if keys
         ]
-        return "alerts: " + (", ".join(told) or "nothing new")
+        advice = "; `groupbench alerts` lists them, `ack`, `expect` and `close` deal with them"
+        return "alerts: " + (", ".join(told) or "nothing new") + (advice if self.opened or self.reopened else "")
 
 
 def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated:
@@ -316,8 +343,7 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
         judged = points.get(alert.series.pk)
         if alert.state not in OPEN or alert.pk in opened:
             continue
-        point = None if judged is None or alert.pk in seen or alert.run == gate.run else judged.point
-        if judged is not None and point is not None and is_back(alert, point, judged.sigma):
+        if judged is not None and alert.pk not in seen and alert.run != gate.run and is_back(alert, judged):
             _move(session, alert.pk, "fixed", ITSELF, f"the level is back: {at}", now)
             fixed.append(alert.pk)
         elif alert.pk in gate.lapsed:

@@ -24,7 +24,7 @@ from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.record import Environment
 from groupbench.tracker.store import Store
 from groupbench.tracker.verdicts import Judged
-from groupbench.tracker.worktree import WorktreeError, checkout
+from groupbench.tracker.worktree import WorktreeError, checkout, resolve
 
 Tell = Callable[[Judged, Compared], None]
 
@@ -86,11 +86,16 @@ def confirm(
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Measure what history cannot decide, and store each comparison as it comes. Raises QueryError."""
+    """Measure what history cannot decide, and store each comparison as it comes.
+
+    Raises QueryError; WorktreeError where `repo` is no clone.
+    """
     with store.read() as session:
         judged = gate.judge_run(session, query.find_run(session, run))
         known = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
     pairs, before = _plan(judged.suspects, known, again)
+    if pairs:
+        resolve(repo, "HEAD")  # what is no clone at all tells nothing of a commit
     end = clock() + budget_s
     done: list[tuple[Judged, Compared]] = []
     left_out: list[Judged] = []

@@ -9,6 +9,7 @@ stays one when history has grown used to it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,9 @@ from groupbench.tracker.alerts import AlertRow
 from groupbench.tracker.causes import DRIFT, Facts, find_cause
 from groupbench.tracker.comparisons import DIFFERENT, SAME
 from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.judge import FLOOR, MIN_EFFECT, RMS_FLOOR, RMS_RATIO, Verdict, far_off, judge_rms
+from groupbench.tracker.judge import ALONE, FLOOR, MANY, MIN_EFFECT, RMS_FLOOR, RMS_RATIO, Verdict, far_off, judge_rms
 from groupbench.tracker.pasts import Past, Pasts, authors, facts_at
-from groupbench.tracker.rows import PointRow, RunRow
+from groupbench.tracker.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged, Span, exit_code, summary
 
@@ -35,6 +36,11 @@ WINDOW = 100
 Q = 0.05
 """Share of false ones among the changes that history reports."""
 
+OLD = scans.RECENT
+"""After so many results on a new level its change is no news: it counts where an alert of it is stored, and else is
+only told. So a regression that was opened stays one until it is dealt with, and what happened long before anybody
+asked, or was for the better, fails and fills no report for good."""
+
 SETTLED = 6
 """Results on an accepted level that make a history of their own."""
 
@@ -45,6 +51,7 @@ _RMS_STILL = 0.2
 """Range of log(rms) within which nothing is worse."""
 
 _MOVED = ("changed", "suspect")
+_CHANGED = ("regressed", "improved", "suspect", "unresolved")
 
 
 def judge_run(
@@ -58,10 +65,10 @@ def judge_run(
     """Judge each series that a run holds or should hold. Only reads."""
     points = query.points_of_run(session, run)
     previous = query.previous_of_plan(session, run, {point.series.hardware for point in points})
-    expected = {} if previous is None else {p.series.pk: p for p in query.points_of_run(session, previous)}
+    expected = {} if previous is None else query.outcomes_of_run(session, previous)
     stored = alerts.find(session, series={point.series.pk for point in points}, until=run)
     judge = _Judge(session, run, points, expected, stored, window, min_effect)
-    rows = [*judge.rows(), *_absent(points, list(expected.values()))]
+    rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
     said = summary(rows, code, strict=strict, same_commit=same_commit)
@@ -105,7 +112,7 @@ class _Judge:
         session: Session,
         run: RunRow,
         points: Sequence[PointRow],
-        expected: Mapping[int, PointRow],  # by series, of the previous run of the plan
+        expected: Mapping[int, Outcome],  # by series, of the previous run of the plan
         stored: Sequence[AlertRow],
         window: int,
         min_effect: float | None,
@@ -114,7 +121,7 @@ class _Judge:
         self.min_effect = min_effect
         self.pasts = Pasts(session, run, [point.series.pk for point in points], window)
         self.comparisons = comparisons.of_series(session, [point.series.pk for point in points])
-        self.runs = query.run_rows(session, set(self.pasts.points.run.tolist()))
+        self.runs = query.run_rows(session, self.pasts.runs)
         self.alerts: dict[int, list[AlertRow]] = {}
         for alert in stored:
             self.alerts.setdefault(alert.series.pk, []).append(alert)
@@ -125,10 +132,11 @@ class _Judge:
         self.latency = self._latencies()
         self.accuracy = self._accuracies()
         self.facts = facts_at(self.session, self._places())
-        self.canary_slower = any(
-            point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower
-            for point in self.points
-        )
+        self.slow_machines: dict[str, list[Span]] = {}  # by environment: a run may hold results of several
+        for point in self.points:
+            if point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower:
+                spans = self.slow_machines.setdefault(point.environment.identity, [])
+                spans.append(self._span(self.latency[point.pk]))
         rows = [self._with_alert(self._judged(point)) for point in self.points]
         known = authors(self.session, {row.span.head.commit for row in rows if row.span})
         return [
@@ -141,26 +149,30 @@ class _Judge:
     def _latencies(self) -> dict[int, _Latency]:
         """Of each point that has one."""
         pasts: dict[int, Past] = {}
-        histories = []
+        histories: list[scans.History] = []
         for point in self.points:
             if point.timed and point.timing is not None:
-                past = self._on_accepted_level(self.pasts.latency(point.series.pk, point.timing), "latency")
+                past = self._on_accepted_level(self.pasts.latency(point.series.pk), "latency")
                 pasts[point.pk] = past
                 if point.series.operator == CANARY:  # the code under test is no part of it: no two runs are alike
                     past = replace(past, state=np.arange(len(past)))
                 histories.append(_history(past, FLOOR[point.timing], self._least(point.timing), _pool(point)))
         found = dict(zip(pasts, scans.scan(histories, q=Q), strict=True))
+        sizes = Counter(history.pool for history in histories)
         for point in self.points:
             if point.pk in found and found[point.pk].verdict == "ok":
-                found[point.pk] = self._young(point, pasts[point.pk], found[point.pk])
+                alone = sizes[_pool(point)] < MANY
+                found[point.pk] = self._young(point, pasts[point.pk], found[point.pk], alone)
         return {key: _Latency(past, found[key]) for key, past in pasts.items()}
 
-    def _young(self, point: PointRow, past: Past, found: scans.Finding) -> scans.Finding:
+    def _young(self, point: PointRow, past: Past, found: scans.Finding, alone: bool) -> scans.Finding:
         """Few results prove nothing, but a newest one that is far off the others is worth an A/B."""
         assert point.timing is not None
         alike = past.alike
+        if len(alike) > ALONE:
+            return found
         log, errors = past.log[alike], past.error[alike]
-        off = far_off(log, errors, timing=point.timing, min_effect=self.min_effect)
+        off = far_off(log, errors, timing=point.timing, alone=alone, min_effect=self.min_effect)
         if off is None or off.change is None or off.threshold is None:
             return found
         before, after = float(np.median(log[:-1])), 1
@@ -169,7 +181,8 @@ class _Judge:
             after += 1  # the nights before were off already
         noise = off.threshold / 4  # two of its sigmas, at least
         return replace(
-            found, verdict="suspect", index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
+            found, verdict="suspect", p=None, q=None,
+            index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
             effect=off.change, low=off.change - noise, high=off.change + noise, before=before,
             n_before=len(log) - after, n_after=after, reason=f"far off the {len(log) - after} results before",
         )  # fmt: skip
@@ -180,11 +193,10 @@ class _Judge:
     def _accuracies(self) -> dict[int, tuple[Past, scans.Finding | None]]:
         """Where it moved at all: its past in the same environment, and what the statistics say where it moved far."""
         pasts: dict[int, Past] = {}
+        moved_ever = self.pasts.inaccurate(_RMS_STILL)
         for point in self.points:
-            if point.status == "ok" and point.rms is not None:
-                past = self._on_accepted_level(
-                    self.pasts.accuracy(point.series.pk, point.timing, RMS_FLOOR), "accuracy"
-                )
+            if point.status == "ok" and point.rms is not None and point.series.pk in moved_ever:
+                past = self._on_accepted_level(self.pasts.accuracy(point.series.pk), "accuracy")
                 past = past.where(past.alike)
                 if len(past) > 1 and np.ptp(past.log) > _RMS_STILL:
                     pasts[point.pk] = past
@@ -200,11 +212,15 @@ class _Judge:
             place = np.flatnonzero(past.run == alert.run.pk)
             if alert.metric != metric or alert.effect is None or not self._accepted(alert) or not len(place):
                 continue
-            earlier = np.arange(len(past)) < place[0]
-            if (~earlier).sum() >= SETTLED:
-                past = past.where(~earlier)
-            else:
-                past = past.shifted(earlier, alert.effect)
+            at = np.arange(len(past))
+            since = at >= place[0]
+            if since.sum() >= SETTLED:
+                past = past.where(since)
+                continue
+            base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
+            earlier = at <= base[0] if len(base) else ~since
+            # Which level those stand on that lie between the ends of the change, nobody knows.
+            past = past.shifted(np.flatnonzero(earlier), alert.effect).where(earlier | since)
         return past
 
     def _accepted(self, alert: AlertRow) -> bool:
@@ -255,16 +271,24 @@ class _Judge:
         if n == 0 and len(past) > 1:
             return self._elsewhere(point, self.runs[int(past.run[-2])])
         row = Judged(series, "ok", point, n=n, sigma=_known(found.sigma), p=_known(found.p), q=_known(found.q))
+        if latency.moved or series.pk in self.alerts:
+            newest = past.alike[-alerts.LATEST :]
+            row = replace(row, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
         if found.verdict in ("new", "insufficient"):
             return replace(row, verdict="new" if n == 0 else "insufficient")
         if found.verdict == "drift":
             span = None if found.effect is None else self._span(latency)
             inside = span is not None and span.same_code
-            row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span, loud=True)
+            row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span)
+            row = replace(row, loud=found.n_after <= OLD, since=found.n_after)
             return replace(row, note=found.reason, **_changes(point, found))
         if not latency.moved:
             return row
-        row = replace(row, what="latency", **_changes(point, found))
+        assert found.effect is not None and found.before is not None and point.timing is not None
+        newer = [log for _, log in row.latest][1 - found.n_after :] if found.n_after > 1 else []
+        if alerts.on_level(newer, found.before, found.effect, row.sigma, point.timing):
+            return replace(row, note=f"back on the level before a change of {_percent(found.effect)}", loud=True)
+        row = replace(row, what="latency", since=found.n_after, **_changes(point, found))
         return self._moved(row, latency)
 
     def _moved(self, row: Judged, latency: _Latency) -> Judged:
@@ -277,15 +301,15 @@ class _Judge:
             return replace(row, verdict="suspect", cause="machine", note=note)
         if span.same_code:
             note = "moved without a change of code: the same commit before and after"
-            return replace(row, cause="infrastructure", note=note, loud=True)
+            return replace(row, cause="infrastructure", note=note, loud=row.since <= OLD)
         compared = comparisons.about(self.comparisons.get(row.series.pk, ()), self._clean(before), self._clean(after))
         facts = self._facts(row, span)
         confirmed = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
-        cause = find_cause(*facts, canaries_moved=self.canary_slower, confirmed=confirmed)
+        cause = find_cause(*facts, canaries_moved=self._machine_slower(row, span), confirmed=confirmed)
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
         slower = row.change is not None and row.change > 0
         if compared is not None and compared.verdict == SAME:
-            return replace(row, verdict="ok", loud=True, note=_joined("A/B: the same", cause.note))
+            return replace(row, verdict="ok", loud=row.since <= OLD, note=_joined("A/B: the same", cause.note))
         if compared is not None and confirmed:
             return _confirmed(row)
         if compared is not None:
@@ -300,6 +324,11 @@ class _Judge:
         else:
             row = replace(row, verdict="suspect", note=_joined(latency.found.reason, cause.note))
         return self._to_confirm(row, span.base)
+
+    def _machine_slower(self, row: Judged, span: Span) -> bool:
+        """Whether a canary of the same machine became slower when the row changed, and not some other night."""
+        assert row.point is not None
+        return any(span.overlaps(canary) for canary in self.slow_machines.get(row.point.environment.identity, ()))
 
     def _span(self, latency: _Latency) -> Span:
         before, after = latency.before(), latency.after()
@@ -345,12 +374,13 @@ class _Judge:
         if found is None or found.verdict in ("new", "insufficient"):
             if judge_rms(point.rms, earlier).verdict != "regressed":
                 return None
-            before, span = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run)
+            before, span, since = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run), 1
         elif found.verdict in _MOVED and found.effect is not None:
             before = math.exp(past.log[-1] - found.effect) - RMS_FLOOR
             if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
                 return None
             span = Span(self.runs[int(past.run[found.first or 0])], self.runs[int(past.run[found.last or 0])])
+            since = found.n_after
         else:
             return None
         note = f"rms {before:.3g} → {point.rms:.3g}"
@@ -359,23 +389,25 @@ class _Judge:
         cause = find_cause(*self._facts(row, span), confirmed=True)  # the machine's speed rounds nothing
         return replace(
             row, verdict="regressed", what="accuracy", cause=cause.word, note=_joined(note, cause.note),
-            before_rms=before, n=len(past) - 1, span=span, ab_base=None, compared=None,
+            before_rms=before, n=len(past) - 1, span=span, since=since, ab_base=None, compared=None,
         )  # fmt: skip
 
     def _repeatability_row(self, point: PointRow, row: Judged) -> Judged | None:
-        """Two executions that agreed bit by bit when last looked at, and no longer do."""
+        """Two executions that agreed bit by bit, and no longer do."""
         if point.repeatable is not False:
             return None
-        past = self.pasts.repeatable(point.series.pk, point.timing)
+        past = self.pasts.repeatable(point.series.pk)
         past = past.where(past.alike)
         accepted = any(a.metric == "repeatability" and self._accepted(a) for a in self.alerts.get(point.series.pk, ()))
-        if len(past) < 2 or past.log[-2] == 0 or accepted:
+        agreed = np.flatnonzero(past.log)
+        if not len(agreed) or accepted:
             return None
-        span = Span(self.runs[int(past.run[-2])], self.run)
+        last = int(agreed[-1])
+        span = Span(self.runs[int(past.run[last])], self.runs[int(past.run[last + 1])])
         note = "two executions no longer agree bit by bit"
         return replace(
             row, verdict="regressed", what="repeatability", cause=find_cause(*self._facts(row, span)).word, note=note,
-            n=len(past) - 1, span=span, ab_base=None, compared=None,
+            n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
         )  # fmt: skip
 
     # ---- what is stored
@@ -385,19 +417,29 @@ class _Judge:
         of_series = self.alerts.get(row.series.pk, [])
         if row.verdict in ("regressed", "wrong"):
             mine = [a for a in of_series if not self._accepted(a) and alerts.same_change(a, row)]
-            if not mine:
+            if mine:
+                return replace(row, alert=mine[-1], note=_joined(row.note, self._told(mine[-1])))
+            if row.since <= OLD:
                 return row
-            alert = mine[-1]
-            return replace(row, alert=alert, note=_joined(row.note, self._told(alert)))
+        if row.since > OLD and row.verdict in _CHANGED:
+            note = _joined(f"long ago: {row.since} results on this level", row.note)
+            row = replace(row, verdict="ok", old=True, note=note, ab_base=None)
         if row.point is None or row.point.status != "ok":
             return row
         if row.verdict in ("suspect", "unresolved") and row.series.operator != CANARY:
-            same = [a for a in of_series if a.state in alerts.OPEN and alerts.same_change(a, row)]
-            return self._still(row, same[-1]) if same else row
+            opened = [a for a in of_series if a.state in alerts.OPEN]
+            same = [a for a in opened if alerts.same_change(a, row)]
+            if same:
+                return self._still(row, same[-1])
+            back = [a for a in opened if a.metric == "latency" and alerts.is_back(a, row)]
+            if not back or row.change is None or row.change > 0:
+                return row
+            note = _joined(f"back on the level before alert {back[-1].pk}", row.note)
+            return replace(row, verdict="ok", loud=True, note=note, ab_base=None)
         for alert in reversed(of_series):
             if alert.state not in alerts.OPEN or alert.metric == "result":
                 continue
-            if alert.environment != row.point.environment.identity or alerts.is_back(alert, row.point, row.sigma):
+            if alert.environment != row.point.environment.identity or alerts.is_back(alert, row):
                 continue
             if self._accepted(alert):
                 return replace(row, alert=alert, loud=True, note=_joined(row.note, self._told(alert)))
@@ -485,16 +527,14 @@ def _confirmed(row: Judged) -> Judged:
     )
 
 
-def _absent(points: Sequence[PointRow], expected: Sequence[PointRow]) -> list[Judged]:
+def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, Outcome]) -> list[Judged]:
     """Series that the previous run of the plan measured on this hardware, and this one does not hold."""
     here = {point.series.pk for point in points}
     hardware = {point.series.hardware for point in points}
+    gone = [key for key, before in expected.items() if before.status == "ok" and key not in here]
+    lost = sorted(query.series_rows(session, gone).values(), key=lambda series: series.sort_key)
     note = "measured in the previous run of the plan, absent from this one"
-    return [
-        Judged(before.series, "missing", None, "absent", note=note)
-        for before in expected
-        if before.status == "ok" and before.series.pk not in here and before.series.hardware in hardware
-    ]
+    return [Judged(series, "missing", None, "absent", note=note) for series in lost if series.hardware in hardware]
 
 
 def _joined(*texts: str | None) -> str | None:

@@ -43,8 +43,12 @@ MIN_EFFECT = {"gpu": 0.01, "cpu": 0.10}
 """Relative change that is worth a verdict."""
 GROSS = {"gpu": 0.05, "cpu": 0.30}
 """Relative change that is looked at even where a series is young."""
-YOUNG = 10
-"""Earlier results from which on statistics can be trusted to see that much."""
+YOUNG, ALONE = 10, 30
+"""Earlier results from which on statistics can be trusted to see that much: of series that share their noise with at
+least `MANY`, and of those that have few of their kind. With 12 results and 6 like series, p of 25 sigma is 0.003."""
+MANY = 50
+FARTHER = 1.5
+"""From `YOUNG` on, a newest result must also lie so much farther off than any before."""
 RMS_RATIO = 1.5
 RMS_FLOOR = 1e-6
 """An error that stays below this is rounding of the last bit, whatever its ratio."""
@@ -95,6 +99,7 @@ def far_off(
     errors: NDArray[np.float64],  # [n] from the points' bursts, NaN where unknown
     *,
     timing: str,  # gpu or cpu
+    alone: bool = False,  # few series share its noise
     min_effect: float | None = None,  # relative, as everywhere
 ) -> Change | None:
     """The newest of few results where it lies so far off that it must be looked at, whatever tests can say; or None.
@@ -103,13 +108,20 @@ def far_off(
     not significant there. It takes `GROSS` and twice the usual number of sigmas. For suspects, not for verdicts.
     """
     earlier, n = log_ms[:-1], len(log_ms) - 1
-    if not MIN_HISTORY <= n < YOUNG:
+    if not MIN_HISTORY <= n < (ALONE if alone else YOUNG):
         return None
     sigma = max(mad(earlier), _known(errors[-1]), typical(errors[:-1]), FLOOR[timing])
     least = max(GROSS[timing], min_effect or 0.0)
     threshold = max(math.log1p(least), 2 * SIGMAS * sigma * math.sqrt(1 + 1 / n))
-    change = float(log_ms[-1] - np.median(earlier))
-    return Change("suspect", n, change, threshold) if abs(change) > threshold else None
+    centre = float(np.median(earlier))
+    change = float(log_ms[-1] - centre)
+    if abs(change) <= threshold:
+        return None
+    while len(earlier) > MIN_HISTORY and (earlier[-1] - centre) * math.copysign(1, change) > threshold / 2:
+        earlier = earlier[:-1]  # the nights before were off already
+    if n >= YOUNG and FARTHER * float(np.abs(earlier - centre).max()) > abs(change):
+        return None
+    return Change("suspect", n, change, threshold)
 
 
 def judge_pools(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,8 +14,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.causes import Facts
+from groupbench.tracker.judge import RMS_FLOOR
 from groupbench.tracker.query import chunks, environment_rows, run_rows
-from groupbench.tracker.recent import TIMINGS, Recent, recent_points
+from groupbench.tracker.recent import recent_points
 from groupbench.tracker.record import STATUSES, Kernel
 from groupbench.tracker.rows import RunRow
 from groupbench.tracker.schema import Commit, Environment, KernelSet, Point, Run
@@ -24,7 +26,7 @@ _OK = STATUSES.index("ok")
 
 @dataclass(frozen=True)
 class Past:
-    """Good results of one series, of one kind of timing: the oldest first, that of the run last."""
+    """Good results of one series, timed like the run's: the oldest first, that of the run last."""
 
     series: int
     run: NDArray[np.int64]  # [n] keys
@@ -36,7 +38,7 @@ class Past:
     def __len__(self) -> int:
         return len(self.run)
 
-    @property
+    @cached_property
     def alike(self) -> NDArray[np.int64]:
         """[m] Places of the results in the environment of the last one."""
         return np.flatnonzero(self.environment == self.environment[-1])
@@ -54,63 +56,101 @@ class Past:
 
 
 class Pasts:
-    """The newest results up to a run, of the series that it holds."""
+    """The newest results up to a run, of the series that it holds. All series are prepared at once."""
 
     def __init__(self, session: Session, run: RunRow, series: Collection[int], window: int) -> None:
-        self.run = run
-        self.points: Recent = recent_points(session, window + 1, until=run, series=series)
+        points = recent_points(session, window + 1, until=run, series=series)
+        starts, sizes = points.starts, np.diff(points.starts)
+        # Within each series the other way round: the oldest first.
+        at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
         identities: dict[str, int] = {}
         rows = list(session.execute(select(Environment.id, Environment.identity)))
-        self.identity = _by_key((key, identities.setdefault(text, len(identities))) for key, text in rows)
+        identity = _by_key((key, identities.setdefault(text, len(identities))) for key, text in rows)
         runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty)))
         # A dirty tree is like no other, its own included.
-        self.state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
+        state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
+        self._place = {key: place for place, key in enumerate(points.series.tolist())}
+        self._starts = starts
+        self._run = points.run[at]
+        self._environment = identity[points.environment[at]]
+        self._state = state[self._run]
+        self._ok = points.status[at] == _OK
+        self._like_newest = self._ok & (points.timing[at] == np.repeat(points.timing[starts[:-1]], sizes))
+        self._ms, self._error = points.median_ms[at], points.error[at]
+        self._rms, self._repeatable = points.rms[at], points.repeatable[at]
+        self.runs: list[int] = np.unique(self._run).tolist()
 
-    def latency(self, series: int, timing: str) -> Past:
-        """Of results that are right and were timed like this."""
-        at = self._newest_last(series)
-        points = self.points
-        good = (points.status[at] == _OK) & (points.timing[at] == TIMINGS.index(timing))
-        return self._past(series, at[good & ~np.isnan(points.median_ms[at])], points.median_ms, np.log, points.error)
+    def latency(self, series: int) -> Past:
+        """Of results that are right."""
+        return self._latency.of(series)
 
-    def accuracy(self, series: int, timing: str | None, floor: float) -> Past:
-        """Relative RMS error of results that are within tolerance; what is below `floor` hardly counts."""
-        at = self._newest_last(series)
-        points = self.points
-        good = (points.status[at] == _OK) & (points.timing[at] == TIMINGS.index(timing))
-        return self._past(series, at[good & ~np.isnan(points.rms[at])], points.rms, lambda rms: np.log(rms + floor))
+    def accuracy(self, series: int) -> Past:
+        """Relative RMS error plus its floor, of results that are within tolerance: what is below it hardly counts."""
+        return self._accuracy.of(series)
 
-    def repeatable(self, series: int, timing: str | None) -> Past:
+    def repeatable(self, series: int) -> Past:
         """1 where two executions agreed bit by bit, and 0 where they did not."""
-        at = self._newest_last(series)
-        points = self.points
-        good = (points.status[at] == _OK) & (points.timing[at] == TIMINGS.index(timing)) & (points.repeatable[at] >= 0)
-        return self._past(series, at[good], points.repeatable, lambda told: told.astype(np.float64))
+        known = self._like_newest & (self._repeatable >= 0)
+        place = self._place[series]
+        own = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        keep = np.flatnonzero(known[own]) + own.start
+        unknown = np.full(len(keep), np.nan)
+        return Past(
+            series, self._run[keep], self._environment[keep], self._state[keep],
+            self._repeatable[keep].astype(np.float64), unknown,
+        )  # fmt: skip
 
     def earlier_ok(self, series: int) -> int:
         """How many good results there are before the run's own, of whatever timing and environment."""
-        at = self._newest_last(series)
-        return int((self.points.status[at[:-1]] == _OK).sum())
+        place = self._place[series]
+        return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
 
-    def _newest_last(self, series: int) -> NDArray[np.int64]:
-        place = self.points.of(series)
-        return np.arange(place.start, place.stop)[::-1]
+    def inaccurate(self, least: float) -> set[int]:
+        """Series whose log(rms) has a range above `least`: all others need no second look."""
+        table = self._accuracy
+        long = np.flatnonzero(np.diff(table.starts) > 0)
+        if not len(long):
+            return set()
+        begin = table.starts[:-1][long]  # those between have no points
+        spread = np.maximum.reduceat(table.log, begin) - np.minimum.reduceat(table.log, begin)
+        keys = np.array(list(self._place), dtype=np.int64)
+        return set(keys[long[spread > least]].tolist())
 
-    def _past(
-        self,
-        series: int,
-        at: NDArray[np.int64],
-        values: NDArray[Any],
-        log: Callable[[NDArray[Any]], NDArray[np.float64]],
-        errors: NDArray[np.float64] | None = None,
-    ) -> Past:
-        points = self.points
-        run = points.run[at]
-        unknown = np.full(len(at), np.nan)
-        environment = self.identity[points.environment[at]]
+    @cached_property
+    def _latency(self) -> _Table:
+        good = self._like_newest & (self._ms > 0)
+        return self._table(good, np.log(self._ms[good]), self._error[good])
+
+    @cached_property
+    def _accuracy(self) -> _Table:
+        good = self._like_newest & ~np.isnan(self._rms)
+        return self._table(good, np.log(self._rms[good] + RMS_FLOOR), np.full(int(good.sum()), np.nan))
+
+    def _table(self, good: NDArray[np.bool_], log: NDArray[np.float64], error: NDArray[np.float64]) -> _Table:
+        starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
+        return _Table(
+            self._place, starts, self._run[good], self._environment[good], self._state[good], log, error
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Pasts of all series, one after the other."""
+
+    place: dict[int, int]  # of each series
+    starts: NDArray[np.int64]  # [s + 1]
+    run: NDArray[np.int64]  # [p]
+    environment: NDArray[np.int64]  # [p]
+    state: NDArray[np.int64]  # [p]
+    log: NDArray[np.float64]  # [p]
+    error: NDArray[np.float64]  # [p]
+
+    def of(self, series: int) -> Past:
+        place = self.place[series]
+        own = slice(int(self.starts[place]), int(self.starts[place + 1]))
         return Past(
-            series, run, environment, self.state[run], log(values[at]), unknown if errors is None else errors[at]
-        )
+            series, self.run[own], self.environment[own], self.state[own], self.log[own], self.error[own]
+        )  # fmt: skip
 
 
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:

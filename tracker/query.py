@@ -21,6 +21,7 @@ from groupbench.tracker.rows import (
     EnvironmentRow,
     Filter,
     HistoryRow,
+    Outcome,
     PointDetail,
     PointRow,
     RunRow,
@@ -78,8 +79,13 @@ def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str]) -> 
     """The newest run before `run` of its plan that measured any of the hardware; None without a plan."""
     if run.plan is None:
         return None
-    on_it = select(Point.run_id).join(Series, Point.series_id == Series.id).where(Series.hardware.in_(list(hardware)))
-    query = _run_select().where(Run.plan == run.plan, _before(run), Run.id.in_(on_it))
+    on_it = (  # of each run in its turn: a list of all runs would read every point that there is
+        select(Point.id)
+        .join(Series, Point.series_id == Series.id)
+        .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
+        .correlate(Run)
+    )
+    query = _run_select().where(Run.plan == run.plan, _before(run), on_it.exists())
     row = session.execute(query.order_by(*_NEWEST_FIRST).limit(1)).first()
     return None if row is None else _run(row)
 
@@ -295,6 +301,13 @@ def run_at(session: Session, when: datetime) -> RunRow:
 
 def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
     return sorted(_points(session, Run.id == run.pk), key=lambda point: point.series.sort_key)
+
+
+def outcomes_of_run(session: Session, run: RunRow) -> dict[int, Outcome]:
+    """What became of each cell of a run, by the key of its series."""
+    timed = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(("gpu", "cpu")))
+    query = select(Point.series_id, Point.status, timed).where(Point.run_id == run.pk)
+    return {series: Outcome(status, bool(told)) for series, status, told in session.execute(query)}
 
 
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:

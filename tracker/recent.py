@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, case, func, or_, select
 from sqlalchemy.orm import Session
+from sqlalchemy.sql import Select
 
 from groupbench.tracker.points import PPM
 from groupbench.tracker.record import STATUSES
@@ -24,9 +25,6 @@ from groupbench.tracker.schema import Point, Run, Series, table_of
 TIMINGS = (None, "gpu", "cpu", "interpreted")
 """None where no latency was taken."""
 
-_STATUS = {name: place for place, name in enumerate(STATUSES)}
-_TIMING = {name: place for place, name in enumerate(TIMINGS)}
-
 _STRAGGLERS = 0.02  # share of the series that is looked up rather than scanned for
 _CHUNK = 200
 
@@ -35,14 +33,13 @@ _CHUNK = 200
 class Recent:
     """Points by series; within one, the newest first. Point i of series s is `starts[s] + i`.
 
-    `environment` and `kernels` are keys of the tables; points of one identity may have several environments.
+    `run` and `environment` are keys of the tables; points of one identity may have several environments.
     """
 
     series: NDArray[np.int64]  # [s] keys, ascending
     starts: NDArray[np.int64]  # [s + 1] where each series begins; the last is the number of points
     run: NDArray[np.int64]  # [p] key
     environment: NDArray[np.int64]  # [p] key
-    kernels: NDArray[np.int64]  # [p] key; -1 where unknown
     status: NDArray[np.int8]  # [p] place in STATUSES
     timing: NDArray[np.int8]  # [p] place in TIMINGS
     median_ms: NDArray[np.float64]  # [p] NaN where unknown, as the following
@@ -59,18 +56,39 @@ class Recent:
 
 
 _POINT = table_of(Point).columns
+_CODES = (len(TIMINGS), 3)  # of timing and repeatable, which share an integer with status
+
+
+def _code() -> Any:
+    """Status, timing and repeatable as one integer: two million texts would take longer to read than all the rest."""
+    status = case({name: place for place, name in enumerate(STATUSES)}, value=_POINT.status)
+    timing = case({name: place for place, name in enumerate(TIMINGS) if name}, value=_POINT.timing, else_=0)
+    repeatable = case((_POINT.repeatable.is_(True), 1), (_POINT.repeatable.is_(False), 0), else_=2)
+    return (status * _CODES[0] + timing) * _CODES[1] + repeatable
+
+
 _COLUMNS = (  # of the table: those of the mapped class would cost as much again
     _POINT.series_id,
     _POINT.run_id,
     _POINT.environment_id,
-    _POINT.kernels_id,
-    _POINT.status,
-    _POINT.timing,
+    _code(),
     _POINT.median_ms,
     _POINT.error_ppm,
     _POINT.rms,
-    _POINT.repeatable,
 )
+_ROW = np.dtype(
+    [
+        ("series", np.int64),
+        ("run", np.int64),
+        ("environment", np.int64),
+        ("code", np.int64),
+        ("median_ms", np.float64),
+        ("error_ppm", np.float64),
+        ("rms", np.float64),
+    ]
+)
+_Rows = NDArray[Any]
+"""[p] of _ROW."""
 
 
 def recent_points(
@@ -92,74 +110,62 @@ def recent_points(
     known = np.zeros(top + 1, dtype=bool)
     known[list(session.scalars(select(Series.id)) if series is None else series)] = True
 
-    blocks: list[_Block] = []
+    blocks: list[_Rows] = []
     for place, run in enumerate(newest):
         lacking = int((known & (have < n)).sum())
         if lacking == 0 or (place >= n and lacking <= _STRAGGLERS * known.sum()):
             break
-        block = _block(session.execute(select(*_COLUMNS).where(_POINT.run_id == run)).all())
-        block = block.where(known[block.series])
-        if len(block.series):
+        block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), known)
+        if len(block):
             blocks.append(block)
-            have[block.series] += 1
+            have[block["series"]] += 1
     else:
         return _joined(blocks, rank, n)
 
-    stragglers = np.flatnonzero(known & (have < n)).tolist()
-    if stragglers:
-        lookups = set(stragglers)
-        blocks = [block.where(~np.isin(block.series, list(lookups))) for block in blocks]
-        for start in range(0, len(stragglers), _CHUNK):
-            query = select(*_COLUMNS).where(_POINT.series_id.in_(stragglers[start : start + _CHUNK]))
-            block = _block(session.execute(query).all())
-            blocks.append(block.where(rank[block.columns[1]] >= 0))
+    stragglers = known & (have < n)
+    lookups = np.flatnonzero(stragglers).tolist()
+    if lookups:
+        blocks = [_where(block, ~stragglers) for block in blocks]
+        for start in range(0, len(lookups), _CHUNK):
+            block = _rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(lookups[start : start + _CHUNK])))
+            blocks.append(block[rank[block["run"]] >= 0])
     return _joined(blocks, rank, n)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Some points, in the order of `_COLUMNS`."""
-
-    columns: tuple[NDArray[Any], ...]
-
-    @property
-    def series(self) -> NDArray[np.int64]:
-        return self.columns[0]
-
-    def where(self, keep: NDArray[np.bool_]) -> _Block:
-        return self if keep.all() else _Block(tuple(column[keep] for column in self.columns))
+def _rows(session: Session, query: Select[Any]) -> _Rows:
+    result: Any = session.execute(query)
+    with result:  # its cursor is the driver's: plain tuples, None where a number is missing
+        return np.fromiter(result.cursor, dtype=_ROW)
 
 
-def _block(rows: Any) -> _Block:
-    series, run, environment, kernels, status, timing, median, error, rms, repeatable = (
-        zip(*rows, strict=True) if rows else [()] * len(_COLUMNS)
-    )
-    return _Block(
-        (
-            np.array(series, dtype=np.int64),
-            np.array(run, dtype=np.int64),
-            np.array(environment, dtype=np.int64),
-            np.array([-1 if key is None else key for key in kernels], dtype=np.int64),
-            np.array([_STATUS[name] for name in status], dtype=np.int8),
-            np.array([_TIMING[name] for name in timing], dtype=np.int8),
-            np.array(median, dtype=np.float64),
-            np.array(error, dtype=np.float64) / PPM,
-            np.array(rms, dtype=np.float64),
-            np.array([-1 if told is None else told for told in repeatable], dtype=np.int8),
-        )
-    )
+def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
+    """Those whose series is one of `keys`."""
+    keep = keys[block["series"]]
+    return block if keep.all() else block[keep]
 
 
-def _joined(blocks: list[_Block], rank: NDArray[np.int64], n: int) -> Recent:
-    columns = tuple(np.concatenate(parts) for parts in zip(*(b.columns for b in blocks or [_block([])]), strict=True))
-    series, run = columns[0], columns[1]
-    order = np.lexsort((rank[run] if len(run) else run, series))
-    ordered = series[order]
+def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int) -> Recent:
+    rows = np.concatenate(blocks) if blocks else np.zeros(0, dtype=_ROW)
+    order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
+    ordered = rows["series"][order]
     starts = _starts(ordered)
-    within = np.arange(len(ordered)) - np.repeat(starts[:-1], np.diff(starts))
-    order = order[within < n]
-    kept = series[order]
-    return Recent(kept[_starts(kept)[:-1]], _starts(kept), *(column[order] for column in columns[1:]))
+    order = order[np.arange(len(ordered)) - np.repeat(starts[:-1], np.diff(starts)) < n]
+    rows = rows[order]
+    starts = _starts(rows["series"])
+    code, repeatable = np.divmod(rows["code"], _CODES[1])
+    status, timing = np.divmod(code, _CODES[0])
+    return Recent(
+        series=rows["series"][starts[:-1]],
+        starts=starts,
+        run=rows["run"].copy(),
+        environment=rows["environment"].copy(),
+        status=status.astype(np.int8),
+        timing=timing.astype(np.int8),
+        median_ms=rows["median_ms"].copy(),
+        error=rows["error_ppm"] / PPM,
+        rms=rows["rms"].copy(),
+        repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
+    )
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -280,6 +280,14 @@ _POINT_KEYS = (
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """Of a point, no more than what became of it."""
+
+    status: str
+    timed: bool  # it has a latency, of a result that is right
+
+
+@dataclass(frozen=True)
 class PointDetail:
     """A point with everything that its record said."""
 

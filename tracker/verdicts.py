@@ -51,6 +51,13 @@ class Span:
     def text(self) -> str:
         return f"{'' if self.base is None else self.base.state}..{self.head.state}"
 
+    def overlaps(self, other: Span) -> bool:
+        """Whether both may be of one moment: each is after its base, up to and with its head."""
+        return not (self._ends_before(other) or other._ends_before(self))
+
+    def _ends_before(self, other: Span) -> bool:
+        return other.base is not None and (self.head.started, self.head.pk) <= (other.base.started, other.base.pk)
+
     @property
     def same_code(self) -> bool:
         return self.base is not None and self.base.state == self.head.state and not self.head.dirty
@@ -71,11 +78,14 @@ class Judged:
     low: float | None = None  # interval of the change
     high: float | None = None
     sigma: float | None = None  # scatter of one result, of the logarithm
+    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few in the point's environment, newest last
     p: float | None = None
     q: float | None = None
     n: int = 0  # earlier results that it was judged by
     before_rms: float | None = None
     span: Span | None = None
+    since: int = 0  # results on the new level, this one included
+    old: bool = False  # too many for the change to count tonight
     compared: Compared | None = None  # the A/B that decided
     alert: AlertRow | None = None  # the stored one of this change
     loud: bool = False  # shown whatever the verdict
@@ -205,7 +215,9 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: boo
         suspects = sum(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
         if suspects:
             told.append(f"{suspects} series suspect")
-        advice = "; `groupbench confirm` measures both commits again" if any(row.ab_base for row in rows) else ""
+        asked = [row.compared is not None for row in rows if row.ab_base]
+        command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
+        advice = f"; `{command}` measures both commits again" if asked else ""
         return "GATE incomplete: " + (", ".join(told) or "strict, and some series are too young to judge") + advice
     if code == INCOMPARABLE:
         return f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
@@ -223,6 +235,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: boo
 def _asides(rows: Sequence[Judged]) -> dict[str, int]:
     quiet = [row for row in rows if row.verdict == "ok"]
     return {
+        "of them changed long ago": sum(row.old for row in quiet),
         "of them drifting": sum(row.cause == DRIFT for row in quiet),
         "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
         "of them on a level that is expected": sum(

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 # name: (standard deviation of a placement, of a burst, bursts a side, seconds a block). The deviations are those of an
-# H100 at the kernel's latency; the seconds are a rest of 0.3 s for each burst, or for each block where bursts are
-# short, and 0.25 s to place both sides anew.
+# H100 at the kernel's latency, and so are the seconds: 0.4 for a block, 0.8 for new processes after every fourth.
 LATENCIES: dict[str, tuple[float, float, int, float]] = {
-    "0.62 ms": (0.0003, 0.0020, 1, 0.95),
-    "0.40 ms": (0.0023, 0.0029, 1, 0.95),
+    "0.62 ms": (0.0003, 0.0020, 2, 0.60),
+    "0.40 ms": (0.0023, 0.0029, 2, 0.60),
     "0.10 ms": (0.0015, 0.0036, 2, 0.60),
     "13 us": (0.0065, 0.0110, 2, 0.60),
 }

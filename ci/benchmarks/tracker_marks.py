@@ -123,6 +123,24 @@ def recent_mark(given: argparse.Namespace) -> Rows:
         )
 
 
+def gate_mark(given: argparse.Namespace) -> Rows:
+    """The newest night judged by the command: its 100 earlier nights at most, of which 99 share its environment."""
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        process = subprocess.Popen(groupbench("--db", str(_big(given)), "gate"), stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert os.waitstatus_to_exitcode(status) in (0, 1, 3)
+        cpu = usage.ru_utime + usage.ru_stime
+        took.append((time.perf_counter() - began, cpu, usage.ru_maxrss / 1024))
+    wall, cpu, memory = max(took)
+    yield (
+        f"`groupbench gate` on a night of {given.series:,} series, {min(given.nights, 101)} points of each",
+        "≤ 10 s",
+        f"{wall:.1f} s, worst of 3, {cpu:.1f} s of CPU, {memory:.0f} MB",
+    )
+
+
 def shell_mark(given: argparse.Namespace) -> Rows:
     small = given.keep / "shell.db"
     if not small.exists():
@@ -212,6 +230,7 @@ MARKS: tuple[tuple[str, Callable[[argparse.Namespace], Rows]], ...] = (
     ("size", size_mark),
     ("history", history_mark),
     ("recent", recent_mark),
+    ("gate", gate_mark),
     ("shell", shell_mark),
     ("asv", asv_mark),
 )

@@ -2,11 +2,12 @@
 
 One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
 processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
-Several processes hold the same cell, since each is a few tenths of a per cent off for as long as it lives.
+Several processes may hold the same cell, and are replaced now and then, since each is a few tenths of a per cent off
+for as long as it lives. Results are checked in a process of their own that stays: a fresh one takes 4 s for it on a GPU.
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> what there is to compare
-    prepare cell, timeout_s   -> timing, accuracy, compiled kernels, bytes; in a process that is started if need be
+    prepare cell, timeout_s   -> timing, accuracy, compiled kernels, bytes
     spread  seeds, samples, fresh  -> the same cell in as many processes as there are seeds, all of them new if fresh
     reload  process, seed, samples -> the same cell at other addresses
     burst   process           -> samples in ms
@@ -46,6 +47,7 @@ class Side:
     """Answers by verb. Each method's keyword arguments are the question's, its result is JSON."""
 
     def __init__(self) -> None:
+        self._checker: Worker | None = None
         self._workers: list[Worker] = []
         self._job: Job | None = None
         self._timeout_s = 300.0
@@ -71,13 +73,15 @@ class Side:
             if reason is not None:
                 return Failure("unavailable", reason)
             self._bytes[self._job] = size
-        self._keep(max(1, len(self._workers)))
-        loaded = self._ask(Request("load", self._job))
-        if isinstance(loaded, Failure):
-            return loaded
-        prepared = self._ask(Request("prepare"))
-        if not isinstance(prepared, Prepared):
-            return prepared
+        if self._checker is None:
+            self._checker = Worker(self._device, self._timeout_s)
+        self._checker.timeout_s = self._timeout_s
+        for request in (Request("load", self._job), Request("prepare"), Request("unload")):
+            answer = self._checker.ask(request)
+            if isinstance(answer, Failure):
+                return self._answer(answer)
+            if isinstance(answer, Prepared):
+                prepared = answer
         return {
             "timing": prepared.timing,
             "accuracy": msgspec.to_builtins(prepared.accuracy),
@@ -89,10 +93,9 @@ class Side:
 
     def spread(self, seeds: list[int], samples: int, fresh: bool = False) -> str | Failure:
         if fresh:
-            self.end()
+            self._keep(0)
         self._keep(len(seeds))
-        lacking = self._workers if fresh else self._workers[1:]  # the first was asked to prepare the cell
-        adopted = self._each(dict.fromkeys(lacking, Request("adopt", self._job)))
+        adopted = self._each(dict.fromkeys(self._workers, Request("adopt", self._job)))
         if isinstance(adopted, Failure):
             return adopted
         requests = (Request("reload", arguments=(seed, samples)) for seed in seeds)
@@ -110,16 +113,16 @@ class Side:
 
     def end(self) -> None:
         """End the cell's processes, at once."""
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.close()
-        self._workers.clear()
+        if self._checker is not None:
+            self._workers.append(self._checker)
+            self._checker = None
+        self._keep(0)
 
     def _keep(self, count: int) -> None:
         """As many processes as that, old ones first."""
         for worker in self._workers[count:]:
             worker.kill()
+        for worker in self._workers[count:]:
             worker.close()
         del self._workers[count:]
         while len(self._workers) < count:

@@ -58,6 +58,7 @@ def prepare(ask: Ask, timeout_s: float = 60.0, **facts: Any) -> dict[str, Any]:
 def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     value = prepare(ask)["value"]
     assert (value["timing"], value["problem"]) == ("cpu", None) and value["accuracy"]["rms"] < 1e-5
+    assert ask("spread", seeds=[0], samples=1) == {"value": "reloaded"}
     for seed, samples in ((1, 3), (2, 5)):
         assert ask("reload", seed=seed, samples=samples) == {"value": "reloaded"}
         burst = ask("burst")["value"]
@@ -105,7 +106,7 @@ def test_what_this_side_lacks_is_a_usage_failure(ask: Ask, facts: dict[str, str]
 
 def test_what_a_backend_prints_does_not_reach_the_answers(ask: Ask) -> None:
     assert "value" in prepare(ask, backend="chatty")
-    assert "value" in ask("reload", seed=1, samples=2)
+    assert "value" in ask("spread", seeds=[1], samples=2)
     assert len(ask("burst")["value"]) == 2
 
 

@@ -292,8 +292,62 @@ def test_lost_repeatability_is_1(cli: Cli, stored: Stored, make: Any) -> None:
     result = cli("gate")
     assert result.exit_code == 1
     assert "repeatability" in result.stdout
-    stored([make(6, repeatable=False)])
-    assert cli("gate").exit_code == 0
+    stored([make(night, repeatable=False) for night in range(6, 26)])
+    assert cli("gate", "--run", "run-024").exit_code == 1
+    assert first_line(cli("gate")).endswith("1 ok, 1 of them changed long ago")
+    stored([make(26, repeatable=True), make(27, repeatable=False)])
+    assert cli("gate", "--run", "run-026").exit_code == 0
+    assert cli("gate").exit_code == 1
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("ms", [0.95, 1.05], ids=["improved", "regressed"])
+def test_a_change_of_long_ago_is_no_news(cli: Cli, stored: Stored, make: Any, ms: float) -> None:
+    """The statistics find the newest change at any age; twenty results on, it says nothing of tonight."""
+    stored([*quiet(make, 6), *[make(night, ms=ms) for night in range(6, 28)]])
+    for night, code in ((8, 1), (25, 1), (26, 0), (27, 0)):
+        result = cli("gate", "--run", f"run-{night:03d}", "--json")
+        (row,) = json.loads(result.stdout)["series"]
+        old = night >= 26
+        assert result.exit_code == (code if ms > 1 else 0), night
+        assert row["verdict"] == ("ok" if old else "regressed" if ms > 1 else "improved"), night
+        assert ("long ago" in (row["note"] or "")) == old, night
+    assert cli("gate").stdout == "GATE ok: nothing changed. 1 ok, 1 of them changed long ago\n"
+
+
+@pytest.mark.sqlite
+def test_an_alert_keeps_an_old_change_until_it_is_dealt_with(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), *[make(night, ms=1.05) for night in range(6, 40)]])
+    assert "nothing new" in cli("gate", "--update").stderr  # of long before anybody asked
+    assert "1 opened (1)" in cli("gate", "--update", "--run", "run-010").stderr
+    for night in (25, 26, 39):
+        assert cli("gate", "--run", f"run-{night:03d}").exit_code == 1, night
+    assert cli("ack", "1").exit_code == 0
+    assert (cli("gate").exit_code, cli("gate", "--strict").exit_code) == (0, 1)
+    assert cli("expect", "1", "--reason", "bounds are checked").exit_code == 0
+    assert cli("gate", "--strict").exit_code == 0
+    assert cli("close", "1", "--as", "fixed", "--reason", "a mistake: it is as slow as ever").exit_code == 0
+    assert "1 reopened (1)" in cli("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, make: Any) -> None:
+    canary = {"operator": "canary", "backend": "copy"}
+    other = {"gpu_uuid": "GPU-2"}
+    stored([*quiet(make, 6), *quiet(make, 6, backend="b", environment=other), *quiet(make, 6, **canary)])
+    for night in (6, 7):
+        cells: list[dict[str, Any]] = [{}, {"backend": "b", "environment": other}, canary]
+        stored([make(night, ms=1.05, **cell) for cell in cells])
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert [(rows[name]["verdict"], rows[name]["cause"]) for name in ("triton", "b", "copy")] == [
+        ("unresolved", "machine"),
+        ("regressed", "code"),
+        ("suspect", "machine"),
+    ]
+    slow = [make(night, ms=1.05, **canary) for night in range(8, 12)]
+    stored([*slow, *[make(night, backend="late", ms=1.0 if night < 10 else 1.05) for night in range(12)]])
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert (rows["copy"]["verdict"], rows["late"]["verdict"], rows["late"]["cause"]) == ("suspect", "regressed", "code")
 
 
 def test_a_wrong_night_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -344,3 +398,10 @@ def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
     assert csv.stdout.startswith("verdict,what,cause,operator")
     assert csv.stderr.startswith("GATE regression")
     assert r"x\|y" in cli("gate", "--md").stdout
+
+
+def test_a_long_message_does_not_fill_the_screen(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, status="wrong", message="x" * 100_000)])
+    assert len(cli("gate").stdout) < 2000
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert len(row["note"]) == 100_000

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.alerts import on_level
+
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
@@ -91,3 +93,59 @@ def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Store
     assert code == 3
     assert (rows["copy"]["verdict"], rows["copy"]["cause"]) == ("suspect", "machine")
     assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == ("unresolved", "machine")
+
+
+@pytest.mark.parametrize("earlier", [5, 12, 25])
+def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Stored, make: Any, earlier: int) -> None:
+    """Nor where few series share their noise, of which tests alone would see too little."""
+    stored(nights(make, earlier + 2, {"b3": (earlier, 1.06)}))
+    for night in (earlier, earlier + 1):
+        code, rows = judged(cli, "--run", f"run-{night:03d}")
+        assert (code, [name for name, row in rows.items() if row["verdict"] == "suspect"]) == (3, ["b3"])
+
+
+def test_a_night_back_on_the_level_before_is_no_regression(cli: Cli, stored: Stored, make: Any) -> None:
+    """The statistics still see the newer level; its alert closes, and reopens with the next slow night."""
+    made = nights(make, 34, {"b3": (25, 1.05)})
+    kept = [r for r in made if (r.cell.backend, r.run.id) != ("b3", "run-032")]
+    stored([*kept, make(32, ms=0.1 * 1.3**3, backend="b3")])
+    assert cli("gate", "--update", "--run", "run-031").exit_code == 1
+    result = cli("gate", "--update", "--run", "run-032")
+    assert (result.exit_code, "1 fixed (1)" in result.stderr) == (0, True)
+    assert "back on the level before" in result.stdout
+    result = cli("gate", "--update", "--run", "run-033")
+    assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("latest", "effect", "sigma", "back"),
+    [
+        ([0.1, 0.0], 0.1, 0.01, True),
+        ([0.1, 0.04], 0.1, 0.01, False),
+        ([0.0, 0.1], 0.1, 0.01, False),
+        ([0.04, 0.0], 0.04, 0.01, False),  # 2.25 results are needed
+        ([0.0, 0.0, 0.0], 0.04, 0.01, True),
+        ([0.04, 0.0, 0.0], 0.04, 0.01, True),
+        ([0.0] * 8, 0.02, 0.01, False),
+        ([0.0] * 9, 0.02, 0.01, True),
+        ([0.0] * 30, 0.02, 0.02, False),
+        ([-0.1, 0.0], -0.1, 0.01, True),
+        ([-0.1, -0.06], -0.1, 0.01, False),
+        ([0.0], 0.1, None, True),
+        ([], 0.1, 0.01, False),
+    ],
+    ids=str,
+)
+def test_how_many_results_show_that_a_level_is_back(
+    latest: list[float], effect: float, sigma: float | None, back: bool
+) -> None:
+    assert on_level(latest, 0.0, effect, sigma, "gpu") is back
+
+
+def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make: Any) -> None:
+    """Of a noisy series several results must be back together; those of before the change are none of them."""
+    made = nights(make, 34, {"b3": (25, 1.05)}, noise=0.012)
+    stored(made)
+    assert "1 opened (1)" in cli("gate", "--update", "--run", "run-030").stderr
+    for night in range(31, 34):
+        assert "nothing new" in cli("gate", "--update", "--run", f"run-{night:03d}").stderr, night

@@ -15,7 +15,7 @@ from groupbench.tracker.judge import burst_error, far_off, judge_pools, judge_rm
 UNKNOWN = math.nan
 
 
-def off(before: list[float], now: float, error: float = UNKNOWN, timing: str = "gpu", **given: float) -> bool:
+def off(before: list[float], now: float, error: float = UNKNOWN, timing: str = "gpu", **given: Any) -> bool:
     log = np.log([*before, now])
     return far_off(log, np.array([error] * len(log)), timing=timing, **given) is not None
 
@@ -35,6 +35,13 @@ def off(before: list[float], now: float, error: float = UNKNOWN, timing: str = "
         ([1.0, 1.0], 1.5, {}, False),
         ([1.0] * 9, 1.5, {}, True),
         ([1.0] * 10, 1.5, {}, False),
+        ([1.0] * 10, 1.5, {"alone": True}, True),
+        ([1.0] * 29, 1.5, {"alone": True}, True),
+        ([1.0] * 30, 1.5, {"alone": True}, False),
+        ([1.0] * 12 + [1.5], 1.5, {"alone": True}, True),
+        ([1.0] * 6 + [1.4] + [1.0] * 6, 1.5, {"alone": True}, False),
+        ([1.0] * 6 + [1.2] + [1.0] * 6, 1.5, {"alone": True}, True),
+        ([1.0] * 6 + [1.4] + [1.0] * 2, 1.5, {}, True),
         ([1.0], 1.5, {}, False),
         ([], 1.5, {}, False),
     ],

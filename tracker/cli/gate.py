@@ -23,6 +23,14 @@ from groupbench.tracker.cli.output import (
 if TYPE_CHECKING:
     from groupbench.tracker.verdicts import Gate, Judged
 
+LONGEST = 300
+"""Characters of a note in the table: a compiler's message may be megabytes. JSON and CSV have all of it."""
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 2] + " …"
+
+
 COLUMNS = (
     Column("verdict", "verdict"),
     Column("what", "what"),
@@ -39,8 +47,8 @@ COLUMNS = (
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("n", "n", right=True),
     Column("commits", "commits"),
-    Column("first commit", "subject", wraps=True),
-    Column("note", "note", wraps=True),
+    Column("last of them", "subject", wraps=True),
+    Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),
 )
 
 
