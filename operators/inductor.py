@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.errors import Unavailable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "TRITON",
+}
 TEMPLATE = re.compile(r"triton_tem_\w*grouped_mm\w*")
 
 

@@ -6,47 +6,37 @@
 The gradient of the rows is the forward with the other layout of the weights, and a problem of its own: with --dgrad
 those are tuned, and added to what the file holds.
 
-Runs on the GPU it tunes for, in one process, about five seconds a problem. What is compared is a cooled burst of each
-config, the faster of two, so that a difference below half a percent is luck; it costs nothing to choose either then.
+Runs on the GPU it tunes for, in one process, about five seconds a problem.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.shapes import SUITES, GroupedShape
-
-PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
+from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
 
 
 def fastest(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, dict[str, Any], float]:
     """(key, config, ms) of the fastest candidate for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.flat import candidates, illegal, prepare_flat, tuning_key
+    from groupbench.kernels.grouped_gemm.flat import candidates, illegal, prepare_flat
+    from groupbench.kernels.grouped_gemm.support import stored_weights
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators import grouped_gemm, grouped_gemm_dgrad
 
     x = (grouped_gemm_dgrad if dgrad else grouped_gemm).make_inputs(shape, dtype, "cuda", seed=0)
     times = []
     for config in candidates(shape.M / shape.G):
         if illegal(config, x.a.dtype) is None:
-            timer = GpuTimer(prepare_flat(x.a, x.b, x.offs, config), PROTOCOL)
-            times.append((min(_burst(timer) for _ in range(PROTOCOL.bursts)), config))
+            times.append((fastest_burst(prepare_flat(x.a, x.b, x.offs, config)), config))
     ms, config = min(times, key=lambda found: found[0])
     G, K, N = x.b.shape
-    key = tuning_key(shape.M, G, N, K, x.a.dtype, x.b.stride(1) == 1 and x.b.stride(2) != 1)
+    key = tuning_key(shape.M, G, N, K, x.a.dtype, stored_weights(x.b)[1])
     return key, dataclasses.asdict(config), ms
-
-
-def _burst(timer: GpuTimer) -> float:
-    time.sleep(PROTOCOL.idle_s)
-    return statistics.median(timer.burst())
 
 
 @click.command()
@@ -57,21 +47,15 @@ def _burst(timer: GpuTimer) -> float:
 def main(output: Path, suites: tuple[str, ...], dtype: str, dgrad: bool) -> None:
     """Tune triton_flat for this GPU."""
     import torch
-    import triton
 
-    configs = json.loads(output.read_text())["configs"] if dgrad and output.exists() else {}
+    configs = read_tuned(output) if dgrad else {}
     for suite in suites:
         for name, shape in SUITES[suite].items():
             key, config, ms = fastest(shape, dtype, dgrad)
             configs[key] = config
             click.echo(f"{name}: {ms:.4f} ms {config}")
             torch.cuda.empty_cache()
-    about = {
-        "about": "triton_flat's fastest config by problem, of the candidates in flat.py",
-        "measured": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}",
-        "configs": configs,
-    }
-    output.write_text(json.dumps(about, indent=1) + "\n")
+    write_tuned(output, "triton_flat's fastest config by problem, of the candidates in flat.py", configs)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ the configs by size class. What is in the file already and was not tuned now is 
 from __future__ import annotations
 
 import dataclasses
-import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.shapes import MOE, GroupedShape
+from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
 
-PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
 # Few experts with many rows, many with fewer, and a few rows each; the first are tuned first.
 SHAPES = (
     *("dsv3_gu_ep32_zipf", "dsv3_dn_ep32", "mixtral8x7b_gu", "qwen30b_gu", "qwen30b_dn", "qwen30b_decode"),
@@ -32,6 +29,7 @@ SHAPES = (
 def fastest(shape: GroupedShape, mode: str) -> tuple[str, dict[str, Any], float]:
     """(key, config, ms) of the fastest candidate for a problem on this GPU."""
     from groupbench.kernels.grouped_gemm import fp8
+    from groupbench.kernels.grouped_gemm.tuned import problem_key
     from groupbench.operators.grouped_gemm_fp8 import make_inputs
 
     x = make_inputs(shape, "fp8", "cuda", seed=0, blockwise=mode == fp8.BLOCKWISE)
@@ -41,19 +39,13 @@ def fastest(shape: GroupedShape, mode: str) -> tuple[str, dict[str, Any], float]
             x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=mode == fp8.ROWWISE_FAST, config=config
         )
         try:
-            timer = GpuTimer(run, PROTOCOL)
+            times.append((fastest_burst(run), config))
         except Exception as error:  # another Triton may need more shared memory
             click.echo(f"  {mode}: {config} does not run: {error}", err=True)
             continue
-        times.append((min(_burst(timer) for _ in range(PROTOCOL.bursts)), config))
         click.echo(f"  {mode}: {times[-1][0]:.4f} ms {config}")
     ms, config = min(times, key=lambda found: found[0])
-    return fp8.tuning_key(mode, shape.M, shape.G, shape.N, shape.K), dataclasses.asdict(config), ms
-
-
-def _burst(timer: GpuTimer) -> float:
-    time.sleep(PROTOCOL.idle_s)
-    return statistics.median(timer.burst())
+    return problem_key(shape.M, shape.G, shape.N, shape.K, mode), dataclasses.asdict(config), ms
 
 
 @click.command()
@@ -64,7 +56,6 @@ def _burst(timer: GpuTimer) -> float:
 def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], budget: float) -> None:
     """Tune the fp8 kernel for this GPU."""
     import torch
-    import triton
 
     from groupbench.kernels.grouped_gemm.fp8 import MODES
 
@@ -72,7 +63,7 @@ def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], budget: f
         raise click.BadParameter(f"{', '.join(unknown)}: modes are {', '.join(MODES)}", param_hint="--mode")
     if not torch.cuda.is_available():
         raise click.UsageError("tuning needs the GPU that it is for; torch sees none here")
-    configs = json.loads(output.read_text())["configs"] if output.exists() else {}
+    configs = read_tuned(output)
     stop = time.monotonic() + budget
     for name in names:
         for mode in modes:
@@ -82,12 +73,8 @@ def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], budget: f
             key, configs[key], ms = fastest(MOE[name], mode)
             click.echo(f"{name} {mode}: {ms:.4f} ms {configs[key]}")
             torch.cuda.empty_cache()
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(config)}" for key, config in configs.items())
-    measured = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
     about = "the fp8 kernel's fastest config by problem and mode, of the candidates in fp8.py"
-    output.write_text(
-        f'{{\n "about": {json.dumps(about)},\n "measured": {json.dumps(measured)},\n "configs": {{\n{lines}\n }}\n}}\n'
-    )
+    write_tuned(output, about, configs)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,14 @@
     python -m groupbench.operators.tune_wgrad -o wgrad.json --suite moe --limit 300
     python -m groupbench.operators.tune_wgrad --helion dsv3_gu_ep32 --limit 120
 
-Runs on the GPU it tunes for, in one process, about five seconds a problem. What is compared is a cooled burst of each
-config, the faster of two; a difference below half a percent is luck. Problems that the time limit leaves out, and those
-that an existing output file holds beside, keep what they have. With --helion, Helion's own search is run for one shape
-instead, and its config printed, for helion_wgrad.py.
+Runs on the GPU it tunes for, in one process, about five seconds a problem. Problems that the time limit leaves out, and
+those that an existing output file holds beside, keep what they have. With --helion, Helion's own search is run for one
+shape instead, and its config printed, for helion_wgrad.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -22,30 +19,26 @@ from typing import Any
 import click
 
 from groupbench.operators import shapes
-from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.shapes import GroupedShape
+from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
 
-PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
+ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
 
 
 def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, dict[str, Any]]]]:
     """(key, [(ms, config)], fastest first) of every legal candidate for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, illegal, prepare_wgrad, tuning_key
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, illegal, prepare_wgrad
     from groupbench.operators.grouped_gemm_wgrad import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
     times = []
     for config in candidates(shape.M / shape.G):
         if illegal(config, x.a.dtype) is None and not (config.dynamic and shape.G > MOST_RANKED):
-            timer = GpuTimer(prepare_wgrad(x.a, x.dc, x.offs, x.nk, config), PROTOCOL)
-            times.append((min(_burst(timer) for _ in range(PROTOCOL.bursts)), dataclasses.asdict(config)))
+            run = prepare_wgrad(x.a, x.dc, x.offs, x.nk, config)
+            times.append((fastest_burst(run), dataclasses.asdict(config)))
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
     return key, sorted(times, key=lambda found: found[0])
-
-
-def _burst(timer: GpuTimer) -> float:
-    time.sleep(PROTOCOL.idle_s)
-    return statistics.median(timer.burst())
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
@@ -72,6 +65,8 @@ def main(
     output: Path | None, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, limit: float, helion: str | None
 ) -> None:
     """Tune the weights' gradient for this GPU."""
+    import torch
+
     if helion is not None:
         click.echo(tune_helion(shapes.parse(helion), dtype, limit))
         return
@@ -81,7 +76,7 @@ def main(
     if not texts:
         of_suites = shapes.weight_gradient_suites()
         problems = [shape for suite in suites for shape in of_suites[suite]]
-    configs = json.loads(output.read_text())["configs"] if output.exists() else {}
+    configs = read_tuned(output)
     end = time.monotonic() + limit
     for number, shape in enumerate(problems):
         if time.monotonic() > end:
@@ -92,25 +87,12 @@ def main(
         click.echo(f"{shape}")
         for ms, config in times:
             click.echo(f"  {ms:.4f} ms {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s {_short(config)}")
-        write(output, configs)
+        write_tuned(output, ABOUT, dict(sorted(configs.items())))
+        torch.cuda.empty_cache()
 
 
 def _short(config: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in config.items())
-
-
-def write(output: Path, configs: dict[str, dict[str, Any]]) -> None:
-    """Write the file, a config a line."""
-    import torch
-    import triton
-
-    torch.cuda.empty_cache()
-    measured = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(config)}" for key, config in sorted(configs.items()))
-    output.write_text(
-        '{\n "about": "fastest configs of the weights\' gradient by problem, of the candidates in wgrad.py",\n'
-        f' "measured": {json.dumps(measured)},\n "configs": {{\n{lines}\n }}\n}}\n'
-    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
     python -m groupbench.operators.tune_worklist -o kernels/grouped_gemm/configs/worklist_h100.json
 
 One process, about four seconds a problem; what a problem had in the file is kept where the problem is not tuned again,
-and is a candidate where it is. As with `tune_flat`, what is compared is a cooled burst of each config, the faster of
-two. `--budget` stops in time, and what is tuned by then is written.
+and is a candidate where it is. `--budget` stops in time, and what is tuned by then is written.
 
 `--autotune SECONDS` lets Helion's own search look for that long too, for each problem, with the rows of a tile and the
 order of the fastest config so far; its find is a candidate like the others, timed in the same way.
@@ -14,22 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import time
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.shapes import SUITES, GroupedShape, parse
+from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.helion_worklist import WorklistConfig
     from groupbench.operators.grouped_gemm import GroupedInputs
 
-PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
+ABOUT = "helion_worklist's fastest config by problem, of the candidates in helion_worklist.py"
 
 
 def fastest(
@@ -45,8 +42,8 @@ def fastest(
         reason = helion_worklist.illegal(config, x.a.dtype)
         try:
             if reason is None:
-                timer = GpuTimer(helion_worklist.prepare_helion_worklist(x.a, x.b, x.offs, config), PROTOCOL)
-                times.append((min(_burst(timer) for _ in range(PROTOCOL.bursts)), config))
+                run = helion_worklist.prepare_helion_worklist(x.a, x.b, x.offs, config)
+                times.append((fastest_burst(run), config))
         except Exception as error:  # of a compiler, by candidate
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if reason is not None:
@@ -64,11 +61,6 @@ def fastest(
 
 def _time(found: tuple[float, WorklistConfig]) -> float:
     return found[0]
-
-
-def _burst(timer: GpuTimer) -> float:
-    time.sleep(PROTOCOL.idle_s)
-    return statistics.median(timer.burst())
 
 
 def read_configs(path: Path) -> list[WorklistConfig]:
@@ -115,20 +107,14 @@ def main(
     given = read_configs(configs_path) if configs_path else None
 
     import torch
-    import triton
 
-    from groupbench.kernels.grouped_gemm.flat import tuning_key
     from groupbench.kernels.grouped_gemm.helion_worklist import candidates, config_from
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators.grouped_gemm import make_inputs
 
     if not torch.cuda.is_available():
         raise click.ClickException("tuning needs the GPU to tune for, and torch sees none")
-    before: dict[str, Any] = json.loads(output.read_text())["configs"] if output.exists() else {}
-    about = {
-        "about": "helion_worklist's fastest config by problem, of the candidates in helion_worklist.py",
-        "measured": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
-        f"helion {version('helion')}",
-    }
+    before = read_tuned(output)
     tuned = dict(before)
     stop = time.monotonic() + budget_s
     for shape in problems:
@@ -145,15 +131,9 @@ def main(
         click.echo(f"{shape}: {ms:.4f} ms {config}")
         for line in failed:
             click.echo(f"  not run: {line}", err=True)
-        _write(output, {**about, "configs": tuned})
+        write_tuned(output, ABOUT, tuned, "helion")
         del x
         torch.cuda.empty_cache()
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
 
 
 if __name__ == "__main__":  # Helion's autotuner starts processes that import this module again

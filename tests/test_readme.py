@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,11 +46,16 @@ def test_commands_of_groupbench_run_on_the_records(tmp_path: Path) -> None:
     assert len(commands) >= 6
     for command in commands:
         arguments = shlex.split(command)
+        if arguments[1] in ("ab", "bisect", "calibrate"):  # measures: parsed alone
+            group = importlib.import_module("groupbench.tracker.cli").main
+            found = group.get_command(click.Context(group), arguments[1])
+            assert found is not None and found.make_context(arguments[1], arguments[2:])
+            continue
         if "--since" in arguments:  # the records grow old
             arguments = arguments[: arguments.index("--since")]
         done = run(sys.executable, "-m", "groupbench.tracker", *arguments[1:], cwd=tmp_path)
         assert done.returncode in (0, 1) if "gate" in command else done.returncode == 0, (command, done.stderr)
-        assert done.stdout or "report" in command, command
+        assert done.stdout or "report" in command or "no alert" in done.stderr, command
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 

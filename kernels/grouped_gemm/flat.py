@@ -27,11 +27,8 @@ of tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and Fl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 import torch
 import triton
@@ -45,12 +42,13 @@ from groupbench.kernels.grouped_gemm.support import (
     SHARED_MEMORY_BYTES,
     group_ends,
     illegal_tile,
+    no_tma,
     require_runnable,
+    stored_weights,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-
-TMA_BYTES = 16  # what addresses and strides must be a multiple of
+from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
 
 
 @dataclass(frozen=True)
@@ -131,29 +129,45 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: to
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
         return CONFIGS["fp32"]
-    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    tuned = tuned_config("flat", tuning_key(M, G, N, K, dtype, nk), device)
     if tuned is not None:
-        return tuned
+        return FlatConfig(**tuned)
     for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small")):
         if limit >= M / G:
             return CONFIGS[name]
     return CONFIGS["large" if G <= 64 else "many"]
 
 
-def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
-    """M is rounded up to a power of two: routing changes it at every step."""
-    return (
-        f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{str(dtype).removeprefix('torch.')},{'nk' if nk else 'kn'}"
-    )
+@triton.jit
+def _experts(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(first row, end, tile rows, tile rows of the experts in front) of every expert, each [G_POW2]."""
+    experts = tl.arange(0, G_POW2)
+    real = experts < G
+    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
+    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
+    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    return starts, ends, counts, tl.cumsum(counts, 0) - counts
 
 
-@cache
-def _tuned(gpu: str) -> dict[str, FlatConfig]:
-    """What was tuned for a GPU of this name, from configs/flat_<family>.json beside this file."""
-    for path in sorted((Path(__file__).parent / "configs").glob("flat_*.json")):
-        if path.stem.removeprefix("flat_").lower() in gpu.lower():
-            return {key: FlatConfig(**values) for key, values in json.loads(path.read_text())["configs"].items()}
-    return {}
+@triton.jit
+def _expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
+    g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
+    mine = tl.arange(0, G_POW2) == g
+    start = tl.sum(tl.where(mine, starts, 0), 0)
+    size = tl.sum(tl.where(mine, ends, 0), 0) - start
+    return g, start, size, (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M
+
+
+@triton.jit
+def _zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows past `end`, the last expert's, belong to nobody and are zero."""
+    columns = tl.arange(0, BLOCK_N)
+    row_elements = tl.full((), 1, tl.int64) * stride
+    for row in range(end + tl.program_id(0), M, NUM_PROGRAMS):
+        for first in range(0, N, BLOCK_N):
+            at = out_ptr + row * row_elements + first + columns
+            tl.store(at, tl.zeros((BLOCK_N,), dtype=out_ptr.dtype.element_ty), mask=first + columns < N)
 
 
 @triton.jit
@@ -256,12 +270,7 @@ def _flat_kernel(
 ):
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     HALF: tl.constexpr = BLOCK_M // 2
-    experts = tl.arange(0, G_POW2)
-    real = experts < G
-    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
-    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
-    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    before = tl.cumsum(counts, 0) - counts  # tile rows of the experts in front
+    starts, ends, counts, before = _experts(offs_ptr, G, G_POW2, BLOCK_M)
     tiles_m = tl.sum(counts, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
@@ -279,11 +288,7 @@ def _flat_kernel(
             tile = tl.where(item < whole, item, (item + whole) // 2)
             half = tl.where(item < whole, 0, (item - whole) % 2)
         tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
-        g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
-        mine = experts == g
-        start = tl.sum(tl.where(mine, starts, 0), 0)
-        size = tl.sum(tl.where(mine, ends, 0), 0) - start
-        row = (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M  # within the expert's rows
+        g, start, size, row = _expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
         column = tile_n * BLOCK_N
         matrix = 0 if SHARED_B else g
         if HALVES:
@@ -311,13 +316,7 @@ def _flat_kernel(
                 B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
             )  # fmt: skip
             _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
-    # Rows past the last expert's belong to nobody and are zero.
-    columns = tl.arange(0, BLOCK_N)
-    row_elements = tl.full((), 1, tl.int64) * N
-    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + tl.program_id(0), M, NUM_PROGRAMS):
-        for first in range(0, N, BLOCK_N):
-            at = out_ptr + row_past * row_elements + first + columns
-            tl.store(at, tl.zeros((BLOCK_N,), dtype=DTYPE), mask=first + columns < N)
+    _zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, NUM_PROGRAMS, BLOCK_N)
 
 
 def prepare_flat(
@@ -336,11 +335,11 @@ def prepare_flat(
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    weights, nk, shared = _weights(b)
+    weights, nk, shared = stored_weights(b)
     config = config or choose_config(M, G, N, K, a.dtype, a.device, nk)
     if reason := illegal(config, a.dtype):
         raise ValueError(f"{config}: {reason}")
-    if needs_pointers(a, weights, N) is not None:
+    if no_tma(N, a=a, b=weights) is not None:
         return _prepare_pointers(a, b, ends or group_ends(a, b, offs))
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
@@ -381,29 +380,6 @@ def prepare_flat(
         return out
 
     return run
-
-
-def needs_pointers(a: Tensor, weights: Tensor, N: int) -> str | None:
-    """Why these operands cannot be read and written by TMA, or None where they can."""
-    if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) < (9, 0):
-        return "TMA came with Hopper"
-    for name, x in (("a", a), ("b", weights)):
-        if x.stride(-1) != 1:
-            return f"{name} has no dimension of stride 1 where TMA wants it"
-        if x.data_ptr() % TMA_BYTES or any(stride * x.element_size() % TMA_BYTES for stride in x.stride()[:-1]):
-            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
-    if N * a.element_size() % TMA_BYTES:
-        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
-    return None
-
-
-def _weights(b: Tensor) -> tuple[Tensor, bool, bool]:
-    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
-    shared = b.size(0) > 1 and b.stride(0) == 0
-    if shared:
-        b = b[:1]
-    nk = b.stride(1) == 1 and b.stride(2) != 1
-    return (b.transpose(1, 2) if nk else b), nk, shared
 
 
 def _prepare_pointers(a: Tensor, b: Tensor, ends: list[int]) -> Callable[[], Tensor]:

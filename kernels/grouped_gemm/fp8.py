@@ -27,11 +27,8 @@ torchao's and FBGEMM's row-wise kernels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 import torch
 import triton
@@ -40,17 +37,19 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupbench.kernels.grouped_gemm.flat import TMA_BYTES, _store
+from groupbench.kernels.grouped_gemm.flat import _expert_of, _experts, _write, _zero_past
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
 from groupbench.kernels.grouped_gemm.reference import _without_tf32
 from groupbench.kernels.grouped_gemm.support import (
     SHARED_MEMORY_BYTES,
+    TMA_BYTES,
     group_ends,
     illegal_tile,
     interpreted,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.grouped_gemm.tuned import problem_key, tuned_config
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
@@ -140,24 +139,10 @@ def choose_config(mode: str, M: int, G: int, N: int, K: int, device: torch.devic
     """The tuned config of this problem on this GPU, else by mean rows an expert."""
     if device.type == "cpu":
         return CPU_SWAP if M <= 8 * G else CPU
-    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(mode, M, G, N, K))
+    tuned = tuned_config("fp8", problem_key(M, G, N, K, mode), device)
     if tuned is not None:
-        return tuned
+        return Fp8Config(**tuned)
     return CONFIGS[mode]["decode" if M <= 16 * G else "small" if M <= 96 * G else "large"]
-
-
-def tuning_key(mode: str, M: int, G: int, N: int, K: int) -> str:
-    """M is rounded up to a power of two: routing changes it at every step."""
-    return f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{mode}"
-
-
-@cache
-def _tuned(gpu: str) -> dict[str, Fp8Config]:
-    """What was tuned for a GPU of this name, from configs/fp8_<family>.json beside this file."""
-    for path in sorted((Path(__file__).parent / "configs").glob("fp8_*.json")):
-        if path.stem.removeprefix("fp8_").lower() in gpu.lower():
-            return {key: Fp8Config(**values) for key, values in json.loads(path.read_text())["configs"].items()}
-    return {}
 
 
 @triton.jit
@@ -187,24 +172,15 @@ def _fp8_kernel(
     SPLIT_STORE: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
-    dtype = out_ptr.dtype.element_ty
-    experts = tl.arange(0, G_POW2)
-    real = experts < G
-    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
-    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
-    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    before = tl.cumsum(counts, 0) - counts  # tile rows of the experts in front
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    starts, ends, counts, before = _experts(offs_ptr, G, G_POW2, BLOCK_M)
     tiles_m = tl.sum(counts, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     block_elements = tl.full((), 1, tl.int64) * scale_a_stride
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS, flatten=FLATTEN):
         tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
-        g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
-        mine = experts == g
-        start = tl.sum(tl.where(mine, starts, 0), 0)
-        size = tl.sum(tl.where(mine, ends, 0), 0) - start
-        row = (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M  # within the expert's rows
+        g, start, size, row = _expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
         column = tile_n * BLOCK_N
         rows = start + row + tl.arange(0, BLOCK_M)
         if SWAP:
@@ -241,22 +217,8 @@ def _fp8_kernel(
                 acc = acc * scales_b[:, None] * scales_a[None, :]
             else:
                 acc = acc * scales_a[:, None] * scales_b[None, :]
-        if SWAP:
-            _store(out_desc, start, size, row, column, acc.to(dtype).T, BLOCK_M, BLOCK_N)
-        elif SPLIT_STORE:
-            halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-            left, right = tl.split(halves)
-            _store(out_desc, start, size, row, column, left.to(dtype), BLOCK_M, BLOCK_N // 2)
-            _store(out_desc, start, size, row, column + BLOCK_N // 2, right.to(dtype), BLOCK_M, BLOCK_N // 2)
-        else:
-            _store(out_desc, start, size, row, column, acc.to(dtype), BLOCK_M, BLOCK_N)
-    # Rows past the last expert's belong to nobody and are zero.
-    past = tl.arange(0, BLOCK_N)
-    stride = tl.full((), 1, tl.int64) * out_stride
-    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + tl.program_id(0), M, NUM_PROGRAMS):
-        for first in range(0, N, BLOCK_N):
-            at = out_ptr + row_past * stride + first + past
-            tl.store(at, tl.zeros((BLOCK_N,), dtype=dtype), mask=first + past < N)
+        _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+    _zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, out_stride, NUM_PROGRAMS, BLOCK_N)
 
 
 def prepare_fp8(

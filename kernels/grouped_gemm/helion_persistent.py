@@ -36,6 +36,7 @@ from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     offset_table,
     require_runnable,
+    without_ones,
     worker_count,
 )
 
@@ -145,11 +146,5 @@ def tune_helion_persistent(
 def _arguments(a: Tensor, b: Tensor, offs: Tensor, workers: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: at least one has to do the work")
-    # Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not
-    # fit any more. A second row or column, which is the first one again, keeps the dimension; the caller
-    # cuts it off.
-    if a.size(0) == 1:
-        a = a.expand(2, -1)
-    if b.size(2) == 1:
-        b = b.expand(-1, -1, 2)
+    a, b = without_ones(a, b)
     return a, b, offset_table(a, b, offs), workers or worker_count(a.device)

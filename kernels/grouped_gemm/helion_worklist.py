@@ -28,12 +28,9 @@ caller); the order of tiles, Triton's tutorial 03; swapped operands, as in `trit
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import helion
@@ -41,16 +38,20 @@ import helion.language as hl
 import torch
 import triton
 import triton.language as tl
+from helion import Config  # a field of WorklistConfig has the module's name
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.flat import needs_pointers, tuning_key
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,
+    no_tma,
     require_runnable,
+    stored_weights,
+    without_ones,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
 
 ENTRY = 3  # numbers of the list for each tile: group, first row, end of the group's rows
 # Helion puts this into the code that it generates. It counts in int64 where an operand has 2**31 elements, tiles never
@@ -83,7 +84,7 @@ class WorklistConfig:
     per_sm: int = 1  # workers on each SM
     helion: tuple[tuple[str, Any], ...] = ()
 
-    def to_helion(self, tma: bool) -> helion.Config:
+    def to_helion(self, tma: bool) -> Config:
         settings: dict[str, Any] = {
             "block_sizes": [self.block_n, self.block_k],
             "num_warps": self.num_warps,
@@ -92,7 +93,7 @@ class WorklistConfig:
         }
         if tma:
             settings |= {"indexing": "tensor_descriptor", "host_tensor_descriptors": True}
-        return helion.Config(**(settings | dict(self.helion)))
+        return Config(**(settings | dict(self.helion)))
 
 
 # For shapes that nobody tuned; what was measured is in configs/worklist_h100.json.
@@ -137,30 +138,21 @@ def illegal(config: WorklistConfig, dtype: torch.dtype) -> str | None:
 
 
 def choose_config(
-    G: int, M: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool = False
+    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool = False
 ) -> WorklistConfig:
     """The tuned config of this problem on this GPU, else by mean rows of a group."""
     if device.type == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
         return CONFIGS["fp32"]
-    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    tuned = tuned_config("worklist", tuning_key(M, G, N, K, dtype, nk), device)
     if tuned is not None:
-        return tuned
+        return config_from(tuned)
     for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small"), (256, "medium")):
         if limit >= M / G:
             return CONFIGS[name]
     # 128 x 256 where its tiles are enough for every SM.
     return CONFIGS["large" if (M / 128) * (N / 256) >= 100 else "medium"]
-
-
-@cache
-def _tuned(gpu: str) -> dict[str, WorklistConfig]:
-    """What was tuned for a GPU of this name, from configs/worklist_<family>.json beside this file."""
-    for path in sorted((Path(__file__).parent / "configs").glob("worklist_*.json")):
-        if path.stem.removeprefix("worklist_").lower() in gpu.lower():
-            return {key: config_from(values) for key, values in json.loads(path.read_text())["configs"].items()}
-    return {}
 
 
 def config_from(values: dict[str, Any]) -> WorklistConfig:
@@ -305,7 +297,7 @@ def prepare_helion_worklist(
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    config = config or choose_config(G, M, N, K, a.dtype, a.device, _is_nk(b))
+    config = config or choose_config(M, G, N, K, a.dtype, a.device, stored_weights(b)[1])
     if reason := illegal(config, a.dtype):
         raise ValueError(f"{config}: {reason}")
     if tma is None:
@@ -418,13 +410,8 @@ class Problem:
 
 
 def make_problem(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool) -> Problem:
-    # Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not fit any more.
-    # A second row or column, which is the first one again, keeps the dimension; the caller cuts it off.
-    if a.size(0) == 1:
-        a = a.expand(2, -1)
-    if b.size(2) == 1:
-        b = b.expand(-1, -1, 2)
-    weights, nk, shared = _stored(b)
+    a, b = without_ones(a, b)
+    weights, nk, shared = stored_weights(b)
     return Problem(a, weights, offs, config, tma, nk, shared)
 
 
@@ -434,18 +421,4 @@ def without_tma(a: Tensor, b: Tensor, config: WorklistConfig) -> str | None:
         return "Helion makes no descriptors for a CPU"
     if config.block_m > a.size(0) or config.block_n > b.size(2) or config.block_k > a.size(1):
         return "a tile is larger than a matrix"
-    return needs_pointers(a, _stored(b)[0], b.size(2))
-
-
-def _stored(b: Tensor) -> tuple[Tensor, bool, bool]:
-    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
-    shared = b.size(0) > 1 and b.stride(0) == 0
-    if shared:
-        b = b[0].unsqueeze(0)
-    nk = _is_nk(b)
-    return (b.transpose(1, 2) if nk else b), nk, shared
-
-
-def _is_nk(b: Tensor) -> bool:
-    """Whether b [G, K, N] is stored as [G, N, K]."""
-    return b.stride(1) == 1 and b.stride(2) != 1
+    return no_tma(b.size(2), a=a, b=stored_weights(b)[0])

@@ -18,6 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # What one thread block may use on Hopper: 228 KiB less 1 KiB that the system keeps.
 SHARED_MEMORY_BYTES = 227 * 1024
+TMA_BYTES = 16  # what addresses and strides must be a multiple of for the tensor memory accelerator
 
 
 def interpreted() -> bool:
@@ -92,6 +93,29 @@ def group_ends(
     return ends
 
 
+def no_tma(columns: int, **operands: Tensor) -> str | None:
+    """Why TMA cannot read these operands, by name, or write rows of so many columns of theirs; None where it can."""
+    for name, x in operands.items():
+        if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+            return "TMA came with Hopper"
+        if x.stride(-1) != 1:
+            return f"{name} has no dimension of stride 1 where TMA wants it"
+        if x.data_ptr() % TMA_BYTES or any(stride * x.element_size() % TMA_BYTES for stride in x.stride()[:-1]):
+            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
+    if any(columns * x.element_size() % TMA_BYTES for x in operands.values()):
+        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
+    return None
+
+
+def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
+    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
+    shared = b.size(0) > 1 and b.stride(0) == 0
+    if shared:
+        b = b[0].unsqueeze(0)  # b[:1] would keep the stride of 0
+    nk = b.stride(1) == 1 and b.stride(2) != 1
+    return (b.transpose(1, 2) if nk else b), nk, shared
+
+
 def offset_table(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # [G + 1]
     """Start of every group and end of the last, on a's device, for kernels that Helion generates.
 
@@ -101,6 +125,19 @@ def offset_table(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # [G + 1]
     wide = a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
     dtype = torch.int64 if wide else torch.int32
     return torch.cat([offs.new_zeros(1), offs]).to(device=a.device, dtype=dtype)
+
+
+def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a [M, K] and b [G, K, N] with M and N of two at least, for kernels that Helion generates.
+
+    Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not fit any more. A
+    second row or column, which is the first one again, keeps the dimension; the caller cuts it off.
+    """
+    if a.size(0) == 1:
+        a = a.expand(2, -1)
+    if b.size(2) == 1:
+        b = b.expand(-1, -1, 2)
+    return a, b
 
 
 def worker_count(device: torch.device, per_sm: int = 1) -> int:

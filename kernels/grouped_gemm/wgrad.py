@@ -23,11 +23,8 @@ Sizes are read from the offsets on the device in either, so that a CUDA graph ma
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 import torch
 import triton
@@ -40,12 +37,13 @@ from groupbench.kernels.grouped_gemm.support import (
     SHARED_MEMORY_BYTES,
     group_ends,
     illegal_tile,
+    no_tma,
     require_runnable,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
 
-TMA_BYTES = 16  # what addresses and strides must be a multiple of
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all
@@ -123,31 +121,15 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: to
         return CONFIGS["cpu"]
     if dtype == torch.float32:
         return CONFIGS["fp32"]
-    tuned = _tuned(torch.cuda.get_device_name(device)).get(tuning_key(M, G, N, K, dtype, nk))
+    tuned = tuned_config("wgrad", tuning_key(M, G, N, K, dtype, nk), device)
     if tuned is not None:
-        return tuned
+        return WgradConfig(**tuned)
     if M <= 32 * G:
         return CONFIGS["short"]
     few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * worker_count(device)
     if few_tiles or M <= 512 * G:
         return CONFIGS["paired"] if G <= MOST_RANKED else replace(CONFIGS["paired"], num_stages=2, dynamic=False)
     return CONFIGS["large"]
-
-
-def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
-    """M is rounded up to a power of two: routing changes it at every step."""
-    return (
-        f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K},{str(dtype).removeprefix('torch.')},{'nk' if nk else 'kn'}"
-    )
-
-
-@cache
-def _tuned(gpu: str) -> dict[str, WgradConfig]:
-    """What was tuned for a GPU of this name, from configs/wgrad_<family>.json beside this file."""
-    for path in sorted((Path(__file__).parent / "configs").glob("wgrad_*.json")):
-        if path.stem.removeprefix("wgrad_").lower() in gpu.lower():
-            return {key: WgradConfig(**values) for key, values in json.loads(path.read_text())["configs"].items()}
-    return {}
 
 
 @triton.jit
@@ -382,15 +364,6 @@ _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.
 
 def needs_pointers(x: Tensor, y: Tensor) -> str | None:
     """Why these operands [M, P] and [M, Q], and the output, cannot be read and written by TMA, or None."""
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
-        return "TMA came with Hopper"
-    for name, operand in (("x", x), ("y", y)):
-        if operand.stride(1) != 1:
-            return f"{name} has no dimension of stride 1 where TMA wants it"
-        if operand.data_ptr() % TMA_BYTES or operand.stride(0) * operand.element_size() % TMA_BYTES:
-            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
     if x.size(0) > RAGGED_ROWS:
         return f"a ragged descriptor has {RAGGED_ROWS} rows at most"
-    if y.size(1) * y.element_size() % TMA_BYTES:
-        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
-    return None
+    return no_tma(y.size(1), x=x, y=y)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from groupbench.kernels.grouped_gemm import flat
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+from groupbench.kernels.grouped_gemm.support import no_tma
+from groupbench.kernels.grouped_gemm.tuned import tuned_configs, tuning_key
 
 GPU_CONFIGS = {name: config for name, config in flat.CONFIGS.items() if not name.startswith("cpu")}
 
@@ -81,7 +80,7 @@ def test_every_expert_reads_its_own_weights_at_the_tails(make_case, make_inputs,
 )
 def test_pointers_take_over_where_tma_cannot_go(n, k, pad_a, reason, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("tail", (21, 0, 40), n=n, k=k, pad_a=pad_a, tail=5), torch.float16)
-    found = flat.needs_pointers(a, b, n)
+    found = no_tma(n, a=a, b=b)
     assert found is None if reason is None else found is not None and reason in found
     run = flat.prepare_flat(a, b, offs)
     with poisoned():
@@ -104,15 +103,15 @@ def test_illegal_configs_are_named():
         assert text in reason
 
 
-@pytest.mark.parametrize("path", sorted(Path(flat.__file__).parent.glob("configs/flat_*.json")), ids=lambda p: p.stem)
-def test_tuned_configs_are_legal_and_found(path):
-    configs = json.loads(path.read_text())["configs"]
+def test_tuned_configs_are_legal_and_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    configs = tuned_configs("flat", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
         assert flat.illegal(flat.FlatConfig(**values), torch.bfloat16) is None, key
-    assert flat._tuned("NVIDIA H100 80GB HBM3" if "h100" in path.stem else path.stem)
-    # The key of a shape is what the file holds.
-    assert flat.tuning_key(4096, 4, 1024, 1024, torch.bfloat16, nk=False) in configs
+    values = configs[tuning_key(4096, 4, 1024, 1024, torch.bfloat16, nk=False)]
+    chosen = flat.choose_config(4000, 4, 1024, 1024, torch.bfloat16, torch.device("cuda"), nk=False)
+    assert chosen == flat.FlatConfig(**values)
 
 
 def test_candidates_are_legal():

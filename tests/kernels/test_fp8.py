@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from groupbench.kernels.grouped_gemm.fp8 import (
     grouped_gemm_fp8_reference,
     prepare_fp8,
 )
+from groupbench.kernels.grouped_gemm.tuned import problem_key, tuned_configs
 
 # name: rows of each group, N, K, rows past the groups
 CASES = {
@@ -221,9 +220,8 @@ def test_illegal_configs_are_named(mode, change, text):
     assert text in (fp8.illegal(replace(fp8.CONFIGS[ROWWISE_FAST]["large"], **change), mode) or "")
 
 
-@pytest.mark.parametrize("path", sorted(Path(fp8.__file__).parent.glob("configs/fp8_*.json")), ids=lambda p: p.stem)
-def test_tuned_configs_are_legal(path):
-    configs = json.loads(path.read_text())["configs"]
+def test_tuned_configs_are_legal():
+    configs = tuned_configs("fp8", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
         assert fp8.illegal(fp8.Fp8Config(**values), key.rpartition(",")[2]) is None, key
@@ -231,7 +229,10 @@ def test_tuned_configs_are_legal(path):
 
 def test_tuned_configs_are_found(monkeypatch):
     tuned = fp8.Fp8Config(64, 64, 128, 4, 3)
-    monkeypatch.setattr(fp8, "_tuned", lambda gpu: {fp8.tuning_key(ROWWISE, 1000, 4, 128, 256): tuned})
+    monkeypatch.setattr(
+        "groupbench.kernels.grouped_gemm.tuned.tuned_configs",
+        lambda kernel, gpu: {problem_key(1000, 4, 128, 256, ROWWISE): asdict(tuned)},
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     gpu = torch.device("cuda")
     assert fp8.choose_config(ROWWISE, 900, 4, 128, 256, gpu) == tuned

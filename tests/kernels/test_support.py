@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, offset_table, unsupported
+from groupbench.kernels.grouped_gemm.support import (
+    group_ends,
+    illegal_tile,
+    no_tma,
+    offset_table,
+    stored_weights,
+    unsupported,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,24 @@ def test_offset_table_is_wide_where_an_index_is(rows, stride, columns, width):
     a, b = torch.empty(rows, stride, device="meta"), torch.empty(2, stride, columns, device="meta")
     table = offset_table(a, b, torch.tensor([3, 5], dtype=torch.int32))
     assert (table.shape, table.dtype) == ((3,), width)
+
+
+@pytest.mark.parametrize(
+    ("b", "shape", "nk", "shared"),
+    [
+        (torch.empty(4, 48, 32), (4, 48, 32), False, False),
+        (torch.empty(4, 32, 48).transpose(1, 2), (4, 32, 48), True, False),
+        (torch.empty(48, 32).expand(4, -1, -1), (1, 48, 32), False, True),
+        (torch.empty(32, 48).t().expand(4, -1, -1), (1, 32, 48), True, True),
+        (torch.empty(1, 48, 32), (1, 48, 32), False, False),
+    ],
+    ids=["rows", "columns", "shared", "shared_by_columns", "one_group"],
+)
+def test_weights_as_stored(b, shape, nk, shared):
+    weights, *told = stored_weights(b)
+    assert told == [nk, shared]
+    assert weights.shape == shape
+    assert weights.stride(2) == 1
+    assert weights.stride(0) > 0
+    assert weights.data_ptr() == b.data_ptr()
+    assert no_tma(32, b=weights) is None

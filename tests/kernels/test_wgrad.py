@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import helion
@@ -18,7 +14,7 @@ from torch import Tensor
 
 from groupbench.kernels.grouped_gemm import helion_wgrad, wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
-from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+from groupbench.kernels.grouped_gemm.tuned import tuned_configs
 
 Prepare = Callable[..., Callable[[], Tensor]]
 
@@ -246,55 +242,11 @@ def test_candidates_are_legal():
     assert all(wgrad.illegal(config, dtype_of(name)) is None for name, config in wgrad.CONFIGS.items())
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(wgrad.__file__).parent.glob("configs/wgrad_*.json")), ids=lambda path: path.stem
-)
-def test_tuned_configs_are_legal(path):
-    configs = json.loads(path.read_text())["configs"]
+def test_tuned_configs_are_legal():
+    configs = tuned_configs("wgrad", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
         assert wgrad.illegal(wgrad.WgradConfig(**values), torch.bfloat16) is None, key
-
-
-def test_a_tuned_config_is_found_by_gpu_and_problem(tmp_path, monkeypatch):
-    tuned = replace(wgrad.CONFIGS["large"], group_p=3)
-    key = wgrad.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True)
-    (tmp_path / "configs").mkdir()
-    file = tmp_path / "configs" / "wgrad_h100.json"
-    file.write_text(json.dumps({"configs": {key: tuned.__dict__}}))
-    monkeypatch.setattr(wgrad, "__file__", str(tmp_path / "wgrad.py"))
-    monkeypatch.setattr(wgrad, "worker_count", lambda device: 132)
-    wgrad._tuned.cache_clear()
-    try:
-        for gpu, M, found in (
-            ("NVIDIA H100 80GB HBM3", 4000, True),
-            ("NVIDIA H100", 5000, False),
-            ("A100", 4000, False),
-        ):
-            monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, gpu=gpu: gpu)
-            config = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, torch.device("cuda"), nk=True)
-            assert (config == tuned) == found, (gpu, M)
-    finally:
-        wgrad._tuned.cache_clear()
-
-
-def test_every_config_compiles_for_hopper_without_spills():
-    """Compiled here, without a GPU: a process of its own, since this one interprets."""
-    script = Path(__file__).with_name("compile_wgrad.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    built = [json.loads(line) for line in done.stdout.splitlines()]
-    wanted = [*GPU_CONFIGS.values(), *wgrad.candidates(1), *wgrad.candidates(5000)]
-    assert {tuple(row["config"].items()) for row in built} >= {
-        tuple(replace(config, group_p=8).__dict__.items()) for config in wanted
-    }
-    for row in built:
-        assert row["spilled_bytes"] == 0, row
-        assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // row["config"]["per_sm"], row
-        if row["dtype"] == "bf16":
-            assert row["wgmma"], row
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ FAULTS = {
 def faults(measured: Callable[..., Any]) -> tuple[int, list[Record]]:
     done, records = measured(
         *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(FAULTS)),
-        *("--plugin", "faulty_backends.BACKENDS", "--timeout", "10"),
+        *("--plugin", "faulty_backends.BACKENDS", "--timeout", "20"),
     )
     return done.returncode, records
 

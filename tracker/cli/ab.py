@@ -77,7 +77,7 @@ def cell_options(command: Any) -> Any:
     "--min-effect",
     type=Percent(),
     metavar="PCT",
-    help="Less is the same. [0.5 on a GPU, 2 below 50 us there; 10 on a CPU]",
+    help="Less is the same. [0.3 on a GPU, 1 below 90 us and 2 below 40 us there; 10 on a CPU]",
 )
 @click.option(
     "--alpha",

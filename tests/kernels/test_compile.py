@@ -1,0 +1,178 @@
+"""Kernels compiled for Hopper (sm_90), without one: no registers spilled, shared memory as reckoned, wgmma in the code.
+
+Compiled in a process of its own, which is this file run as a script, since the tests' process interprets. A few configs
+of each kernel: those that fill registers or shared memory most, and each way through the code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+
+import pytest
+import torch
+import triton
+
+from groupbench.kernels.grouped_gemm import flat, fp8, wgrad
+from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+
+Case = tuple[str, Any, dict[str, Any]]
+SMS = 132
+GROUPS = 64
+LARGE = flat.CONFIGS["large"]
+CASES: dict[str, Case] = {
+    "flat_large": ("flat", LARGE, {}),
+    "flat_large_nk": ("flat", LARGE, {"nk": True}),
+    "flat_many_256": ("flat", flat.CONFIGS["many"], {"nk": True, "G": 256}),
+    "flat_halves": ("flat", replace(flat.CONFIGS["many"], flatten=False, halves=True), {"nk": True}),
+    "flat_decode_nk": ("flat", flat.CONFIGS["decode"], {"nk": True}),
+    "wgrad_large": ("wgrad", wgrad.CONFIGS["large"], {}),
+    "wgrad_paired": ("wgrad", wgrad.CONFIGS["paired"], {}),
+    "wgrad_wide_and_dynamic": ("wgrad", replace(wgrad.CONFIGS["large"], split_store=False, dynamic=True), {}),
+    "wgrad_pointers": ("wgrad", wgrad.CONFIGS["pointers"], {"tma": False}),
+    "wgrad_fp32": ("wgrad", wgrad.CONFIGS["fp32"], {"dtype": "fp32"}),
+    "fp8_rowwise": ("fp8", fp8.CONFIGS[fp8.ROWWISE]["large"], {"mode": fp8.ROWWISE}),
+    "fp8_rowwise_fast": ("fp8", fp8.CONFIGS[fp8.ROWWISE_FAST]["large"], {"mode": fp8.ROWWISE_FAST}),
+    "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["large"], {"mode": fp8.BLOCKWISE}),
+    "fp8_blockwise_decode": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["decode"], {"mode": fp8.BLOCKWISE}),
+}
+
+
+def tiles(config: Any) -> dict[str, Any]:
+    """Constants that the configs of flat and fp8 share."""
+    names = ("block_m", "block_n", "block_k", "group_m", "swap", "split_store", "flatten")
+    return {"NUM_PROGRAMS": SMS * config.per_sm} | {name.upper(): getattr(config, name) for name in names}
+
+
+def of_flat(config: flat.FlatConfig, nk: bool = False, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """(kernel, types of its arguments, constants)."""
+    m, n, k = config.block_m, config.block_n, config.block_k
+    width = n // (2 if config.split_store else 1)
+    types = {
+        "a_desc": f"tensordesc<bf16[{m},{k}]>",
+        "b_desc": f"tensordesc<bf16[1,{n},{k}]>" if nk else f"tensordesc<bf16[1,{k},{n}]>",
+        "out_desc": f"tensordesc<bf16[1,1,{m},{width}]>",
+        "out_ptr": "*bf16",
+    }
+    constants = tiles(config) | {"G": G, "G_POW2": G, "SHARED_B": False, "B_IS_NK": nk, "PRECISION": "ieee"}
+    constants |= {"HALVES": config.halves}
+    if config.halves:
+        types["a_half_desc"] = f"tensordesc<bf16[{m // 2},{k}]>"
+    else:
+        constants["a_half_desc"] = None
+    return flat._flat_kernel, types, constants
+
+
+def of_wgrad(
+    config: wgrad.WgradConfig, dtype: str = "bf16", tma: bool = True
+) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    p, q, m = config.block_p, config.block_q, config.block_m
+    width = q // (2 if config.split_store else 1)
+    types = dict.fromkeys(("x", "y", "out"), f"*{dtype}")
+    if tma:
+        shapes = {"x": [1, 1, m, p], "y": [1, 1, m, q], "out": [1, p, width]}
+        types = {name: f"tensordesc<{dtype}[{','.join(map(str, shape))}]>" for name, shape in shapes.items()}
+    of = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    names = ("block_p", "block_q", "block_m", "group_p", "split_store", "dynamic")
+    constants = {name.upper(): getattr(config, name) for name in names}
+    constants |= {"TMA": tma, "DTYPE": wgrad._TRITON_DTYPES[of], "NUM_PROGRAMS": SMS * config.per_sm}
+    return wgrad._wgrad_kernel, types, constants | {"stride_xp": 1, "stride_yq": 1}
+
+
+def of_fp8(config: fp8.Fp8Config, mode: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    m, n, k = config.block_m, config.block_n, config.block_k
+    types = {
+        "a_desc": f"tensordesc<fp8e4nv[{m},{k}]>",
+        "b_desc": f"tensordesc<fp8e4nv[1,{n},{k}]>",
+        "scale_a_ptr": "*fp32",
+        "scale_b_ptr": "*fp32",
+        "out_desc": f"tensordesc<bf16[1,1,{m},{n // (2 if config.split_store else 1)}]>",
+        "out_ptr": "*bf16",
+    }
+    constants = tiles(config) | {"G": GROUPS, "G_POW2": GROUPS, "FAST_ACCUM": mode == fp8.ROWWISE_FAST}
+    return fp8._fp8_kernel, types, constants | {"SCALE_BLOCK": fp8.SCALE_BLOCK if mode == fp8.BLOCKWISE else 0}
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], config: Any) -> dict[str, int]:
+    """Registers and what is spilled, as ptxas says, shared memory, and how many wgmma instructions Triton made."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, aligned = {}, []
+    for name in kernel.arg_names:
+        signature[name] = "constexpr" if name in constants else types.get(name, "*i32" if "_ptr" in name else "i32")
+        if name not in constants and "tensordesc" not in signature[name]:
+            # As Triton finds of sizes, strides and addresses where TMA can go; G and what it is stepped by are any.
+            pointers = signature["x"].startswith("*") if "x" in signature else False
+            if name.endswith("_ptr") or signature[name].startswith("*") or (name != "G" and not pointers):
+                aligned.append(name)
+    index = {name: (i,) for i, name in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        signature,
+        constexprs={index[name]: value for name, value in constants.items()},
+        attrs={index[name]: [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = built.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file, "-o", Path(folder) / "kernel.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+    assert registers is not None
+    assert spilled is not None
+    return {
+        "registers": int(registers[1]),
+        "spilled_bytes": int(spilled[1]),
+        "shared_bytes": built.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+    }
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, dict[str, int]]:
+    try:
+        import triton.backends.nvidia  # noqa: F401
+        from triton.compiler import ASTSource  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"this Triton compiles for no other machine: {error}")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, int]] = json.loads(done.stdout)
+    assert found.keys() == CASES.keys()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str, dict[str, int]]) -> None:
+    of, config, more = CASES[name]
+    row = built[name]
+    assert row["spilled_bytes"] == 0, row
+    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // config.per_sm, row
+    if of == "wgrad" and more.get("tma", True):
+        dtype = torch.float32 if more.get("dtype") == "fp32" else torch.bfloat16
+        assert row["shared_bytes"] <= wgrad.shared_bytes(config, dtype) + 1024, "barriers come on top"
+    assert row["wgmma"] > 0 or more.get("dtype") == "fp32", row
+
+
+def main() -> None:
+    makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8}
+    print(json.dumps({name: compiled(*makers[of](c, **more), c) for name, (of, c, more) in CASES.items()}))
+
+
+if __name__ == "__main__":
+    main()
