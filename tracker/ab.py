@@ -39,7 +39,7 @@ from groupbench.tracker.ab_result import (
     rule_for,
     write_record,
 )
-from groupbench.tracker.ab_side import AbError, Side, SideFailure, SideProcess
+from groupbench.tracker.ab_side import AbError, Side, SideError, SideFailure, SideProcess
 
 __all__ = [
     "AbCell",
@@ -120,7 +120,7 @@ class Bench:
 
     def start(self, device: str = "auto") -> str:
         """Start both sides now, and say which device they found. Raises AbError."""
-        self._both(device, AbError)
+        self._both(device, SideError)
         return str(self.device)
 
     def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:
@@ -128,16 +128,21 @@ class Bench:
 
         selection  operator, and where given backends, shapes, suites, dtypes, mode, plugins: as side.py's `cells`
 
-        Raises AbError where a side does not start or lacks what was asked for by name.
+        Raises AbError where both sides lack what was asked for by name, SideError where one does or does not start.
         """
         found: list[dict[tuple[str, ...], str | None]] = []
-        for process in self._both(device, AbError):
+        failures: list[SideFailure] = []
+        for process in self._both(device, SideError):
             try:
                 answer = process.ask("cells", self.timeout_s, **selection)
             except SideFailure as failure:
-                raise AbError(f"{process.side.title}: {_usage(failure.message)}") from None
+                failures.append(failure)
+                continue
             keys = ("operator", "backend", "shape", "dtype", "mode")
             found.append({tuple(cell[key] for key in keys): cell["unavailable"] for cell in answer})
+        if failures:
+            kind = AbError if len(failures) == 2 else SideError
+            raise kind(f"{failures[0].title}: {_usage(failures[0].message)}")
         base, head = found
         cells, notes = [], []
         for key in {**head, **base}:

@@ -38,6 +38,12 @@ class AbError(TrackerError):
     """A comparison that cannot be made at all: what is asked for does not exist, or a side does not start."""
 
 
+class SideError(AbError):
+    """One side does not start, or lacks what the other has: the commit's fault, not the user's."""
+
+    exit_code = 3
+
+
 Which = Literal["base", "head", "both"]
 
 

@@ -429,7 +429,8 @@ def _asked(session: Session, ids: Iterable[int]) -> list[AlertRow]:
 
 def _must_be_open(alert: AlertRow, state: str) -> None:
     if alert.state not in OPEN:
-        raise QueryError(f"alert {alert.pk} is closed as {alert.state}; it reopens if the change returns")
+        then = "it reopens if the change returns" if alert.state == "fixed" else "its level is what is judged by now"
+        raise QueryError(f"alert {alert.pk} is closed as {alert.state}; {then}")
 
 
 def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime | None, str | None]:

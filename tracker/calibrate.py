@@ -110,7 +110,11 @@ def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: flo
             for result in timed
             for sides in ([b.base_ms for b in result.bursts], [b.head_ms for b in result.bursts])
         ]
-        placement, burst = (float(np.sqrt(np.nanmean(np.square(part)))) for part in zip(*parts, strict=True))
+        placements, bursts = (
+            np.square([value for value in part if value == value]) for part in zip(*parts, strict=True)
+        )
+        placement = float(np.sqrt(placements.mean()))
+        burst = float(np.sqrt(bursts.mean())) if len(bursts) else math.nan
         differences = np.array([block.difference for block in blocks])
         rule = rule_for(timed[0].timing or "cpu", latency, alpha)
         block_s = seconds / len(blocks)

@@ -98,6 +98,8 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     assert result.effect == pytest.approx(math.log(factor), abs=0.005)
     assert result.pairs == (sequential.GROSS_BLOCKS if factor == 3 else 12)
     assert result.is_worse == (word == "slower")
+    told = json.loads(msgspec.json.encode(ab.as_json(result)))
+    assert all(isinstance(told[name], float) for name in ("effect", "low", "high", "change"))
 
 
 def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:

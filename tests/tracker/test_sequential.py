@@ -116,6 +116,9 @@ def test_a_few_blocks_that_agree_are_not_enough() -> None:
 def test_gross_changes_end_after_five_blocks_that_agree() -> None:
     decision = run([0.7, 0.69, 0.71, 0.68, 0.72])
     assert (decision.verdict, decision.blocks) == ("different", GROSS_BLOCKS)
+    assert [type(value) for value in (decision.effect, decision.low, decision.high)] == [
+        float
+    ] * 3  # as JSON wants them
     assert (decision.low, decision.high) == (0.68, 0.72)
     assert run([-0.7] * 5).verdict == "different"
     assert run([0.7, 0.7, 0.7, 0.7, 0.01]).verdict == "continue"

@@ -138,7 +138,15 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
             progress=progress_line(),
         ) as bench,
     ):
-        results = [bench.compare(cell) for cell in _cells(bench, given)]
+        results = []
+        cells = _cells(bench, given)
+        try:
+            for cell in cells:
+                results.append(bench.compare(cell))
+        except KeyboardInterrupt:
+            say(f"interrupted: {len(results)} of {len(cells)} cells compared")
+            _show(results, form)
+            raise
     _show(results, form)
     context.exit(exit_code(results))
 

@@ -125,7 +125,11 @@ def bisect(
     ):
         say(_plan(history, header, path))
         hunting = hunt(history, bisect_run.settings_of(header), trace)
-        answer = bisect_run.drive(hunting, comparator, log, tell)
+        try:
+            answer = bisect_run.drive(hunting, comparator, log, tell)
+        except KeyboardInterrupt:
+            say("interrupted; `groupbench bisect --resume` goes on")
+            raise
     _write(form, header, answer, history, trace, path)
     context.exit(bisect_report.exit_code(answer))
 

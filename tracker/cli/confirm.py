@@ -25,6 +25,9 @@ UNDECIDED = 3
 @click.option("--setup", metavar="COMMAND", help="Run in each tree before it is measured, as to build an extension.")
 @click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
               help="Python that measures the earlier commits, where it is not this one.")  # fmt: skip
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends, as `tritonbench` has it."
+)
 @click.option("--again", is_flag=True, help="Also what was measured before without a decision.")
 @click.pass_context
 def confirm(
@@ -34,6 +37,7 @@ def confirm(
     budget: float,
     setup: str | None,
     base_python: Path | None,
+    plugins: tuple[str, ...],
     again: bool,
 ) -> None:
     """Measure the suspects of a run (the newest) again: the commit before and the run's, in turns on this machine.
@@ -65,6 +69,7 @@ def confirm(
             budget_s=60 * budget,
             setup=setup,
             base_python=base_python,
+            plugins=plugins,
             again=again,
             tell=tell,
             say=say,

@@ -106,7 +106,7 @@ def decide(differences: ArrayLike, rule: Rule) -> Decision:
     pairs = _pair_averages(d)
     effect = _median(pairs)
     if _is_gross(d, rule):
-        return Decision("different", effect, *_widened(effect, d.min(), d.max(), rule), n)
+        return Decision("different", effect, *_widened(effect, float(d.min()), float(d.max()), rule), n)
     wide = _interval(pairs, effect, n, _alpha_at(n, rule.alpha), rule)
     luck = processes_width(n, rule)
     wide = (effect - math.hypot(effect - wide[0], luck), effect + math.hypot(wide[1] - effect, luck))
