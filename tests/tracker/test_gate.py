@@ -233,6 +233,18 @@ def test_a_changed_environment_is_4_and_named(cli: Cli, stored: Stored, make: An
     assert "driver 570.1 → 580.2" in result.stdout
 
 
+def test_one_reason_for_many_series_is_told_once(cli: Cli, stored: Stored, make: Any) -> None:
+    """And the next command where it is another card of the model alone."""
+    nights = [make(night, backend=backend) for night in range(5) for backend in ("a", "b", "c")]
+    other = {"gpu_uuid": "GPU-other"}
+    now = [make(5, backend="a", environment=other), make(5, backend="b", environment=other)]
+    stored([*nights, *now, make(5, backend="c", environment=other | {"driver": "580.2"})])
+    result = cli("gate")
+    (folded,) = [line for line in result.stdout.splitlines() if line.startswith("2 series incomparable: gpu_uuid ")]
+    assert folded.endswith("`groupbench confirm` measures both commits on this card")
+    assert "driver 570.1 → 580.2" in result.stdout and "change" not in result.stdout
+
+
 def test_only_like_environments_are_history(cli: Cli, stored: Stored, make: Any) -> None:
     new = {"environment": {"driver": "580.2"}}
     stored([*quiet(make, 5), *[make(night, ms=2.0, **new) for night in range(5, 9)]])
