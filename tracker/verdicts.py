@@ -156,6 +156,18 @@ class Gate:
         found = [row for row in self.rows if row.ab_base is not None]
         return tuple(sorted(found, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
 
+    @property
+    def folded(self) -> tuple[list[str], list[Judged]]:
+        """(a line for each reason that several series share for being incomparable, what else is `told`)."""
+        counts = Counter(row.note for row in self.told if row.verdict == "incomparable" and row.note)
+        alike = {note: number for note, number in counts.items() if number > 1}
+        lines = []
+        for note, number in alike.items():
+            card = note.startswith("gpu_uuid ") and ";" not in note
+            then = "; `groupbench confirm` measures both commits on this card" if card else ""
+            lines.append(f"{number} series incomparable: {note}{then}")
+        return lines, [row for row in self.told if not (row.verdict == "incomparable" and row.note in alike)]
+
     def table(self) -> Rows[Judged]:
         """Every series of the run, with `to_pandas()` and `to_arrow()`."""
         return Rows(Judged, self.rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -132,22 +130,13 @@ def _write(found: Gate, form: Format | None) -> None:
         write_table(plain(Judged.columns()), [row.flat() for row in found.told], form)
     else:
         click.echo(printable(found.summary))
-        alike, rest = folded(found.told)
-        for note, number in alike.items():
-            card = note.startswith("gpu_uuid ") and ";" not in note
-            then = "; `groupbench confirm` measures both commits on this card" if card else ""
-            click.echo(printable(f"{number} series incomparable: {shortened(note)}{then}"))
+        alike, rest = found.folded
+        for line in alike:
+            click.echo(printable(shortened(line)))
         rows = [row.flat() | {"interval": interval(row)} for row in rest]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
-
-
-def folded(told: Sequence[Judged]) -> tuple[dict[str, int], list[Judged]]:
-    """(how many series are incomparable for a reason that several share, the other rows)."""
-    counts = Counter(row.note for row in told if row.verdict == "incomparable" and row.note)
-    alike = {note: number for note, number in counts.items() if note and number > 1}
-    return alike, [row for row in told if not (row.verdict == "incomparable" and row.note in alike)]
 
 
 def interval(row: Judged) -> str:

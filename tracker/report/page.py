@@ -151,6 +151,10 @@ def _facts(summary: RunSummary) -> str:
 def _changed(judged: Gate) -> str:
     if not judged.told:
         return ""
+    alike, rest = judged.folded
+    shared = "".join(f"<p>{escape(line)}</p>" for line in alike)
+    if not rest:
+        return f"<section><h2>What changed</h2>{shared}</section>"
     rows = [
         [
             Cell(row.verdict, _TONES.get(row.verdict, "warn")),
@@ -167,10 +171,10 @@ def _changed(judged: Gate) -> str:
             row.span.text if row.span else "",
             Cell(row.note, "message"),
         ]
-        for row in judged.told
+        for row in rest
     ]
     head = "verdict what cause operator backend shape dtype before,ms now,ms change interval commits note"
-    return f"<section><h2>What changed</h2><div class='scroll'>{table(head, rows)}</div></section>"
+    return f"<section><h2>What changed</h2>{shared}<div class='scroll'>{table(head, rows)}</div></section>"
 
 
 def _interval(row: Judged) -> str:
