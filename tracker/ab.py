@@ -26,7 +26,6 @@ from typing import Any, Literal
 import msgspec
 
 from groupbench.tracker.ab_result import (
-    HELD,
     REFRESH_BLOCKS,
     AbCell,
     AbResult,
@@ -57,8 +56,6 @@ __all__ = [
 
 SHORT_BURST_S = 0.03
 """Two sides' bursts share a rest up to this length, of which a kernel below 1 ms runs for a third."""
-PROCESS_MIB, COPIES, MEMORY_SHARE = 1500, 2.5, 0.8
-"""What a process takes of a GPU beside the problem, how often it may hold the problem, and the share to be taken."""
 BURST_TO_PLACEMENT = 2.0
 """A burst's scatter over a placement's: 1.3 to 2.4 on an H100 but for long kernels, whose placement hardly matters."""
 
@@ -87,7 +84,7 @@ class Bench:
         timeout_s: float = 300.0,
         seed: int = 0,
         only_changed: bool = False,
-        refresh_blocks: int | None = None,
+        refresh_blocks: int = REFRESH_BLOCKS,
         rest: Literal["auto", "burst", "block"] = "auto",
         records: Path | None = None,
         progress: Callable[[str], None] = lambda text: None,
@@ -217,8 +214,6 @@ class _Comparison:
         self.coin = random.Random(seed)
         self.result = AbResult(cell, bench.base, bench.head, "unknown", seed=seed)
         self.blocks: list[Block] = []
-        self.refresh_blocks = 1
-        self.held = 1
         self.sides: tuple[SideProcess, ...] = ()
 
     def run(self) -> AbResult:
@@ -244,7 +239,7 @@ class _Comparison:
         if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
             self._unload()
             return self._ended("same", message="the compiled kernels and their configs are equal: not timed")
-        result = self._measure(base["bytes"])
+        result = self._measure()
         self._unload()
         return result
 
@@ -263,16 +258,14 @@ class _Comparison:
         cell = msgspec.to_builtins(self.cell)
         return self._ask_both("prepare", cell=cell, timeout_s=self.bench.timeout_s)
 
-    def _measure(self, problem_bytes: int) -> AbResult:
+    def _measure(self) -> AbResult:
         from groupbench.tracker.stats import sequential
 
-        timing = "gpu" if self.result.timing == "gpu" else "cpu"
-        self.held = min(HELD[timing], self._fitting(problem_bytes))
-        self.refresh_blocks = self.bench.refresh_blocks or REFRESH_BLOCKS[timing]
+        timing = self.result.timing or "cpu"
         latency_ms, burst_s, reload_s = self._scout()
         plan = defaults(timing, latency_ms)
         min_effect = plan.min_effect if self.bench.min_effect is None else self.bench.min_effect
-        rule = rule_for(timing, latency_ms, self.bench.alpha, min_effect, self.held, self.refresh_blocks)
+        rule = rule_for(timing, latency_ms, self.bench.alpha, min_effect, self.bench.refresh_blocks)
         self._keep(min_effect=min_effect)
         samples = self.cell.samples or plan.samples
         idle_s = plan.idle_s if self.cell.idle_s is None else self.cell.idle_s
@@ -296,7 +289,7 @@ class _Comparison:
     def _scout(self) -> tuple[float, float, float]:
         """(latency in ms, seconds of a burst, seconds to place both sides anew): what the blocks are planned by."""
         self._scouted = self.cell.samples or 10
-        self._spread(self._scouted)
+        self._adopt(self._scouted)
         started = time.monotonic()
         self._ask_both("reload", seed=self.coin.getrandbits(32), samples=self._scouted)
         reload_s = time.monotonic() - started
@@ -307,39 +300,29 @@ class _Comparison:
             seconds.append(time.monotonic() - started)
         return min(medians), max(seconds), reload_s
 
-    def _fitting(self, problem_bytes: int) -> int:
-        """How many processes of each side have room on the GPU at once."""
-        have = min(process.facts["environment"].get("gpu_memory_mib") or 0 for process in self.sides)
-        need = len(self.sides) * (COPIES * problem_bytes / 2**20 + PROCESS_MIB)
-        return max(1, int(MEMORY_SHARE * have / need))
-
-    def _spread(self, samples: int, fresh: bool = False) -> None:
-        """The cell in all processes of both sides, in new ones if fresh."""
+    def _adopt(self, samples: int, fresh: bool = False) -> None:
+        """The cell in the process of each side that is timed, in a new one if fresh."""
         for process in self.sides:
-            seeds = [self.coin.getrandbits(32) for _ in range(self.held)]
-            process.send("spread", self.bench.timeout_s, seeds=seeds, samples=samples, fresh=fresh)
+            seed = self.coin.getrandbits(32)
+            process.send("adopt", self.bench.timeout_s, seed=seed, samples=samples, fresh=fresh)
         self._receive_both()
 
     def _block(self, samples: int, bursts: int, idle_s: float, shares_rest: bool) -> None:
-        """Other addresses for both sides, then their bursts. Every process of one side meets every one of the other."""
-        age, turn = divmod(len(self.blocks), self.refresh_blocks)
+        """Other addresses for both sides, or other processes when it is time; then their bursts."""
+        age, turn = divmod(len(self.blocks), self.bench.refresh_blocks)
         if age and not turn:
-            self._spread(samples, fresh=True)
-        pair = (turn % self.held, (turn + turn // self.held) % self.held)
-        for process, index in zip(self.sides, pair, strict=True):
-            seed = self.coin.getrandbits(32)
-            process.send("reload", self.bench.timeout_s, seed=seed, samples=samples, process=index)
+            self._adopt(samples, fresh=True)
+        for process in self.sides:
+            process.send("reload", self.bench.timeout_s, seed=self.coin.getrandbits(32), samples=samples)
         self._receive_both()
         order = block_order(bursts, self.coin.random() < 0.5)
         taken: dict[str, list[float]] = {"A": [], "B": []}
         for number, name in enumerate(order):
             if idle_s and (number == 0 or not shares_rest):
                 time.sleep(idle_s)
-            side = "AB".index(name)
-            samples_ms = self.sides[side].ask("burst", self.bench.timeout_s, process=pair[side])
-            taken[name].append(statistics.median(samples_ms))
-        base, head = (age * self.held + index for index in pair)
-        self.blocks.append(Block(order, base, head, tuple(taken["A"]), tuple(taken["B"])))
+            process = self.sides["AB".index(name)]
+            taken[name].append(statistics.median(process.ask("burst", self.bench.timeout_s)))
+        self.blocks.append(Block(order, age, tuple(taken["A"]), tuple(taken["B"])))
 
     def _ask_both(self, verb: str, **arguments: Any) -> list[Any]:
         for process in self.sides:

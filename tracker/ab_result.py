@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 Verdict = Literal["same", "different", "unknown", "failed"]
 
 RECORDS_SCHEMA = 1
-HELD = {"gpu": 1, "cpu": 1}
-"""Processes of each side that hold the cell at the same time: with three, placing anew takes 0.35 s on an H100."""
-REFRESH_BLOCKS = {"gpu": 4, "cpu": 4}
-"""Blocks that the processes serve before new ones take their place: different rests on three of them at least."""
+REFRESH_BLOCKS = 4
+"""Blocks that two processes serve before new ones take their place: different rests on three pairs at least. Several
+that live side by side would cost less to renew, but with three a side placing anew takes 0.35 s on an H100."""
 PROCESS_SD = ((0.013, 0.008), (0.06, 0.0035), (0.12, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
 """(ms, relative standard deviation of what a process is off for life), of an H100: see docs/judgement.md."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
@@ -51,11 +50,10 @@ class AbCell:
 
 @dataclass(frozen=True)
 class Block:
-    """order: A is base, B is head. Medians of each burst in ms, by side. Processes are counted from 0 on, by side."""
+    """order: A is base, B is head. Medians of each burst in ms, by side. process: how many fresh ones came before."""
 
     order: str
-    base_process: int
-    head_process: int
+    process: int
     base_ms: tuple[float, ...]
     head_ms: tuple[float, ...]
 
@@ -114,14 +112,12 @@ def rule_for(
     latency_ms: float,
     alpha: float = 0.001,
     min_effect: float | None = None,  # relative
-    held: int | None = None,
-    renewed: int | None = None,
+    renewed: int = REFRESH_BLOCKS,
 ) -> Rule:
     """When a comparison of such a cell stops."""
     from groupbench.tracker.stats.sequential import Rule
 
     plan = defaults(timing, latency_ms)
-    kind = "gpu" if timing == "gpu" else "cpu"
     min_effect = plan.min_effect if min_effect is None else min_effect
     return Rule(
         alpha=alpha,
@@ -130,8 +126,7 @@ def rule_for(
         gross=max(plan.gross, 2 * min_effect),
         resolution=plan.tick_ms / latency_ms,
         process_sd=plan.process_sd,
-        held=held or HELD[kind],
-        renewed=renewed or REFRESH_BLOCKS[kind],
+        renewed=renewed,
     )
 
 

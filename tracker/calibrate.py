@@ -152,7 +152,7 @@ def process_sd(results: Sequence[AbResult]) -> float | None:
             of: dict[int, list[float]] = {}
             for block in result.bursts:
                 level = float(np.mean(np.log(getattr(block, f"{side}_ms"))))
-                of.setdefault(getattr(block, f"{side}_process"), []).append(level)
+                of.setdefault(block.process, []).append(level)
             groups = [levels for levels in of.values() if len(levels) > 1]
             if len(groups) > 1:
                 within = float(np.mean([np.var(levels, ddof=1) / len(levels) for levels in groups]))

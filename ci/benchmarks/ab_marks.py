@@ -347,7 +347,7 @@ def simulated(noise: Any, latency: str, effect: float, runs: int, seed: int = 1)
     blocks = min(MAX_BLOCKS, int(60 / block_s))
     random = np.random.default_rng(seed)
     drawn = noise(random, runs, blocks, placement, burst / math.sqrt(bursts)) + effect
-    drawn += ab_noise.luck(random, runs, blocks, rule.process_sd, rule.held, rule.renewed)
+    drawn += ab_noise.luck(random, runs, blocks, rule.process_sd, rule.renewed)
     verdicts, used = decide_many(drawn, rule)
     return verdicts, used, float(np.median(used)) * block_s
 

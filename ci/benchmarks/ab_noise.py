@@ -67,9 +67,7 @@ NOISES: dict[str, Callable[..., Array]] = {
 }
 
 
-def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, held: int, renewed: int) -> Array:
-    """[runs, blocks] of what the blocks' processes are off, head's less base's: they take turns as `ab` lets them."""
-    ages = -(-blocks // renewed)
-    base, head = random.normal(0, sd, (2, runs, ages * held))
-    age, turn = np.divmod(np.arange(blocks), renewed)
-    return head[:, age * held + (turn + turn // held) % held] - base[:, age * held + turn % held]
+def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed: int) -> Array:
+    """[runs, blocks] of what the blocks' processes are off, head's less base's."""
+    base, head = random.normal(0, sd, (2, runs, -(-blocks // renewed)))
+    return (head - base).repeat(renewed, axis=1)[:, :blocks]

@@ -2,15 +2,15 @@
 
 One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
 processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
-Several processes may hold the same cell, and are replaced now and then, since each is a few tenths of a per cent off
-for as long as it lives. Results are checked in a process of their own that stays: a fresh one takes 4 s on a GPU.
+The one that is timed is replaced now and then, since each is a few tenths of a per cent off for as long as it lives.
+Results are checked in one of their own that stays: a fresh one takes 4 s on a GPU.
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> what there is to compare
-    prepare cell, timeout_s   -> timing, accuracy, compiled kernels, bytes
-    spread  seeds, samples, fresh  -> the same cell in as many processes as there are seeds, all of them new if fresh
-    reload  process, seed, samples -> the same cell at other addresses
-    burst   process           -> samples in ms
+    prepare cell, timeout_s   -> timing, accuracy, compiled kernels
+    adopt   seed, samples, fresh -> the same cell in the process that is timed, in a new one if fresh
+    reload  seed, samples     -> the same cell at other addresses
+    burst                     -> samples in ms
     unload
     quit
 
@@ -48,12 +48,12 @@ class Side:
 
     def __init__(self) -> None:
         self._checker: Worker | None = None
-        self._workers: list[Worker] = []
+        self._timed: Worker | None = None
         self._job: Job | None = None
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
-        self._bytes: dict[Job, int] = {}  # of cells that can run here: one that is compared again need not ask
+        self._able: set[Job] = set()  # a comparison that is repeated need not ask again
 
     def hello(self, device: str) -> dict[str, Any]:
         check_contract()
@@ -68,14 +68,12 @@ class Side:
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
-        if self._job not in self._bytes:
-            reason, size = call(examine, self._job, self._capability)
+        if self._job not in self._able:
+            reason = call(unavailable, self._job, self._capability)
             if reason is not None:
                 return Failure("unavailable", reason)
-            self._bytes[self._job] = size
-        if self._checker is None:
-            self._checker = Worker(self._device, self._timeout_s)
-        self._checker.timeout_s = self._timeout_s
+            self._able.add(self._job)
+        self._checker = self._started(self._checker)
         for request in (Request("load", self._job), Request("prepare"), Request("unload")):
             answer = self._checker.ask(request)
             if isinstance(answer, Failure):
@@ -88,60 +86,38 @@ class Side:
             "problem": prepared.problem,
             "prepare_ms": prepared.prepare_ms,
             "kernels": msgspec.to_builtins(prepared.kernels),
-            "bytes": self._bytes[self._job],
         }
 
-    def spread(self, seeds: list[int], samples: int, fresh: bool = False) -> str | Failure:
+    def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
         if fresh:
-            self._keep(0)
-        self._keep(len(seeds))
-        adopted = self._each(dict.fromkeys(self._workers, Request("adopt", self._job)))
-        if isinstance(adopted, Failure):
-            return adopted
-        requests = (Request("reload", arguments=(seed, samples)) for seed in seeds)
-        return self._each(dict(zip(self._workers, requests, strict=True)))
+            self._timed = _ended(self._timed)
+        self._timed = self._started(self._timed)
+        adopted = self._ask(Request("adopt", self._job))
+        return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
 
-    def reload(self, seed: int, samples: int, process: int = 0) -> str | Failure:
-        return self._ask(Request("reload", arguments=(seed, samples)), process)
+    def reload(self, seed: int, samples: int) -> str | Failure:
+        return self._ask(Request("reload", arguments=(seed, samples)))
 
-    def burst(self, process: int = 0) -> list[float] | Failure:
-        taken = self._ask(Request("burst"), process)
+    def burst(self) -> list[float] | Failure:
+        taken = self._ask(Request("burst"))
         return list(taken.samples_ms) if isinstance(taken, Burst) else taken
 
     def unload(self) -> str | Failure:
-        return self._each(dict.fromkeys(self._workers, Request("unload")))
+        return self._ask(Request("unload")) if self._timed is not None else "nothing was loaded"
 
     def end(self) -> None:
         """End the cell's processes, at once."""
-        if self._checker is not None:
-            self._workers.append(self._checker)
-            self._checker = None
-        self._keep(0)
+        self._checker, self._timed = _ended(self._checker), _ended(self._timed)
 
-    def _keep(self, count: int) -> None:
-        """As many processes as that, old ones first."""
-        for worker in self._workers[count:]:
-            worker.kill()
-        for worker in self._workers[count:]:
-            worker.close()
-        del self._workers[count:]
-        while len(self._workers) < count:
-            self._workers.append(Worker(self._device, self._timeout_s))
-        for worker in self._workers:
-            worker.timeout_s = self._timeout_s
+    def _started(self, worker: Worker | None) -> Worker:
+        worker = worker or Worker(self._device, self._timeout_s)
+        worker.timeout_s = self._timeout_s
+        return worker
 
-    def _ask(self, request: Request, process: int = 0) -> Any:
-        if process >= len(self._workers):
+    def _ask(self, request: Request) -> Any:
+        if self._timed is None:
             return Failure("error", f"asked to {request.verb} before anything was loaded")
-        return self._answer(self._workers[process].ask(request))
-
-    def _each(self, requests: dict[Worker, Request]) -> Any:
-        """The last answer of several processes that work at the same time, or the first failure."""
-        for worker, request in requests.items():
-            worker.send(request)
-        answers = [worker.receive() for worker in requests]
-        failures = [answer for answer in answers if isinstance(answer, Failure)]
-        return self._answer(failures[0] if failures else answers[-1] if answers else "nothing was loaded")
+        return self._answer(self._timed.ask(request))
 
     def _answer(self, answer: Any) -> Any:
         if isinstance(answer, Failure):
@@ -157,6 +133,12 @@ class Side:
             interpreted=self._device == "cpu",
             protocol=Protocol(cudagraph=cell["cudagraph"]),
         )
+
+
+def _ended(worker: Worker | None) -> None:
+    if worker is not None:
+        worker.kill()
+        worker.close()
 
 
 def check_contract() -> None:
@@ -195,16 +177,12 @@ def probe(device: str) -> dict[str, Any]:
     return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
 
 
-def examine(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, int]:
-    """(why the job's backend cannot run here or None, bytes of its inputs and outputs).
-
-    Raises UsageError where this side has no such thing.
-    """
+def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
+    """Why the job's backend cannot run here, or None. Raises UsageError where this side has no such thing."""
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    reason = _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
-    return reason, operator.min_bytes(operator.parse_shape(job.shape), job.dtype)
+    return _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
 
 
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def prepare(ask: Ask, timeout_s: float = 60.0, **facts: Any) -> dict[str, Any]:
 def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     value = prepare(ask)["value"]
     assert (value["timing"], value["problem"]) == ("cpu", None) and value["accuracy"]["rms"] < 1e-5
-    assert ask("spread", seeds=[0], samples=1) == {"value": "reloaded"}
+    assert ask("adopt", seed=0, samples=1) == {"value": "reloaded"}
     for seed, samples in ((1, 3), (2, 5)):
         assert ask("reload", seed=seed, samples=samples) == {"value": "reloaded"}
         burst = ask("burst")["value"]
@@ -66,17 +66,17 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     assert "value" in ask("unload")
 
 
-def test_a_cell_is_held_by_several_processes(ask: Ask) -> None:
-    assert prepare(ask)["value"]["bytes"] > 0
+def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> None:
+    assert "failure" in prepare(ask, backend="raises")
+    assert "before anything was loaded" in ask("burst")["failure"]["message"]
+    assert "value" in prepare(ask)
     for fresh in (False, False, True):
-        assert ask("spread", seeds=[1, 2, 3], samples=2, fresh=fresh) == {"value": "reloaded"}
-        assert [len(ask("burst", process=process)["value"]) for process in range(3)] == [2, 2, 2]
-    assert ask("reload", process=2, seed=4, samples=1) == {"value": "reloaded"}
-    assert [len(ask("burst", process=process)["value"]) for process in range(3)] == [2, 2, 1]
-    assert "before anything was loaded" in ask("burst", process=3)["failure"]["message"]
+        assert ask("adopt", seed=1, samples=2, fresh=fresh) == {"value": "reloaded"}
+        assert len(ask("burst")["value"]) == 2
+    assert ask("reload", seed=4, samples=1) == {"value": "reloaded"}
+    assert len(ask("burst")["value"]) == 1
     assert "value" in ask("unload") and "value" in prepare(ask)
-    assert ask("spread", seeds=[1], samples=1) == {"value": "reloaded"}
-    assert "failure" in ask("burst", process=1)
+    assert ask("adopt", seed=1, samples=1) == {"value": "reloaded"}
 
 
 FAULTS = {"crashes": "SIGSEGV", "exits": "exit code 7", "raises": "no such instruction", "hangs": "no answer within"}
@@ -106,7 +106,7 @@ def test_what_this_side_lacks_is_a_usage_failure(ask: Ask, facts: dict[str, str]
 
 def test_what_a_backend_prints_does_not_reach_the_answers(ask: Ask) -> None:
     assert "value" in prepare(ask, backend="chatty")
-    assert "value" in ask("spread", seeds=[1], samples=2)
+    assert "value" in ask("adopt", seed=1, samples=2)
     assert len(ask("burst")["value"]) == 2
 
 

@@ -38,7 +38,7 @@ class Played:
     def __init__(self, who: str, side: Side, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
-        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2", "gpu_memory_mib": 80000}}
+        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2"}}
         self._verb = ""
 
     def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
@@ -53,7 +53,7 @@ class Played:
         if self._verb in play.get("fails", ()):
             raise SideFailure(self.who, self.side.title, play.get("status", "error"), "no luck")  # type: ignore[arg-type]
         if self._verb == "prepare":
-            facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL], "bytes": 1000}
+            facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
             return facts | play.get("prepared", {})
         return play["ms"]() if self._verb == "burst" else None
 
@@ -131,28 +131,15 @@ def test_a_side_that_fails_is_named(compare: Callable[..., AbResult], who: str, 
 
 
 def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then(
-    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+    compare: Callable[..., AbResult],
 ) -> None:
-    monkeypatch.setitem(ab.HELD, "gpu", 3)
-    result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=9)
+    result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=5)
     for who in ("base", "head"):
         verbs = [verb for name, verb in Played.asked if name == who]
         assert verbs.count("reload") == result.pairs + 1
-        assert verbs.count("spread") == 1 + (result.pairs - 1) // 9
+        assert verbs.count("adopt") == 1 + (result.pairs - 1) // 5
         assert verbs[-1] == "unload"
-    met = [(block.base_process, block.head_process) for block in result.bursts]
-    assert sorted(met[:9]) == [(base, head) for base in range(3) for head in range(3)]
-    assert met[9] == (3, 3)
-
-
-def test_as_many_processes_as_the_gpu_has_room_for(
-    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six of 10 GB do not fit into 80, two of 100 are tried all the same."""
-    monkeypatch.setitem(ab.HELD, "gpu", 3)
-    for size, processes in ((10**8, 3), (10**10, 1), (10**11, 1)):
-        result = compare({"prepared": {"bytes": size}}, {}, refresh_blocks=1000)
-        assert len({block.base_process for block in result.bursts}) == processes
+    assert [block.process for block in result.bursts] == [n // 5 for n in range(result.pairs)]
 
 
 def test_processes_that_are_off_are_no_difference() -> None:

@@ -23,7 +23,7 @@ def result(
     def bursts(process: int = 0) -> tuple[float, ...]:
         return tuple(level_ms * math.exp(draw.gauss(process * off, sd)) for _ in range(2))
 
-    taken = tuple(Block("ABBA", n % 3, n % 2, bursts(n % 3), bursts()) for n in range(blocks))
+    taken = tuple(Block("ABBA", n % 3, bursts(n % 3), bursts()) for n in range(blocks))
     return AbResult(
         AbCell("op", "b", "N=1", "bf16"),
         SIDE,
@@ -53,7 +53,7 @@ def test_a_report_for_each_latency() -> None:
 
 
 def test_what_processes_are_off_is_told_from_what_blocks_are() -> None:
-    alike = [result(0.1, 0.003, seed) for seed in range(20)]
+    alike = [result(0.1, 0.003, seed) for seed in range(40)]
     assert (calibrate.process_sd(alike) or 0) < 0.0004
     off = [result(0.1, 0.003, seed, off=0.005) for seed in range(20)]  # base's three 0, 0.5 and 1 %, head's none
     assert calibrate.process_sd(off) == pytest.approx(0.005 / math.sqrt(2), rel=0.1)

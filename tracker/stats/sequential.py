@@ -56,8 +56,7 @@ class Rule:
     resolution  the clock's tick over the latency: no interval is narrower
     gross       beyond it, five blocks are enough
     process_sd  standard deviation of what a process is off for as long as it lives
-    held        processes that a side has at a time, in turns
-    renewed     blocks after which they are all replaced
+    renewed     blocks after which a side's process is replaced
     """
 
     alpha: float = 0.001
@@ -67,7 +66,6 @@ class Rule:
     resolution: float = 0.0
     gross: float = 0.05
     process_sd: float = 0.0
-    held: int = 1
     renewed: int = 8
 
     def __post_init__(self) -> None:
@@ -77,8 +75,8 @@ class Rule:
             raise ValueError("the floor is at least 0 and below min_effect")
         if not 0 <= self.resolution < math.inf or not self.gross > self.floor:
             raise ValueError("the resolution is at least 0, and gross above the floor")
-        if not 0 <= self.process_sd < math.inf or self.held < 1 or self.renewed < 1:
-            raise ValueError("process_sd is at least 0, held and renewed are at least 1")
+        if not 0 <= self.process_sd < math.inf or self.renewed < 1:
+            raise ValueError("process_sd is at least 0, and renewed at least 1")
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def decide(differences: ArrayLike, rule: Rule) -> Decision:
 
 def processes_width(n: int, rule: Rule) -> float:
     """Half the width, at alpha, of what the processes of n blocks are off by chance."""
-    met = min(n, rule.held) + rule.held * ((n - 1) // rule.renewed)
+    met = 1 + (n - 1) // rule.renewed
     return NormalDist().inv_cdf(1 - rule.alpha / 2) * rule.process_sd * math.sqrt(2 / met)
 
 
