@@ -29,6 +29,7 @@ from groupbench.tracker.comparisons import Compared
 from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import MIN_EFFECT, RMS_FLOOR, RMS_RATIO
+from groupbench.tracker.pasts import authors
 from groupbench.tracker.rows import RunRow, SeriesRow
 from groupbench.tracker.schema import Alert, AlertEvent, Commit, Comparison, Environment, Point, Run, Series
 from groupbench.tracker.verdicts import Gate, Judged
@@ -183,9 +184,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             .where(Alert.id.in_(chunk))
         )
         where.update(((series, run), identity) for series, run, identity in session.execute(at))
-    authors: dict[str, str | None] = {}
-    for hashes in query.chunks(sorted({runs[row.run_id].commit for row in rows})):
-        authors.update(session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(hashes))).all())
+    wrote = authors(session, {runs[row.run_id].commit for row in rows})
     return [
         AlertRow(
             pk=row.id,
@@ -199,7 +198,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             opened=row.opened,
             until_time=row.until_time,
             until_commit=row.until_commit,
-            author=authors.get(runs[row.run_id].commit),
+            author=wrote.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
             events=tuple(events.get(row.id, ())),
             **{name: getattr(row, name) for name in _LEVELS},

@@ -17,6 +17,7 @@ from groupbench.tracker.bisect import Finding, Question, Rates
 from groupbench.tracker.bisect_git import BisectError
 from groupbench.tracker.bisect_hunt import Answer, Direction, Hunting, Settings
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.judge import RMS_FLOOR, RMS_RATIO
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab import AbCell, AbResult, Bench, SideAccuracy
@@ -27,7 +28,7 @@ Comparator = Callable[[Question], Finding]
 MOST_CHECKOUTS = 4
 BUDGET_S = 120.0
 """For one comparison, where none is given: the A/B's own most blocks of a 1 ms kernel fit in."""
-LEAST_ACCURACY = math.log(1.5)
+LEAST_ACCURACY = math.log(RMS_RATIO)
 """Errors less far apart are the same, as for `gate`."""
 ACCURACY_HALF = math.log(1.1)
 """Half of the interval that is assumed around a ratio of errors: they hardly scatter."""
@@ -185,7 +186,7 @@ def finding_of_accuracy(result: AbResult) -> Finding:
 
 def _error(accuracy: SideAccuracy) -> float:
     """Relative error for a ratio: rounding of the last bit counts as none, and what is not finite as a thousand."""
-    return 1e3 if accuracy.rms is None else max(accuracy.rms, 1e-6)
+    return 1e3 if accuracy.rms is None else max(accuracy.rms, RMS_FLOOR)
 
 
 def _facts(result: AbResult) -> Finding:

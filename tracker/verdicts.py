@@ -159,12 +159,13 @@ class Gate:
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
         """(a line for each reason that several series share for being incomparable, what else is `told`)."""
-        counts = Counter(row.note for row in self.told if row.verdict == "incomparable" and row.note)
+        apart = [row for row in self.told if row.verdict == "incomparable" and row.note]
+        counts = Counter(row.note for row in apart)
+        measurable = {row.note for row in apart if row.ab_base is not None}
         alike = {note: number for note, number in counts.items() if number > 1}
         lines = []
         for note, number in alike.items():
-            card = note.startswith("gpu_uuid ") and ";" not in note
-            then = "; `groupbench confirm` measures both commits on this card" if card else ""
+            then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
         return lines, [row for row in self.told if not (row.verdict == "incomparable" and row.note in alike)]
 

@@ -75,7 +75,7 @@ CONFIGS = {
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
     # 128 x 256 keeps 128 accumulators a thread of 8 warps; the split store makes room for its fourth stage.
     "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
-    # With hundreds of experts their offsets fill registers too, and the split store spills: 1.5 times as slow at G=256.
+    # With hundreds of experts, memory-bound ones above all, the split store was 1.3 to 1.5 times as slow. Nothing spills.
     "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
     # IEEE fp32 goes through FMA units, which read registers.
     "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
@@ -139,7 +139,7 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: to
 
 
 @triton.jit
-def _experts(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
+def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
     """(first row, end, tile rows, tile rows of the experts in front) of every expert, each [G_POW2]."""
     experts = tl.arange(0, G_POW2)
     real = experts < G
@@ -150,7 +150,7 @@ def _experts(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.conste
 
 
 @triton.jit
-def _expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
+def expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
     """(expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
     g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
     mine = tl.arange(0, G_POW2) == g
@@ -160,7 +160,7 @@ def _expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr):
+def zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rows past `end`, the last expert's, belong to nobody and are zero."""
     columns = tl.arange(0, BLOCK_N)
     row_elements = tl.full((), 1, tl.int64) * stride
@@ -218,7 +218,7 @@ def _product(
 
 
 @triton.jit
-def _write(
+def store_tile(
     desc,
     start,
     size,
@@ -270,7 +270,7 @@ def _flat_kernel(
 ):
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     HALF: tl.constexpr = BLOCK_M // 2
-    starts, ends, counts, before = _experts(offs_ptr, G, G_POW2, BLOCK_M)
+    starts, ends, counts, before = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
     tiles_m = tl.sum(counts, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
@@ -288,7 +288,7 @@ def _flat_kernel(
             tile = tl.where(item < whole, item, (item + whole) // 2)
             half = tl.where(item < whole, 0, (item - whole) % 2)
         tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
-        g, start, size, row = _expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
+        g, start, size, row = expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
         column = tile_n * BLOCK_N
         matrix = 0 if SHARED_B else g
         if HALVES:
@@ -309,14 +309,14 @@ def _flat_kernel(
                     a_desc, b_desc, start + row, matrix, column, steps,
                     B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
                 )  # fmt: skip
-                _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+                store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
         else:
             acc = _product(
                 a_desc, b_desc, start + row, matrix, column, steps,
                 B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
             )  # fmt: skip
-            _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
-    _zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, NUM_PROGRAMS, BLOCK_N)
+            store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+    zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, NUM_PROGRAMS, BLOCK_N)
 
 
 def prepare_flat(

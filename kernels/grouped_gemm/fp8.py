@@ -37,9 +37,9 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupbench.kernels.grouped_gemm.flat import _expert_of, _experts, _write, _zero_past
+from groupbench.kernels.grouped_gemm.flat import expert_of, expert_tiles, store_tile, zero_past
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
-from groupbench.kernels.grouped_gemm.reference import _without_tf32
+from groupbench.kernels.grouped_gemm.reference import without_tf32
 from groupbench.kernels.grouped_gemm.support import (
     SHARED_MEMORY_BYTES,
     TMA_BYTES,
@@ -173,14 +173,14 @@ def _fp8_kernel(
     FLATTEN: tl.constexpr,
 ):
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
-    starts, ends, counts, before = _experts(offs_ptr, G, G_POW2, BLOCK_M)
+    starts, ends, counts, before = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
     tiles_m = tl.sum(counts, 0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     block_elements = tl.full((), 1, tl.int64) * scale_a_stride
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS, flatten=FLATTEN):
         tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
-        g, start, size, row = _expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
+        g, start, size, row = expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
         column = tile_n * BLOCK_N
         rows = start + row + tl.arange(0, BLOCK_M)
         if SWAP:
@@ -217,8 +217,8 @@ def _fp8_kernel(
                 acc = acc * scales_b[:, None] * scales_a[None, :]
             else:
                 acc = acc * scales_a[:, None] * scales_b[None, :]
-        _write(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
-    _zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, out_stride, NUM_PROGRAMS, BLOCK_N)
+        store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+    zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, out_stride, NUM_PROGRAMS, BLOCK_N)
 
 
 def prepare_fp8(
@@ -294,7 +294,7 @@ def grouped_gemm_fp8_reference(
     """The product of the same fp8 values, scaled and multiplied in fp32: what quantisation lost is no error here."""
     out = torch.zeros(a.size(0), b.size(1), dtype=torch.float32, device=a.device)
     start = 0
-    with _without_tf32():
+    with without_tf32():
         for g, end in enumerate(offs.tolist()):
             if end > start:
                 out[start:end] = dequantize(a[start:end], scale_a[start:end]) @ dequantize(b[g], scale_b[g]).T

@@ -25,7 +25,7 @@ def grouped_gemm_reference(
     wide = _wide(a.dtype)
     out = torch.zeros(a.size(0), b.size(2), dtype=wide, device=a.device)
     start = 0
-    with _without_tf32():
+    with without_tf32():
         for g, end in enumerate(offs.tolist()):
             out[start:end] = a[start:end].to(wide) @ b[g].to(wide)
             start = end
@@ -41,7 +41,7 @@ def grouped_gemm_wgrad_reference(
     wide = _wide(a.dtype)
     out = torch.zeros(offs.numel(), a.size(1), dc.size(1), dtype=wide, device=a.device)
     start = 0
-    with _without_tf32():
+    with without_tf32():
         for g, end in enumerate(offs.tolist()):
             out[g] = a[start:end].to(wide).T @ dc[start:end].to(wide)
             start = end
@@ -53,7 +53,7 @@ def reference_list(
     group_b: Sequence[Tensor],  # G of [K_g, N_g]
 ) -> list[Tensor]:  # G of [M_g, N_g], fp64 or fp32
     """The same for groups that are separate tensors, each of its own size."""
-    with _without_tf32():
+    with without_tf32():
         return [a.to(_wide(a.dtype)) @ b.to(_wide(b.dtype)) for a, b in zip(group_a, group_b, strict=True)]
 
 
@@ -62,7 +62,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 @contextmanager
-def _without_tf32() -> Iterator[None]:
+def without_tf32() -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = "ieee"
