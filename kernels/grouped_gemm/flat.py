@@ -75,7 +75,7 @@ CONFIGS = {
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
     # 128 x 256 keeps 128 accumulators a thread of 8 warps; the split store makes room for its fourth stage.
     "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
-    # With hundreds of experts, memory-bound ones above all, the split store was 1.3 to 1.5 times as slow. Nothing spills.
+    # With hundreds of experts, memory-bound above all, the split store is 1.3 to 1.5 times as slow; nothing spills.
     "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
     # IEEE fp32 goes through FMA units, which read registers.
     "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
