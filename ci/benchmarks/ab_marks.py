@@ -28,6 +28,7 @@ import ab_noise
 import numpy as np
 
 from groupbench.tracker.ab import AbCell, Bench, Side, rule_for
+from groupbench.tracker.ab_result import REFRESH_BLOCKS
 from groupbench.tracker.calibrate import CELLS
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
@@ -278,23 +279,27 @@ def report(path: Path) -> None:
 
 
 def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]:
-    """(share called different, median seconds) of comparisons whose blocks are drawn from recorded ones.
+    """(share called different, median seconds) of comparisons within 60 s that are put together from recorded ones.
 
-    Drawn as they are, whole comparisons' blocks together: what they have in common, their processes' luck, stays in.
+    Whole processes are drawn, [REFRESH_BLOCKS] blocks each, since blocks of one have its luck in common. Like sides
+    could as well have been given the other way round, so there a coin gives each process's differences their sign.
     """
-    differences = np.array([_difference(block) for line in timed for block in line["bursts"]])
+    processes = []
+    for line in timed:
+        of_process: dict[int, list[float]] = {}
+        for block in line["bursts"]:
+            of_process.setdefault(block["process"], []).append(_difference(block))
+        processes += [blocks for blocks in of_process.values() if len(blocks) == REFRESH_BLOCKS]
+    recorded = np.array(processes)
     rule = rule_for(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
+    block_s = sum(line["seconds"] for line in timed) / sum(len(line["bursts"]) for line in timed)
+    blocks = min(MAX_BLOCKS, int(60 / block_s))
     random = np.random.default_rng(seed)
-    of = np.array([number for number, line in enumerate(timed) for _ in line["bursts"]])
-    # Each resampled comparison draws its blocks from two recorded ones, which is as much luck as two sets of processes.
-    two = random.integers(0, len(timed), (RESAMPLED, 2))
-    drawn = np.empty((RESAMPLED, MAX_BLOCKS))
-    for row, pair in enumerate(two):
-        drawn[row] = random.choice(differences[np.isin(of, pair)], MAX_BLOCKS)
-    drawn += random.normal(0, 1e-9, drawn.shape)
-    verdicts, blocks = decide_many(drawn, rule)
-    block_s = sum(line["seconds"] for line in timed) / len(differences)
-    return float(np.mean(np.abs(verdicts) == 1)), float(np.median(blocks)) * block_s
+    drawn = recorded[random.integers(0, len(recorded), (RESAMPLED, -(-blocks // REFRESH_BLOCKS)))]
+    if timed[0]["head"]["title"] == LIKE:
+        drawn *= random.choice([-1.0, 1.0], (*drawn.shape[:2], 1))
+    verdicts, used = decide_many(drawn.reshape(RESAMPLED, -1)[:, :blocks], rule)
+    return float(np.mean(np.abs(verdicts) == 1)), float(np.median(used)) * block_s
 
 
 def _row(title: str, found: list[dict[str, Any]]) -> str:
