@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from click.testing import CliRunner, Result
 from groupbench.tracker.cli import main
 from groupbench.tracker.record import Record, encode
 from groupbench.tracker.store import Store, open_store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 Database = Path | str
 """A SQLite file, or the URL of a PostgreSQL database."""
@@ -242,3 +245,61 @@ def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(db: Database) -> Iterable[Store]:
     with open_store(db, create=True) as store:
         yield store
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+CHROMIUM_ARGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A real browser. Where there is none the test is skipped aloud, or fails if GROUPBENCH_BROWSER=required."""
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    missing = None
+    if importlib.util.find_spec("playwright") is None:
+        missing = "playwright is not installed (pip install 'groupbench[test]')"
+    elif program is None:
+        missing = "chromium is not installed (apt-get install chromium)"
+    if missing is not None:
+        if os.environ.get("GROUPBENCH_BROWSER") == "required":
+            pytest.fail(f"a browser is required, and {missing}")
+        pytest.skip(f"PAGES ARE NOT TESTED in a browser: {missing}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM_ARGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a URL or a file in a tab of its own; keywords are those of playwright's `new_context`.
+
+    In the end no tab may have said an error, nor asked for anything outside of this machine.
+    """
+    errors: list[str] = []
+    contexts = []
+
+    def asked(url: str) -> None:
+        if not url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:", "http://localhost:")):
+            errors.append(f"asked for {url}")
+
+    def browse(where: str | Path, **options: Any) -> Page:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: asked(request.url))
+        page.goto(where.as_uri() if isinstance(where, Path) else where)
+        return page
+
+    yield browse
+    for context in contexts:
+        context.close()
+    assert not errors

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,8 +16,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.cli.report import report
+
 Cli = Callable[..., Result]
 
+DOCS = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+EXAMPLES = [line.removeprefix("$ ") for line in DOCS.split("\n") if line.startswith("$ ")]
 BREAKING = """</script><script>alert(1)</script> "quoted" 'it' & 100% $title ${x} <!--\u2028"""
 
 
@@ -23,7 +30,9 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.scripts: list[str] = []
+        self.scripts: list[str] = []  # that run
+        self.data: dict[str, str] = {}  # by id
+        self.rules = ""  # what the browser may load and run
         self.text = ""
         self.tags: list[str] = []
         self.links: list[str] = []
@@ -33,11 +42,16 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag == "script":
+        given = {name: value or "" for name, value in attrs}
+        self.rules += given.get("content", "") if "http-equiv" in given else ""
+        self.reading = given.get("id", "") if tag == "script" else ""
+        if tag == "script" and not self.reading:
             self.scripts.append("")
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
+        if self.cdata_elem == "script" and self.reading:
+            self.data[self.reading] = self.data.get(self.reading, "") + data
+        elif self.cdata_elem == "script":
             self.scripts[-1] += data
         elif self.cdata_elem is None:
             self.text += data
@@ -57,17 +71,47 @@ def page(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return build
 
 
-def data(page: Page) -> dict[str, Any]:
-    return json.loads(page.scripts[0])
+def data(page: Page, operator: str = "grouped_gemm") -> dict[str, Any]:
+    return json.loads(page.data[f"data-op-{operator}"])
+
+
+def series(page: Page) -> dict[str, dict[str, Any]]:
+    """By backend."""
+    return {one["backend"]: one for one in data(page)["series"]}
 
 
 def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make: Any) -> None:
     stored([make(0), make(1), make(1, backend="b", status="wrong", message="0.5 outside")])
     stored([make(1, backend="c", status="unavailable", message="needs sm_100")])
     html = page()
-    assert cli("gate").stdout.split("\n")[0] in html.text
-    assert "needs sm_100" in html.text
-    assert "0.5 outside" in html.text
+    head, _, counts = cli("gate").stdout.split("\n")[0].removeprefix("GATE ").rpartition(". ")
+    word, _, said = head.partition(": ")
+    start = html.text.index(word, html.text.index("groupbench", html.text.index("Skip")))
+    assert html.text.index(said, start) < html.text.index("What changed")
+    for count in counts.split(", "):
+        assert start < html.text.index(count) < html.text.index("What changed")
+    assert html.text.index("0.5 outside") > html.text.index("What changed")
+    assert html.text.index("needs sm_100") > html.text.index("What was not measured")
+
+
+@pytest.mark.usefixtures("plain_statistics")
+def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stored: Any, make: Any) -> None:
+    facts = {"subject": "Tiles of 128x256", "author": "Ada <ada@example.org>"}
+    stored([make(night, ms=1.0 if night < 5 else 1.1, commit_facts=facts) for night in range(7)])
+    text = page().text
+    changed = text[text.index("What changed") : text.index("Operators")]
+    for told in ("regressed", "+10.", "1.00 ms", "1.10 ms", "005ccccccc Tiles of 128x256", "Ada <ada@example.org>"):
+        assert told in changed, told
+    assert "the last before: 004ccccccc" in changed
+
+
+@pytest.mark.usefixtures("plain_statistics")
+def test_a_worse_error_is_told_as_an_error_and_no_latency(page: Any, stored: Any, make: Any) -> None:
+    stored([make(night, rms=2e-3 if night < 5 else 9e-3) for night in range(6)])
+    text = page().text
+    changed = text[text.index("What changed") : text.index("Operators")]
+    assert "0.00200 rms" in changed
+    assert "0.00900 rms" in changed
 
 
 def test_speedup_is_over_the_baseline_of_the_same_problem(page: Any, stored: Any, make: Any) -> None:
@@ -77,40 +121,94 @@ def test_speedup_is_over_the_baseline_of_the_same_problem(page: Any, stored: Any
     assert "3.00×" not in html.text
 
 
+def test_every_backend_with_a_speed_can_be_the_baseline(page: Any, stored: Any, make: Any) -> None:
+    stored([make(ms=3.0, backend="torch", baseline=True), make(ms=1.5), make(backend="c", status="oom")])
+    maps = data(page())["maps"]
+    assert [list(one) for one in maps] == [["torch", "triton"]]
+    assert maps[0]["torch"]["data"][0]["text"] == [["1.00×", "", "▲ 2.00×"]]
+    assert maps[0]["triton"]["data"][0]["text"] == [["▼ 0.50×", "", "1.00×"]]
+    assert maps[0]["torch"]["data"][1]["text"] == ["oom"]
+
+
+def test_a_very_large_map_offers_fewer_baselines() -> None:
+    from groupbench.tracker.report import page as module
+    from groupbench.tracker.report.shown import RunLabel, SpeedMap, SpeedRow
+
+    names = tuple(f"b{n}" for n in range(50))
+    row = SpeedRow("s", "s", RunLabel("r", "c", "d"), False, dict.fromkeys(names, 1.0), {})
+    assert module.baselines(SpeedMap("", names, (row,) * 10)) == list(names[:40])
+    assert module.baselines(SpeedMap("", names, (row,) * 10_000)) == ["b0"]
+    assert module.baselines(SpeedMap("", ("b0",), (row,))) == []
+
+
 def test_nothing_stored_can_leave_its_place(page: Any, stored: Any, make: Any) -> None:
     names = {"operator": BREAKING, "backend": BREAKING, "shape": BREAKING, "plan": BREAKING, "run": BREAKING}
-    commit = {"subject": BREAKING, "branch": BREAKING}
+    commit = {"subject": BREAKING, "branch": BREAKING, "author": BREAKING}
     status = {"status": "error", "message": BREAKING}
     where = {"gpu": BREAKING, "settings": {BREAKING: BREAKING}}
     stored([make(**names, **status, commit_facts=commit, environment=where, commit=BREAKING)])
     html = page()
-    assert len(html.scripts) == 3
-    assert "alert(1)" not in html.scripts[1] + html.scripts[2]
-    assert html.scripts[1].endswith("*/\n")
-    assert not set("<>&") & set(html.scripts[0])
+    assert len(html.scripts) == 2
+    assert "alert(1)" not in "".join(html.scripts)
+    assert html.scripts[0].endswith("*/\n")
+    assert len(html.data) == 2
+    assert not set("<>&\u2028") & set("".join(html.data.values()))
     assert BREAKING in html.text
-    assert data(html)["series"][0]["name"][0] == BREAKING
-    assert data(html)["series"][0]["message"]["0"] == BREAKING
+    (one,) = json.loads(html.data[next(name for name in html.data if name != "runs")])["series"]
+    assert one["backend"] == BREAKING
+    assert BREAKING in one["none"]
 
 
 def test_nothing_is_loaded_from_elsewhere(page: Any, stored: Any, make: Any) -> None:
     stored([make()])
     html = page()
-    assert html.links == ["data:,"]
+    assert [link for link in html.links if not link.startswith("#")] == ["data:,"]
     assert not {"img", "iframe", "base"} & set(html.tags)
-    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|url\(|@import|https?:", html.scripts[2] + html.text)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|url\(|@import|https?:", html.scripts[1] + html.text)
+
+
+def test_nothing_runs_but_the_page_s_own_scripts(page: Any, stored: Any, make: Any) -> None:
+    stored([make()])
+    html = page()
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in html.scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    assert html.rules.startswith(f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:")
 
 
 def test_plots_hold_every_series_and_run(page: Any, stored: Any, make: Any) -> None:
     stored([make(0), make(1, ms=2.0), make(2, status="oom", environment={"driver": "2"}), make(0, backend="b")])
-    found = data(page())
-    assert [run[0] for run in found["runs"]] == [f"00{n}ccccccc" for n in range(3)]
-    one, other = sorted(found["series"], key=lambda series: series["name"][0])
-    assert (one["name"][0], one["x"]) == ("b", [0])
-    assert other["x"] == [0, 1, 2]
-    assert other["ms"] == [pytest.approx(1, rel=0.01), pytest.approx(2, rel=0.01), None]
-    assert (other["status"], other["environments"]) == ({"2": "oom"}, [[2, "driver 570.1 → 2"]])
-    assert [run[0] for run in data(page("--runs", "1"))["runs"]] == ["002ccccccc"]
+    html = page()
+    assert [short for _, short in json.loads(html.data["runs"])] == [f"00{n}cccc" for n in range(3)]
+    found = series(html)
+    assert found["b"]["latency"]["data"][0]["x"] == [0]
+    good, crosses = found["triton"]["latency"]["data"][:2]
+    assert (good["x"], good["y"]) == ([0, 1], [pytest.approx(1, rel=0.01), pytest.approx(2, rel=0.01)])
+    assert (crosses["x"], crosses["text"]) == ([2], ["oom: it was oom"])
+    assert found["triton"]["latency"]["data"][-1]["text"] == ["driver 570.1 → 2"]
+    assert [short for _, short in json.loads(page("--runs", "1").data["runs"])] == ["002cccc"]
+
+
+def test_a_run_of_the_past_knows_nothing_of_later_ones(page: Any, stored: Any, make: Any) -> None:
+    stored([make(0), make(1, ms=2.0), make(2, backend="later")])
+    html = page("--run", "run-001")
+    assert [short for _, short in json.loads(html.data["runs"])] == ["000cccc", "001cccc"]
+    assert "later" not in series(html)
+    assert [short for _, short in json.loads(page("--run", "run-001", "--runs", "1").data["runs"])] == ["001cccc"]
+
+
+def test_runs_of_one_instant_are_told_apart(page: Any, stored: Any, make: Any) -> None:
+    """As imported files of one day have them."""
+    stored([make(0), make(1, run="a"), make(1, run="b", commit="b" * 40), make(1, run="c", commit="c" * 40)])
+    for name, runs in (("a", ["001cccc"]), ("b", ["bbbbbbb"]), ("c", ["ccccccc"])):
+        html = page("--run", name, "--runs", "1")
+        assert [short for _, short in json.loads(html.data["runs"])] == runs
+    assert len(json.loads(page("--run", "b").data["runs"])) == 3
+
+
+def test_operators_whose_names_look_alike_have_pages_of_their_own(page: Any, stored: Any, make: Any) -> None:
+    stored([make(operator="a b"), make(operator="a.b"), make(operator="a-b")])
+    html = page()
+    assert set(html.data) == {"runs", "data-op-a-b", "data-op-a-b-2", "data-op-a-b-3"}
 
 
 def test_plotly_is_within_the_page(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
@@ -119,8 +217,9 @@ def test_plotly_is_within_the_page(cli: Cli, stored: Any, make: Any, tmp_path: P
     assert cli("report", "-o", out).exit_code == 0
     text = out.read_text(encoding="utf-8")
     assert "plotly.js v" in text
+    assert "cdn.plot.ly" not in text
     assert 4e6 < len(text) < 1e7
-    assert text.count("</script") == 3
+    assert text.count("</script") == 4
 
 
 def test_without_plotly_it_says_what_to_install(
@@ -135,7 +234,7 @@ def test_without_plotly_it_says_what_to_install(
 def test_a_place_that_cannot_be_written(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
     stored([make()])
     (tmp_path / "file").write_text("kept")
-    for bad in (tmp_path, tmp_path / "none" / "r.html", tmp_path / "file" / "r.html"):
+    for bad in (tmp_path / "none" / "r.html", tmp_path / "file" / "r.html", f"{tmp_path}/none/"):
         result = cli("report", "-o", bad)
         assert result.exit_code == 2
     assert (tmp_path / "file").read_text() == "kept"
@@ -166,3 +265,31 @@ def test_a_dash_is_standard_output(
     monkeypatch.chdir(tmp_path)
     assert cli("report", "-o", "-").stdout.startswith("<!doctype html>")
     assert not Path("-").exists()
+
+
+@pytest.mark.usefixtures("page")
+def test_a_directory_takes_it_as_report_html(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    stored([make()])
+    (tmp_path / "out").mkdir()
+    assert cli("report", "-o", tmp_path / "out").stderr == f"wrote {tmp_path}/out/report.html\n"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_docs_run(
+    cli: Cli, stored: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    stored([make(0, run="night-000"), make(1, run="night-001")])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    program, *args = shlex.split(example)
+    assert program == "groupbench"
+    result = cli(*args)
+    assert (result.exit_code, result.stderr.startswith("wrote ")) == (0, True), result.stderr
+
+
+def test_every_option_is_told() -> None:
+    flags = {flag for option in report.params for flag in option.opts[:1]}
+    assert flags == {"-o", "--run", "--runs", "--min-effect"}
+    assert all(f"| `{flag} " in DOCS for flag in flags)

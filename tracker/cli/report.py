@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -11,7 +12,15 @@ from groupbench.tracker.cli.output import say
 
 
 @click.command()
-@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="Where to write it.")
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    metavar="FILE|DIR",
+    help="Where to write it; into a directory as report.html.",
+)
+@click.option("--run", metavar="ID", help="Report on this run, not the newest: start of its id.")
 @click.option(
     "--runs",
     "limit",
@@ -23,14 +32,21 @@ from groupbench.tracker.cli.output import say
 )
 @min_effect_option
 @click.pass_obj
-def report(db: str, output: str, limit: int, min_effect: float | None) -> None:
-    """Write one HTML page that works offline: the newest run's verdict, and each series' history."""
+def report(db: str, output: str, run: str | None, limit: int, min_effect: float | None) -> None:
+    """Write one HTML page that works offline.
+
+    First the verdict on the newest run and what changed, each with its first commit; then a page for each operator:
+    speed-up by shape and backend over a baseline of your choice, roofline, and the history of every series.
+    """
     from groupbench.tracker.report import page
 
     with reading(db) as session:
-        text = page.build(session, limit=limit, min_effect=min_effect)
+        text = page.build(session, run=run, limit=limit, min_effect=min_effect)
     if output == "-":
         click.echo(text)
         return
-    page.write(Path(output), text)
-    say(f"wrote {output}")
+    path = Path(output)
+    if path.is_dir() or output.endswith(("/", os.sep)):
+        path /= "report.html"
+    page.write(path, text)
+    say(f"wrote {path}")

@@ -1,7 +1,17 @@
-"""One HTML page that needs nothing else: no server, no network, no other file."""
+"""One HTML page that needs nothing else: no server, no network, no other file.
+
+What counts comes first, as text; each operator has a page of its own in it, whose plots are drawn when they are looked
+at. Scripts are named to the browser by their hashes, so that nothing else in the file can run, whatever a commit's
+subject holds.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -11,50 +21,80 @@ from typing import Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import gate, query
-from groupbench.tracker.environment import IDENTITY_FIELDS, environment_differences
+from groupbench.tracker import query
+from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.files import whole_file
-from groupbench.tracker.report.table import Cell, number, percent, table
-from groupbench.tracker.rows import MEASURED, PointRow, RunSummary
-from groupbench.tracker.verdicts import Gate, Judged
+from groupbench.tracker.report import figures
+from groupbench.tracker.report.gather import Report, gather
+from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
+from groupbench.tracker.report.table import Cell, filter_box, number, percent, table
+from groupbench.tracker.rows import MEASURED, PointRow, RunRow
+from groupbench.tracker.verdicts import ORDER, QUIET, Gate, Judged
 
-_TONES = {
+TONES = {
     "ok": "good",
     "improved": "good",
     "wrong": "bad",
     "regressed": "bad",
+    "missing": "warn",
     "new": "faint",
     "insufficient": "faint",
     "unavailable": "faint",
 }
+"""Classes of the style sheet by verdict; what is not named here is a warning."""
+
+MAP_CELLS = 20_000
+"""Cells of all heat maps of one table: so many baselines are offered. Each cell is 130 bytes of the file."""
+
+_LONG = 1000
+"""Characters of a message that the page shows: a compiler's can fill it."""
 
 
-def build(session: Session, *, limit: int = 200, min_effect: float | None = None) -> str:
-    """The page: the newest run's verdict and results, and the history of the newest `limit` runs.
+def build(session: Session, *, run: str | None = None, limit: int = 200, min_effect: float | None = None) -> str:
+    """The page: the verdict on a run, the newest if none is named, and the history of the `limit` runs up to it.
 
-    Raises ReportError where plotly is not installed, QueryError where the database holds no run.
+    Raises ReportError where plotly is not installed, QueryError where the database does not hold the run.
     """
-    plotly = _plotly()
-    run = query.find_run(session)
-    judged = gate.judge_run(session, run, min_effect=min_effect)
-    points = query.points_of_run(session, run)
-    shown = query.runs(session, limit)[::-1]
-    history = query.points_of_runs(session, [row.run.pk for row in shown])
-    return Template(_piece("page.html")).substitute(
-        title=escape(f"{judged.word} at {run.state}"),
-        style=_piece("style.css"),
+    plotly = plotly_script()
+    return render(gather(session, run=query.find_run(session, run), limit=limit, min_effect=min_effect), plotly)
+
+
+def render(report: Report, plotly: str) -> str:
+    """The page of a report; `plotly` is the library's script."""
+    judged = report.gate
+    slugs = slugs_of(page.name for page in report.pages)
+    unmeasured = _unmeasured(judged)
+    pages = [
+        _section("overview", "Overview", _overview(report, slugs)),
+        *(_section(slugs[page.name], page.name, _operator(page, report, slugs[page.name])) for page in report.pages),
+        _section("unmeasured", "Not measured", _unmeasured_table(unmeasured)),
+        _section("environment", "Environment", _environments(report)),
+    ]
+    links = [("overview", "Overview", "")]
+    links += [(slugs[page.name], page.name, "") for page in report.pages]
+    links += [("unmeasured", "Not measured", str(len(unmeasured))), ("environment", "Environment", "")]
+    script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "page.js")) + "\n"
+    plotly = f"\n{plotly}\n"
+    return Template(piece("page.html")).substitute(
+        title=escape(f"{judged.word} at {judged.run.state}"),
+        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (plotly, script)),
+        style=piece("style.css"),
         word=judged.word,
-        summary=escape(judged.summary),
-        facts=_facts(shown[-1]),
-        changed=_changed(judged),
-        unmeasured=_unmeasured(judged),
-        results=_results(judged, points),
-        environment=_environment(points),
-        span=f"The newest {len(shown)} runs." if len(shown) > 1 else "One run.",
-        data=embed(series_data(shown, history)),
+        summary=_commands(_said(judged)[0]),
+        about=_about(report),
+        counts=_counts(judged),
+        nav="".join(
+            f'<a href="#{slug}">{escape(text)}{f" <b>{count}</b>" if count else ""}</a>' for slug, text, count in links
+        ),
+        pages="\n".join(pages),
+        runs=embed([[figures.run_text(label), label.commit[:7]] for label in report.labels]),
+        data="\n".join(
+            f'<script type="application/json" id="data-{slugs[page.name]}">{embed(page_data(page, report))}</script>'
+            for page in report.pages
+        ),
         plotly=plotly,
-        script=_piece("page.js"),
+        script=script,
     )
 
 
@@ -64,76 +104,132 @@ def write(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def series_data(shown: list[RunSummary], history: list[PointRow]) -> dict[str, Any]:
-    """What the plots need, compactly: runs in order, and each series by index into them."""
-    order = {row.run.pk: index for index, row in enumerate(shown)}
-    series: dict[int, dict[str, Any]] = {}
-    before: PointRow | None = None
-    for point in history:
-        if before is None or before.series.pk != point.series.pk:
-            before = None
-        key = point.series
-        entry = series.setdefault(
-            key.pk,
-            {
-                "name": [
-                    key.backend,
-                    key.operator,
-                    key.mode,
-                    key.dtype,
-                    key.shape,
-                    key.hardware,
-                    key.host,
-                    key.protocol,
-                ],
-                "interpreted": False,
-                **{name: [] for name in ("x", "ms", "low", "high", "rms")},
-                "status": {},  # of what is not ok, by position: most are
-                "message": {},
-                "environments": [],
-            },
-        )
-        position = len(entry["x"])
-        entry["x"].append(order[point.run.pk])
-        for name, value in (
-            ("ms", point.median_ms),
-            ("low", point.low_ms),
-            ("high", point.high_ms),
-            ("rms", point.rms),
-        ):
-            entry[name].append(None if value is None else float(f"{value:.5g}"))
-        entry["interpreted"] = point.timing == "interpreted"
-        if point.status != "ok":
-            entry["status"][position] = point.status
-            entry["message"][position] = (point.message or "")[:300]
-        if before is not None and before.environment.identity != point.environment.identity:
-            changed = environment_differences(before.environment.facts, point.environment.facts)
-            entry["environments"].append([order[point.run.pk], "; ".join(changed)])
-        before = point
-    runs = [[str(row.run.state), f"{row.run.started:%Y-%m-%d %H:%M}", row.run.subject or ""] for row in shown]
-    return {"runs": runs, "series": list(series.values())}
+def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
+    """What the plots of an operator need: heat maps by baseline, the roofline, three figures for each series."""
+    verdicts = {row.series.pk: row.verdict for row in report.gate.rows}
+    ceilings = page.roofline.ceilings
+    return {
+        "maps": [
+            {name: figures.speedup_heatmap(one.rows, one.backends, name) for name in baselines(one)}
+            for one in page.speeds
+        ],
+        "roofline": None if ceilings is None else figures.roofline(page.roofline.points, ceilings),
+        "series": [_series(history, report, verdicts.get(history.series.pk)) for history in page.histories],
+    }
+
+
+def _series(history: SeriesHistory, report: Report, verdict: str | None) -> dict[str, Any]:
+    series = history.series
+    rest = (series.mode, series.dtype, series.shape, series.hardware, series.host, series.protocol)
+    told: dict[str, Any] = {
+        "id": series.pk,
+        "backend": series.backend,
+        "rest": " · ".join([*rest, *([f"seed {series.seed}"] if series.seed else [])]),
+        "verdict": verdict,
+        "tone": TONES.get(verdict or "", "warn" if verdict else "faint"),
+    }
+    if any(value is not None for value in history.ms):
+        told["latency"] = figures.latency_history(history)
+    if any(value is not None for value in history.rms):
+        told["accuracy"] = figures.accuracy_history(history)
+    if history.bursts:
+        told["bursts"] = figures.burst_distribution(history.bursts, report.labels)
+    if len(told) == 5:
+        last = len(history.runs) - 1
+        message = history.message.get(last)
+        told["none"] = f"{history.status.get(last, 'ok')}{f': {_cut(message)}' if message else ''}"
+    return told
+
+
+def baselines(one: SpeedMap) -> list[str]:
+    """Backends that the reader can compare with: all that have a speed, unless the table is very large."""
+    timed = [name for name in one.backends if any(name in row.ms for row in one.rows)]
+    if len(one.backends) < 2:
+        return []
+    return timed[: max(1, MAP_CELLS // (len(one.rows) * len(one.backends)))]
 
 
 def embed(value: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = msgspec.json.encode(value).decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _piece(name: str) -> str:
+def piece(name: str) -> str:
+    """A file of this package: page.html, style.css, tables.js, draw.js, page.js."""
     return resources.files("groupbench.tracker.report").joinpath(name).read_text(encoding="utf-8").rstrip()
 
 
-def _plotly() -> str:
+def plotly_script() -> str:
+    """Plotly's own script, fit to stand within a page. Raises ReportError where plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ReportError("the report needs plotly: pip install 'groupbench[report]'") from error
-    return get_plotlyjs().replace("</script", "<\\/script")
+    # Maps would be asked for there, of which we draw none.
+    return get_plotlyjs().replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
 
 
-def _facts(summary: RunSummary) -> str:
-    run = summary.run
+def slugs_of(names: Iterable[str]) -> dict[str, str]:
+    """Names of operators as parts of an address and of CSS selectors, each its own."""
+    slugs: dict[str, str] = {}
+    for name in names:
+        slug = base = "op-" + re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
+        number = 2
+        while slug in slugs.values():
+            slug, number = f"{base}-{number}", number + 1
+        slugs[name] = slug
+    return slugs
+
+
+def _section(slug: str, title: str, inner: str) -> str:
+    mark = escape(slug)
+    unseen = ' class="unseen"' if slug == "overview" else ""
+    return (
+        f'<section id="{mark}" aria-labelledby="h-{mark}">'
+        f'<h2 id="h-{mark}"{unseen} tabindex="-1">{escape(title)}</h2>\n'
+        f"{inner}</section>"
+    )
+
+
+def _said(judged: Gate) -> tuple[str, list[str]]:
+    """The gate's first line without its verdict, and what it counts."""
+    head, _, counted = judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")
+    return head, counted.split(", ")
+
+
+def _counts(judged: Gate) -> str:
+    told = []
+    for text in _said(judged)[1]:
+        number, _, word = text.partition(" ")
+        told.append(f'<li class="{TONES.get(word, "warn")}"><b>{escape(number)}</b> {escape(word)}</li>')
+    return "".join(told)
+
+
+# ---- the overview
+
+
+def _overview(report: Report, slugs: Mapping[str, str]) -> str:
+    return "\n".join([
+        "<h3>What changed</h3>",
+        _changed(report.gate, slugs),
+        "<h3>Operators</h3>",
+        _operators(report, slugs),
+        "<h3>This run</h3>",
+        _facts(report),
+    ])  # fmt: skip
+
+
+def _about(report: Report) -> str:
+    run = report.gate.run
+    told = (f"{run.started:%Y-%m-%d %H:%M} UTC", run.branch, ", ".join(report.newest.hardware))
+    commit = f"<b>{escape(str(run.state))}</b> {escape(run.subject or '')}".strip()
+    return " · ".join([commit, *(escape(text) for text in told if text)])
+
+
+def _facts(report: Report) -> str:
+    run = report.gate.run
     facts = {
         "commit": f"{run.state} {run.subject or ''}".strip(),
         "branch": run.branch,
@@ -141,40 +237,66 @@ def _facts(summary: RunSummary) -> str:
         "began": f"{run.started:%Y-%m-%d %H:%M} UTC",
         "plan": run.plan,
         "trigger": run.trigger,
-        "hardware": ", ".join(summary.hardware),
+        "hardware": ", ".join(report.newest.hardware),
+        "history": f"{len(report.runs)} runs since {report.labels[0].started[:10]}" if len(report.runs) > 1 else None,
     }
-    return "".join(
+    told = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items() if value
     )
+    return f"<dl>{told}</dl>"
 
 
-def _changed(judged: Gate) -> str:
-    if not judged.told:
-        return ""
+def _changed(judged: Gate, slugs: Mapping[str, str]) -> str:
     alike, rest = judged.folded
-    shared = "".join(f"<p>{escape(line)}</p>" for line in alike)
+    told = "".join(f"<p>{_commands(line)}</p>" for line in alike)
     if not rest:
-        return f"<section><h2>What changed</h2>{shared}</section>"
-    rows = [
-        [
-            Cell(row.verdict, _TONES.get(row.verdict, "warn")),
-            row.what,
-            row.cause,
-            row.series.operator,
-            row.series.backend,
-            Cell(row.series.shape, "shape"),
-            row.series.dtype,
-            number(row.before_ms),
-            number(row.point.median_ms if row.point else None),
-            percent(row.change, signed=True),
-            _interval(row),
-            row.span.text if row.span else "",
-            Cell(row.note, "message"),
-        ]
-        for row in rest
+        return told or "<p>Nothing that could be told.</p>"
+    head = "verdict series effect before now cause first,commit note"
+    return told + table(head, [_change(row, slugs) for row in rest], name="What changed", identifier="changed")
+
+
+def _change(row: Judged, slugs: Mapping[str, str]) -> list[Cell | str | None]:
+    series, point = row.series, row.point
+    accuracy = row.what == "accuracy"
+    before = row.before_rms if accuracy else row.before_ms
+    now = None if point is None else point.rms if accuracy else point.median_ms
+    unit = " rms" if accuracy else " ms"
+    return [
+        Cell(row.verdict, "tag " + TONES.get(row.verdict, "warn"), sort=ORDER.index(row.verdict), more=row.what),
+        Cell(
+            f"{series.operator} {series.backend}",
+            "shape",
+            href=_address(row, slugs),
+            more=f"{series.shape} · {series.dtype} · {series.mode}",
+        ),
+        replace(percent(row.change, signed=True), more=_interval(row)),
+        _with_unit(before, unit),
+        _with_unit(now, unit),
+        row.cause,
+        _first_commit(row),
+        Cell(_cut(row.note), "message"),
     ]
-    head = "verdict what cause operator backend shape dtype before,ms now,ms change interval commits note"
-    return f"<section><h2>What changed</h2>{shared}<div class='scroll'>{table(head, rows)}</div></section>"
+
+
+def _address(row: Judged, slugs: Mapping[str, str]) -> str | None:
+    slug = slugs.get(row.series.operator)
+    return None if slug is None else f"#{slug}/s{row.series.pk}"
+
+
+def _with_unit(value: float | None, unit: str) -> Cell:
+    plain = number(value, 3)
+    return Cell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
+
+
+def _first_commit(row: Judged) -> Cell:
+    """The first that is certainly after the change, who wrote it, and what it says of itself."""
+    span = row.span
+    if span is None:
+        return Cell("")
+    head = span.head
+    text = f"{head.state} {head.subject or ''}".strip()
+    base = "" if span.base is None else f"the last before: {span.base.state}"
+    return Cell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
 
 
 def _interval(row: Judged) -> str:
@@ -183,67 +305,125 @@ def _interval(row: Judged) -> str:
     return f"{100 * row.low:+.1f} to {100 * row.high:+.1f}%"
 
 
-def _unmeasured(judged: Gate) -> str:
+def _operators(report: Report, slugs: Mapping[str, str]) -> str:
     rows: list[list[Cell | str | None]] = []
-    for row in judged.rows:
-        if row.point is not None and row.point.status in MEASURED:
-            continue
-        status = "absent" if row.point is None else row.point.status
-        tone = "faint" if row.verdict == "unavailable" else "warn"
-        rows.append(
-            [
-                Cell(status, tone),
-                row.series.operator,
-                row.series.backend,
-                Cell(row.series.shape, "shape"),
-                row.series.dtype,
-                Cell(row.note, "message"),
-            ]
-        )
-    if not rows:
-        return ""
-    head = "status operator backend shape dtype reason"
-    return f"<section><h2>Not measured</h2><div class='scroll'>{table(head, rows)}</div></section>"
+    for page in report.pages:
+        judged = [row for row in report.gate.rows if row.series.operator == page.name]
+        counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in ORDER]
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+        loud = any(row.verdict not in QUIET and row.verdict != "improved" for row in judged)
+        rows.append([
+            Cell(page.name, "", href=f"#{slugs[page.name]}"),
+            Cell(str(len(page.histories)), "number", sort=len(page.histories)),
+            Cell(str(len(judged)), "number", sort=len(judged)),
+            Cell(told or "not in this run", "warn" if loud else "faint"),
+        ])  # fmt: skip
+    head = "operator series results,in,this,run verdicts"
+    return table(head, rows, name="Operators", identifier="operators")
 
 
-def _results(judged: Gate, points: list[PointRow]) -> str:
-    verdicts = {row.series.pk: row.verdict for row in judged.rows}
-    baselines = {
+# ---- the page of an operator
+
+
+def _operator(page: OperatorPage, report: Report, slug: str) -> str:
+    return "\n".join([
+        *(_map(one, number) for number, one in enumerate(page.speeds) if baselines(one)),
+        "<h3>Roofline</h3>",
+        _roofline(page),
+        "<h3>Results</h3>",
+        _results(page, report, slug),
+        "<h3>History</h3>",
+        '<p class="note">Bars reach from the fastest to the slowest burst, the broad line is the level. '
+        "<b>◆</b> a change of the level, <b>◇</b> what the gate says of the newest, <b>▲</b> an alert, "
+        "<b>□</b> another environment, across which nothing is compared, <b>✕</b> a result that is not ok.</p>",
+        filter_box(f"#{slug} article", f"the histories of {page.name}"),
+        '<div class="series"></div>',
+    ])  # fmt: skip
+
+
+def _map(one: SpeedMap, place: int) -> str:
+    older = sum(row.older for row in one.rows)
+    note = f" * {older} of {len(one.rows)} problems are of an earlier run, the newest that holds them." if older else ""
+    options = "".join(f"<option>{escape(name)}</option>" for name in baselines(one))
+    label = escape(f"Baseline, {one.title}")
+    return (
+        f'<h3>Speed-up <span class="where">{escape(one.title)}</span></h3>\n'
+        f'<p class="note"><label>over <select data-map="{place}" aria-label="{label}">{options}</select></label> '
+        f"<span>▲ blue is faster, ▼ orange slower; each row is of one run and environment.{note}</span></p>\n"
+        f'<figure data-figure="map-{place}"></figure>'
+    )
+
+
+def _roofline(page: OperatorPage) -> str:
+    if page.roofline.missing is not None:
+        return f'<p class="note">{escape(page.roofline.missing)}</p>'
+    note = f'<p class="note">{escape(page.roofline.note)}</p>' if page.roofline.note else ""
+    return f'{note}<figure data-figure="roofline"></figure>'
+
+
+def _results(page: OperatorPage, report: Report, slug: str) -> str:
+    points = [point for point in report.points if point.series.operator == page.name]
+    if not points:
+        return '<p class="note">The run holds no result of this operator.</p>'
+    verdicts = {row.series.pk: row.verdict for row in report.gate.rows}
+    over = {
         point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms
     }
-    rows: list[list[Cell | str | None]] = []
-    for point in points:
-        series, verdict = point.series, verdicts[point.series.pk]
-        over = baselines.get(series.problem)
-        speedup = f"{over / point.median_ms:.2f}×" if over and point.timed and point.median_ms else ""
-        latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
-        if point.timing == "interpreted":
-            latency = Cell("interpreted", "number faint")
-        rows.append(
-            [
-                series.operator,
-                Cell(series.shape, "shape"),
-                series.dtype,
-                series.mode,
-                series.backend + (" (baseline)" if point.baseline else ""),
-                Cell(
-                    point.status,
-                    {"ok": "good", "wrong": "bad", "unavailable": "faint"}.get(point.status, "warn"),
-                ),
-                Cell(verdict, _TONES.get(verdict, "warn")),
-                latency,
-                percent(point.half_spread if point.timed else None),
-                Cell(speedup, "number"),
-                number(point.tflops, 3),
-                number(point.rms, 3),
-            ]
-        )
-    head = "operator shape dtype mode backend status verdict latency,ms ± speedup tflops rms"
-    return table(head, rows, identifier="results")
+    rows = [_result(point, verdicts[point.series.pk], over.get(point.series.problem), slug) for point in points]
+    head = "shape dtype mode backend status verdict latency,ms ± speedup tflops gbps rms"
+    return table(head, rows, name=f"Results of {page.name}", identifier=f"results-{slug}")
 
 
-def _environment(points: list[PointRow]) -> str:
-    environments = {point.environment.pk: point.environment.facts for point in points}
+def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> list[Cell | str | None]:
+    series = point.series
+    speedup = over / point.median_ms if over and point.timed and point.median_ms else None
+    latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
+    if point.timing == "interpreted":
+        latency = Cell("interpreted", "number faint")
+    return [
+        Cell(series.shape, "shape"),
+        series.dtype,
+        series.mode,
+        Cell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
+        Cell(point.status, {"ok": "good", "wrong": "bad", "unavailable": "faint"}.get(point.status, "warn")),
+        Cell(verdict, TONES.get(verdict, "warn")),
+        latency,
+        percent(point.half_spread if point.timed else None),
+        Cell("" if speedup is None else figures.times(speedup), "number", sort=speedup),
+        number(point.tflops, 3),
+        number(point.gbps, 3),
+        number(point.rms, 3),
+    ]
+
+
+# ---- what was not measured, and where the rest was
+
+
+def _unmeasured(judged: Gate) -> list[Judged]:
+    return [row for row in judged.rows if row.point is None or row.point.status not in MEASURED]
+
+
+def _unmeasured_table(found: Sequence[Judged]) -> str:
+    if not found:
+        return "<p>Everything that the run was to measure has a result.</p>"
+    rows: list[list[Cell | str | None]] = [
+        [
+            Cell("absent" if row.point is None else row.point.status, TONES.get(row.verdict, "warn")),
+            row.series.operator,
+            row.series.backend,
+            Cell(row.series.shape, "shape"),
+            row.series.dtype,
+            row.series.mode,
+            Cell(_cut(row.note), "message"),
+        ]
+        for row in found
+    ]
+    head = "status operator backend shape dtype mode reason"
+    return table(head, rows, name="What was not measured", identifier="unmeasured-table")
+
+
+def _environments(report: Report) -> str:
+    environments = {point.environment.pk: point.environment.facts for point in report.points}
     names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench"]
     rows: list[list[Cell | str | None]] = []
     for name in names:
@@ -252,4 +432,43 @@ def _environment(points: list[PointRow]) -> str:
             rows.append([Cell(name, "faint"), *("" if value is None else str(value) for value in values)])
     for name in sorted({name for facts in environments.values() for name in facts.settings}):
         rows.append([Cell(name, "faint"), *(facts.settings.get(name, "") for facts in environments.values())])
-    return table(" ".join(["fact", *(["value"] * len(environments))]), rows)
+    head = " ".join(["fact", *(["value"] * len(environments))])
+    changed = environment_changes(report)
+    told = '<p class="note">One environment in all runs shown.</p>'
+    if changed:
+        lines: list[list[Cell | str | None]] = [
+            [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, Cell(what, "message")]
+            for run, hardware, what in changed
+        ]
+        told = table("commit since hardware changed", lines, name="Changes of environment", identifier="changes")
+    return (
+        "<h3>Of this run</h3>"
+        + table(head, rows, name="Environment of the run", identifier="environments")
+        + f"<h3>Changes over the history</h3>{told}"
+    )
+
+
+def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
+    """(run, hardware, what differs from the environment before) in the order of time, of all series together."""
+    found: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
+    for page in report.pages:
+        for history in page.histories:
+            for mark in history.marks:
+                if mark.kind == "environment":
+                    run, hardware = report.runs[mark.at], history.series.hardware
+                    found[mark.at, hardware, mark.text] = (run, hardware, mark.text)
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def _commands(text: str) -> str:
+    """Escaped; what stands between backquotes is something to type."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _cut(text: str | None) -> str:
+    text = text or ""
+    return text if len(text) <= _LONG else f"{text[:_LONG]}… and {len(text) - _LONG} more characters"
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,445 @@
+"""Plots as plotly's own dictionaries: pure functions of plain data, fit for JSON. Plotly itself is not loaded here.
+
+Each figure is {"data": [...], "layout": {...}}, with less than plotly needs to look like one of ours: colours are names
+of the style sheet ("var(--series)"), and fonts, grids and grounds are left out. `draw.js` puts in both when it draws,
+by the theme of the moment. `layout["meta"]` holds
+
+    kind       which plot it is; `draw.js` makes the table of its data by it
+    alt        its text alternative
+    min_width  of a figure that must not be squeezed, in pixels
+
+Texts are escaped here for plotly, which reads a few tags in them. Where `runs` is left out of a history, the texts of
+its runs are not repeated in it: `draw.js` takes them from the page's own list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from groupbench.tracker.report.shown import Bursts, Ceilings, Mark, RoofPoint, RunLabel, SeriesHistory, SpeedRow
+
+Figure = dict[str, Any]
+
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "pentagon", "hexagon", "triangle-down")
+COLOURS = 8
+"""How many colours the style sheet has for backends: --c0 and on."""
+FAR = 2.0
+"""Speed-up whose colour is as strong as colours get."""
+CLEAR = 0.01
+"""Speed-ups within this of 1 have no direction."""
+_TICKS = 5
+_COLUMN = 72
+"""Pixels that a column of a heat map takes at least."""
+_MARKS = {  # symbol, colour, dash
+    "change": ("diamond", "var(--change)", "solid"),
+    "environment": ("square-open", "var(--warn)", "dot"),
+    "alert": ("triangle-up", "var(--bad)", "dash"),
+    "verdict": ("diamond-open", "var(--change)", "longdash"),
+}
+
+
+def speedup_heatmap(
+    rows: Sequence[SpeedRow],  # problems, top to bottom
+    backends: Sequence[str],  # left to right
+    baseline: str,  # one of the backends
+) -> Figure:
+    """Speed-up of each backend over the baseline, by problem: blue and ▲ faster, orange and ▼ slower."""
+    z: list[list[float | None]] = []
+    text: list[list[str]] = []
+    hover: list[list[str]] = []
+    absent: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "hovertext": []}
+    best: tuple[float, str, str] | None = None
+    slower = 0
+    for number, row in enumerate(rows):
+        over = row.ms.get(baseline)
+        z.append([])
+        text.append([])
+        hover.append([])
+        for place, backend in enumerate(backends):
+            ms = row.ms.get(backend)
+            told = f"{plain(row.problem)}<br>{plain(backend)}"
+            if ms is None or over is None:
+                why = row.why.get(backend) or (
+                    "not measured" if ms is None else f"no speed of {baseline} to compare with"
+                )
+                z[-1].append(None)
+                text[-1].append("")
+                hover[-1].append("")
+                absent["x"].append(place)
+                absent["y"].append(number)
+                absent["text"].append(plain(_cut(why.split(":")[0], 12)) if ms is None else f"{ms:#.3g} ms")
+                absent["hovertext"].append(f"{told}<br>{plain(_cut(why, 200))}")
+                continue
+            speedup = over / ms
+            z[-1].append(_round(max(-1.0, min(1.0, math.log(speedup) / math.log(FAR))), 3))
+            text[-1].append(speedup_text(speedup))
+            hover[-1].append(f"{told}<br>{speedup:.3g}× over {plain(baseline)}: {ms:.4g} ms<br>{plain(row.run.text)}")
+            slower += speedup < 1 - CLEAR
+            if best is None or speedup > best[0]:
+                best = (speedup, backend, row.problem)
+    alt = f"Speed-up over {baseline}: {len(rows)} problems by {len(backends)} backends."
+    if best is not None:
+        alt += f" The largest is {best[0]:.2f}× by {best[1]} at {best[2]}; {slower} are below 1."
+    left = 14 + 6.0 * max((len(row.label) + 2 * row.older for row in rows), default=0)
+    slant = 5.0  # pixels of width and height that a letter of a slanted name takes
+    top = 22 + slant * max((len(name) for name in backends), default=0)
+    over_the_end = max(
+        (slant * len(name) - _COLUMN * (i + 0.5) for i, name in enumerate(reversed(backends))), default=0
+    )
+    right = 14 + max(over_the_end, 0)
+    map_ = {
+        "type": "heatmap", "z": z, "text": text, "customdata": hover, "zmin": -1, "zmax": 1, "xgap": 2, "ygap": 2,
+        "texttemplate": "%{text}", "hovertemplate": "%{customdata}<extra></extra>", "hoverongaps": False,
+        "colorscale": [[0, "var(--slow)"], [0.5, "var(--even)"], [1, "var(--fast)"]], "showscale": False,
+        "textfont": {"size": 11, "color": "var(--text)"},
+    }  # fmt: skip
+    lacking = {
+        "type": "scatter", "mode": "text", **absent, "textfont": {"size": 10, "color": "var(--faint)"},
+        "hovertemplate": "%{hovertext}<extra></extra>", "showlegend": False,
+    }  # fmt: skip
+    return {
+        "data": [map_, lacking] if absent["x"] else [map_],
+        "layout": {
+            "height": round(top + 24 * max(len(rows), 1) + 12),
+            "margin": {"l": round(left), "r": round(right), "t": round(top), "b": 6},
+            "xaxis": {
+                "side": "top", "ticks": "", "tickangle": -45 if len(backends) > 1 else 0, "fixedrange": True,
+                "showgrid": False,
+                "tickvals": list(range(len(backends))), "ticktext": [plain(name) for name in backends],
+                "range": [-0.5, len(backends) - 0.5],
+            },
+            "yaxis": {
+                "ticks": "", "fixedrange": True, "showgrid": False, "tickvals": list(range(len(rows))),
+                "ticktext": [plain(row.label + (" *" if row.older else "")) for row in rows],
+                "range": [len(rows) - 0.5, -0.5],
+            },
+            "meta": {"kind": "heatmap", "alt": alt, "min_width": round(left + _COLUMN * len(backends) + right)},
+        },
+    }  # fmt: skip
+
+
+def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
+    """Achieved TFLOP/s by arithmetic intensity, below the ceilings that canaries of the same run reached."""
+    ridge = 1e3 * ceilings.tflops / ceilings.gbps
+    intensities = [point.intensity for point in points]
+    low = min([*intensities, ridge]) / 5
+    high = max([*intensities, ridge]) * 2
+    roof = [(x, min(ceilings.tflops, ceilings.gbps * x / 1e3)) for x in (low, ridge, high)]
+    backends = sorted({point.backend for point in points})
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "lines", "name": "ceiling", "x": [_round(x, 4) for x, _ in roof],
+            "y": [_round(y, 4) for _, y in roof], "line": {"color": "var(--text)", "width": 1.5},
+            "hovertemplate": "ceiling: %{y:.4g} TFLOP/s<extra></extra>",
+        }
+    ]  # fmt: skip
+    for number, backend in enumerate(backends):
+        own = sorted((point for point in points if point.backend == backend), key=lambda point: point.intensity)
+        data.append({
+            "type": "scatter", "mode": "markers", "name": plain(backend),
+            "x": [_round(point.intensity, 4) for point in own], "y": [_round(point.tflops, 4) for point in own],
+            "text": [plain(f"{_cut(point.problem, 120)}") for point in own],
+            "customdata": [[_round(point.gbps, 4), _round(100 * point.share(ceilings), 3)] for point in own],
+            "marker": {**mark_of(number), "size": 9},
+            "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} TFLOP/s, %{customdata[0]:.4g} GB/s<br>"
+                             "%{customdata[1]:.3g}% of the ceiling at %{x:.4g} FLOP/byte<extra></extra>",
+        })  # fmt: skip
+    best = max(points, key=lambda point: point.share(ceilings), default=None)
+    alt = (
+        f"Roofline of {len(points)} results by {len(backends)} backends, below {ceilings.tflops:.0f} TFLOP/s and "
+        f"{ceilings.gbps:.0f} GB/s."
+    )
+    if best is not None:
+        alt += f" The nearest to its ceiling is {best.backend} at {best.problem}: {100 * best.share(ceilings):.0f}%."
+    lowest = min([point.tflops for point in points] + [roof[0][1]])
+    highest = max([point.tflops for point in points] + [ceilings.tflops])
+    return {
+        "data": data,
+        "layout": {
+            "height": 420 + 18 * (len(backends) // 4),
+            "margin": {"l": 60, "r": 12, "t": 16, "b": 50},
+            "showlegend": True,
+            "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
+            "xaxis": _log_axis("FLOP per byte, each input read once, each output written once", low, high),
+            "yaxis": _log_axis("TFLOP/s", lowest / 1.6, highest * 1.6),
+            "annotations": [
+                {
+                    "x": math.log10(ridge), "y": math.log10(ceilings.tflops), "xanchor": "left",
+                    "yanchor": "bottom", "showarrow": False,
+                    "text": f"{ceilings.tflops:.0f} TFLOP/s, {plain(ceilings.dtype)} matmul canary",
+                },
+                {
+                    "x": math.log10(low * ridge) / 2, "y": math.log10(ceilings.gbps * math.sqrt(low * ridge) / 1e3),
+                    "xanchor": "right", "yanchor": "bottom", "showarrow": False,
+                    "text": f"{ceilings.gbps:.0f} GB/s, copy canary",
+                },
+            ],
+            "meta": {"kind": "roofline", "alt": alt},
+        },
+    }  # fmt: skip
+
+
+def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Latency by run, bars from the fastest to the slowest burst; levels, changes, environments, alerts, failures."""
+    shape = [value for value in (*history.ms, *history.low, *history.high) if value is not None]
+    typical = _middle([value for value in history.ms if value is not None])
+    data = _results(history, history.ms, runs, "ms", "var(--series)", history.low, history.high)
+    if history.levels and len(history.runs) > 1:
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for level in history.levels:
+            x += [level.first - 0.4, level.last + 0.4, None]
+            y += [_round(level.ms, 5), _round(level.ms, 5), None]
+        data.append({
+            "type": "scatter", "mode": "lines", "name": "level", "x": x[:-1], "y": y[:-1], "hoverinfo": "skip",
+            "line": {"color": "var(--level)", "width": 5}, "zorder": -1,
+        })  # fmt: skip
+    low, high = _range(shape, typical, 0.03)
+    high += 0.09 * len({mark.kind for mark in history.marks}) * (high - low)  # room for their words
+    data += _mark_traces(history, low + 0.97 * (high - low))
+    layout = _history_layout(history, runs, "ms, interpreted: no speed" if history.interpreted else "ms", (low, high))
+    layout["shapes"] = [_line(mark) for mark in history.marks]
+    layout["annotations"] = _labels(history)
+    layout["meta"] = {"kind": "history", "alt": _history_alt("Latency", "ms", history, history.ms, runs)}
+    return {"data": data, "layout": layout}
+
+
+def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Relative RMS error against the reference, by run; logarithmic where it moved by more than a factor of ten."""
+    known = [value for value in history.rms if value is not None]
+    positive = [value for value in known if value > 0]
+    data = _results(history, [_round(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
+    low, high = _range(known, _middle(known), 0.25)
+    layout = _history_layout(history, runs, "relative RMS", (low, high))
+    layout["yaxis"]["exponentformat"] = "e"
+    if len(positive) == len(known) > 1 and max(positive) > 10 * min(positive):
+        ends = (math.log10(min(positive)) - 0.2, math.log10(max(positive)) + 0.2)
+        layout["yaxis"] |= {"type": "log", "range": [_round(end, 4) for end in ends]}
+    layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
+    layout["meta"] = {"kind": "history", "alt": _history_alt("Relative RMS error", "", history, history.rms, runs)}
+    return {"data": data, "layout": layout}
+
+
+def burst_distribution(bursts: Sequence[Bursts], runs: Sequence[RunLabel]) -> Figure:
+    """All samples by burst, of the newest result and the one before it: the burst is the unit of noise."""
+    data: list[dict[str, Any]] = []
+    told = []
+    for number, each in enumerate(bursts):
+        newest = number == len(bursts) - 1
+        ink = "var(--series)" if newest else "var(--older)"
+        samples = [value for burst in each.ms for value in burst]
+        data.append({
+            "type": "box", "name": plain(runs[each.run].commit + ("" if newest else ", before")),
+            "x": [place for place, burst in enumerate(each.ms, 1) for _ in burst],
+            "y": [_round(value, 5) for value in samples], "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
+            "marker": {"color": ink, "size": 3, "opacity": 0.7}, "line": {"color": ink, "width": 1},
+            "fillcolor": "rgba(0,0,0,0)", "hovertemplate": "burst %{x}: %{y:.5g} ms<extra>%{fullData.name}</extra>",
+            "hoveron": "points",
+        })  # fmt: skip
+        middle = _middle(samples)
+        if middle is not None:
+            text = f"median {middle:.4g} ms, from {min(samples):.4g} to {max(samples):.4g}"
+            told.append(f"{runs[each.run].commit}: {len(samples)} samples in {len(each.ms)} bursts, {text}.")
+    return {
+        "data": data,
+        "layout": {
+            "height": 250, "margin": {"l": 55, "r": 8, "t": 10, "b": 34}, "boxmode": "group",
+            "showlegend": len(data) > 1, "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "xaxis": {"title": {"text": "burst", "standoff": 4}, "dtick": 1, "fixedrange": True},
+            "yaxis": {"title": {"text": "ms", "standoff": 4}, "automargin": True},
+            "meta": {"kind": "bursts", "alt": "Samples by burst. " + " ".join(told)},
+        },
+    }  # fmt: skip
+
+
+def speedup_text(speedup: float) -> str:
+    """`▲ 1.25×`: colour is never alone."""
+    if abs(speedup - 1) <= CLEAR:
+        return times(speedup)
+    return f"{'▲' if speedup > 1 else '▼'} {times(speedup)}"
+
+
+def times(speedup: float) -> str:
+    """`1.25×`, and never 0.00×."""
+    digits = 0 if speedup >= 100 else 1 if speedup >= 10 else 2
+    return f"{speedup:.{digits}f}×" if speedup >= 0.1 else f"{speedup:.2g}×"
+
+
+def run_text(run: RunLabel) -> str:
+    """What is told of a run where the pointer rests, escaped for plotly."""
+    return plain(run.text) + (f"<br>{plain(_cut(run.subject, 90))}" if run.subject else "")
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is."""
+    return escape(text, quote=False)
+
+
+def mark_of(number: int) -> dict[str, str]:
+    """Colour and symbol of the n-th backend: both, since colour alone is not seen by everybody."""
+    return {"color": f"var(--c{number % COLOURS})", "symbol": SYMBOLS[number % len(SYMBOLS)]}
+
+
+def _results(
+    history: SeriesHistory,
+    values: Sequence[float | None],  # [n]
+    runs: Sequence[RunLabel] | None,
+    unit: str,
+    ink: str,
+    low: Sequence[float | None] = (),
+    high: Sequence[float | None] = (),
+) -> list[dict[str, Any]]:
+    """What is ok as a line of points; what is not as crosses, on the typical level where it has no value."""
+    typical = _middle([value for value in values if value is not None])
+    good = [i for i, value in enumerate(values) if value is not None and i not in history.status]
+    bad = [i for i in sorted(history.status) if values[i] is not None or typical is not None]
+    line = {
+        "type": "scatter", "mode": "lines+markers", "name": "ok", "x": [history.runs[i] for i in good],
+        "y": [_round(values[i], 5) for i in good], "line": {"color": ink, "width": 1.2},
+        "marker": {"color": ink, "size": 5}, **_texts(history, good, runs),
+        "hovertemplate": "%{text}<br>%{y:.4g} " + unit + "<extra></extra>",
+    }  # fmt: skip
+    if low and high and any(high[i] != low[i] for i in good):
+        line["error_y"] = {
+            "type": "data", "array": [_distance(high[i], values[i]) for i in good],
+            "arrayminus": [_distance(values[i], low[i]) for i in good], "color": ink, "thickness": 1, "width": 2,
+        }  # fmt: skip
+    crosses = {
+        "type": "scatter", "mode": "markers", "name": "not ok", "x": [history.runs[i] for i in bad],
+        "y": [_round(values[i] if values[i] is not None else typical, 5) for i in bad],
+        "marker": {"color": "var(--bad)", "size": 9, "symbol": "x"}, **_texts(history, bad, runs),
+        "hovertemplate": "%{text}<extra></extra>",
+    }  # fmt: skip
+    return [line, crosses] if bad else [line]
+
+
+def _texts(history: SeriesHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
+    """Texts of the points; without `runs`, what is to be added to those of the page's own list."""
+    own = []
+    for i in places:
+        status, message = history.status.get(i), history.message.get(i)
+        own.append(plain(status + (f": {_cut(message, 200)}" if message else "")) if status else "")
+    if runs is None:
+        return {"meta": "runs", "text": own} if any(own) else {"meta": "runs"}
+    labels = [run_text(runs[history.runs[i]]) for i in places]
+    return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, own, strict=True)]}
+
+
+def _mark_traces(history: SeriesHistory, y: float) -> list[dict[str, Any]]:
+    """Symbols at the top, to be pointed at: the text of a line is short."""
+    traces = []
+    for kind, (symbol, ink, _) in _MARKS.items():
+        marks = [mark for mark in history.marks if mark.kind == kind]
+        if marks:
+            traces.append({
+                "type": "scatter", "mode": "markers", "name": kind, "x": [mark.at - 0.5 for mark in marks],
+                "y": [_round(y, 5)] * len(marks), "marker": {"color": ink, "symbol": symbol, "size": 9},
+                "text": [plain(_cut(mark.text, 200)) for mark in marks],
+                "hovertemplate": f"{kind}: %{{text}}<extra></extra>",
+            })  # fmt: skip
+    return traces
+
+
+def _line(mark: Mark) -> dict[str, Any]:
+    _, ink, dash = _MARKS[mark.kind]
+    return {
+        "type": "line", "yref": "y domain", "x0": mark.at - 0.5, "x1": mark.at - 0.5, "y0": 0, "y1": 1,
+        "line": {"color": ink, "width": 1, "dash": dash},
+    }  # fmt: skip
+
+
+def _labels(history: SeriesHistory) -> list[dict[str, Any]]:
+    """The newest mark of each kind in words, one below the other; the others by pointing at their symbol."""
+    last = {mark.kind: mark for mark in history.marks}
+    middle = (history.runs[0] + history.runs[-1]) / 2 if history.runs else 0
+    return [
+        {
+            "x": mark.at - 0.5, "y": 0.93, "yref": "y domain", "yshift": -13 * number, "yanchor": "top",
+            "xanchor": "right" if mark.at - 0.5 > middle else "left", "showarrow": False, "borderpad": 1,
+            "text": plain(_cut(mark.text, 44)), "font": {"size": 10, "color": _MARKS[mark.kind][1]},
+            "bgcolor": "var(--ground)",
+        }
+        for number, mark in enumerate(last.values())
+    ]  # fmt: skip
+
+
+def _history_layout(
+    history: SeriesHistory, runs: Sequence[RunLabel] | None, unit: str, ends: tuple[float, float]
+) -> dict[str, Any]:
+    places = history.runs
+    step = max(1, math.ceil(len(places) / _TICKS))
+    ticks = list(places[::-step][::-1])
+    axis: dict[str, Any] = {"tickvals": ticks, "tickangle": 0}
+    if places:
+        axis["range"] = [places[0] - 0.7, places[-1] + 0.7]
+    if runs is not None:
+        axis["ticktext"] = [plain(runs[place].commit[:7]) for place in ticks]
+    return {
+        "height": 250,
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 28},
+        "showlegend": False,
+        "xaxis": axis,
+        "yaxis": {
+            "title": {"text": unit, "standoff": 4},
+            "range": [_round(end, 6) for end in ends],
+            "automargin": True,
+        },
+    }
+
+
+def _history_alt(
+    what: str,
+    unit: str,
+    history: SeriesHistory,
+    values: Sequence[float | None],
+    runs: Sequence[RunLabel] | None,
+) -> str:
+    known = [value for i, value in enumerate(values) if value is not None and i not in history.status]
+    told = [f"{what} of {history.series}, {len(values)} results."]
+    if known:
+        unit = f" {unit}" if unit else ""
+        told.append(f"Newest {known[-1]:.4g}{unit}, from {min(known):.4g} to {max(known):.4g}{unit}.")
+    if history.status:
+        told.append(f"{len(history.status)} not ok.")
+    for mark in history.marks:
+        at = f" at {runs[mark.at].commit}" if runs is not None and mark.at < len(runs) else ""
+        told.append(f"{mark.kind.capitalize()}{at}: {mark.text}.")
+    return " ".join(told)
+
+
+def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    return {
+        "type": "log", "title": {"text": title, "standoff": 6}, "dtick": 1 if high / low > 30 else "D2",
+        "range": [_round(math.log10(low), 5), _round(math.log10(high), 5)],
+    }  # fmt: skip
+
+
+def _range(values: Sequence[float], typical: float | None, share: float) -> tuple[float, float]:
+    """Noise of a thousandth must not fill the plot: never less than `share` of the typical value to each side."""
+    if not values or typical is None:
+        return 0.0, 1.0
+    low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))
+    if low == high:
+        return low - 1, high + 1
+    return low - 0.06 * (high - low), high + 0.16 * (high - low)
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else None
+
+
+def _distance(high: float | None, low: float | None) -> float:
+    return 0.0 if high is None or low is None else float(f"{max(high - low, 0.0):.2g}")
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    """For JSON: so many significant digits."""
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

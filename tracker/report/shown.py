@@ -1,0 +1,155 @@
+"""What pages show, as plain data: the input of `figures` and of the tables. Nothing here knows a database.
+
+`gather` makes these from rows of the store; whoever has other rows can make them too. Places of runs are indices into
+one tuple of RunLabel, the oldest first, which all histories of a page share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from groupbench.tracker.rows import SeriesRow
+
+MarkKind = Literal["change", "environment", "alert", "verdict"]
+"""change: history shows a new level. environment: what is on both sides is not compared. alert: a stored one.
+verdict: what the gate says of the newest change, where history alone shows none yet."""
+
+
+@dataclass(frozen=True)
+class RunLabel:
+    """A run in the words that a plot has room for."""
+
+    run: str  # its id
+    commit: str  # ten digits, and + where the tree differed from it
+    started: str  # 2026-01-31 03:00, UTC
+    subject: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.commit} · {self.started}"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened to a series between two runs."""
+
+    kind: MarkKind
+    at: int  # place of the first run after it
+    text: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """A stretch of a history within one environment and without a change."""
+
+    first: int  # place of its first run
+    last: int
+    ms: float  # median
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """All samples of one result, by burst."""
+
+    run: int  # place of its run
+    ms: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class SeriesHistory:
+    """One series over the runs of a page. Lists are [n], one entry for each result, the oldest first."""
+
+    series: SeriesRow
+    runs: tuple[int, ...]  # places
+    ms: tuple[float | None, ...]  # median of the bursts' medians
+    low: tuple[float | None, ...]  # the smallest of these
+    high: tuple[float | None, ...]  # the largest
+    rms: tuple[float | None, ...]  # relative to the reference
+    status: Mapping[int, str] = field(default_factory=dict)  # of those that are not ok, by place in the lists
+    message: Mapping[int, str] = field(default_factory=dict)
+    interpreted: bool = False  # its latencies are no speeds
+    marks: tuple[Mark, ...] = ()
+    levels: tuple[Level, ...] = ()
+    bursts: tuple[Bursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One problem, and how long each backend takes for it in one run and environment."""
+
+    label: str  # short enough for an axis
+    problem: str  # in full
+    run: RunLabel
+    older: bool  # not of the run that the page is about
+    ms: Mapping[str, float]  # by backend
+    why: Mapping[str, str]  # of backends without a speed: the status, and what it said
+
+
+@dataclass(frozen=True)
+class SpeedMap:
+    """Problems that were measured alike, by backends."""
+
+    title: str  # hardware, host and protocol
+    backends: tuple[str, ...]  # baselines first
+    rows: tuple[SpeedRow, ...]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the canaries of a run reached."""
+
+    run: RunLabel
+    tflops: float  # of the largest matrix product
+    gbps: float  # of a copy, bytes read and written
+    dtype: str  # of the product
+
+
+@dataclass(frozen=True)
+class RoofPoint:
+    """One result of one backend."""
+
+    backend: str
+    problem: str
+    dtype: str
+    flops: int
+    min_bytes: int  # each input read once, each output written once
+    ms: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte."""
+        return self.flops / self.min_bytes
+
+    @property
+    def tflops(self) -> float:
+        return self.flops / self.ms / 1e9
+
+    @property
+    def gbps(self) -> float:
+        return self.min_bytes / self.ms / 1e6
+
+    def share(self, ceilings: Ceilings) -> float:
+        """Of what the ceilings allow at this intensity."""
+        return self.tflops / min(ceilings.tflops, ceilings.gbps * self.intensity / 1e3)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The points of one run and the ceilings of the same run; or why there are none."""
+
+    points: tuple[RoofPoint, ...] = ()
+    ceilings: Ceilings | None = None
+    missing: str | None = None  # why there is nothing to draw
+    note: str | None = None  # what is to be known of what is drawn
+
+
+@dataclass(frozen=True)
+class OperatorPage:
+    """All that is shown of one operator."""
+
+    name: str
+    speeds: tuple[SpeedMap, ...]
+    roofline: Roofline
+    histories: tuple[SeriesHistory, ...]
