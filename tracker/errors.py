@@ -33,3 +33,7 @@ class QueryError(TrackerError):
 
 class ReportError(TrackerError):
     """A report that cannot be built or written."""
+
+
+class OutputError(TrackerError):
+    """An output of the gate that cannot be written or posted."""

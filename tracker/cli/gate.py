@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +23,11 @@ from groupbench.tracker.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from groupbench.tracker.alerts import Updated
+    from groupbench.tracker.outputs import Target
+    from groupbench.tracker.outputs.result import Result
     from groupbench.tracker.verdicts import Gate, Judged
 
 LONGEST = 300
@@ -65,6 +72,15 @@ COLUMNS = (
     help="How many earlier results of a series are looked at.",
 )
 @click.option("--update", is_flag=True, help="Write alerts: open what is new, close what is fixed. Else only reads.")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FORMAT[=FILE]",
+    help="Write for CI as well, may be repeated: summary, comment, junit, sarif, json, badge, atom, webhook.",
+)
+@click.option("--always", is_flag=True, help="Send the webhook although nothing changed.")
 @output_formats
 @click.pass_context
 def gate(
@@ -74,6 +90,8 @@ def gate(
     strict: bool,
     window: int,
     update: bool,
+    outputs: tuple[str, ...],
+    always: bool,
     form: Format | None,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
@@ -82,6 +100,8 @@ def gate(
     not be judged, the gravest first. What history alone cannot decide is a suspect until `groupbench confirm` has
     measured both commits in turns. Regressions whose alert was acknowledged are listed, and fail under --strict alone;
     levels that are expected are judged by.
+
+    With -o the verdict is written for CI, too; where that fails, the exit code is 2 after all else is done.
 
     \b
     0  ok: nothing changed, or the better, or only what is acknowledged
@@ -92,39 +112,55 @@ def gate(
     """
     from groupbench.tracker import gate as gates
     from groupbench.tracker import query
+    from groupbench.tracker.errors import USAGE
+    from groupbench.tracker.outputs import write
     from groupbench.tracker.store import open_store
 
-    said = None
+    targets = _targets(outputs)
+    updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = query.find_run(session, run_id)
         found = gates.judge_run(session, run, window=window, min_effect=min_effect, strict=strict)
         if update:
             from groupbench.tracker import alerts
 
-            said = alerts.update(session, found).text
+            updated = alerts.update(session, found)
+        result = _result(session, found, strict, updated) if targets else None
     _write(found, form)
-    if said is not None:
-        say(said)
-    context.exit(found.exit_code)
+    if updated is not None:
+        say(updated.text)
+    failures = write(result, targets, always=always) if result else []
+    for failure in failures:
+        say(f"groupbench: {failure}")
+    context.exit(USAGE if failures else found.exit_code)
+
+
+def _targets(outputs: tuple[str, ...]) -> list[Target]:
+    """Checked before anything is judged."""
+    from groupbench.tracker.outputs import parse
+
+    targets = [parse(text) for text in outputs]
+    files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
+    for file in files:
+        if files.count(file) > 1:
+            raise click.UsageError(f"two outputs cannot be one file: {file}")
+    return targets
+
+
+def _result(session: Session, found: Gate, strict: bool, updated: Updated | None) -> Result:
+    from groupbench.tracker.outputs import result, source
+
+    place = result.ci_place(os.environ)
+    return result.gather(session, found, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
 
 
 def _write(found: Gate, form: Format | None) -> None:
     from groupbench.tracker.verdicts import Judged
 
     if form == "json":
-        run = found.run
-        write_json(
-            {
-                "verdict": found.word,
-                "exit_code": found.exit_code,
-                "summary": found.summary,
-                "run": run.id,
-                "commit": run.commit,
-                "dirty": run.dirty,
-                "counts": found.counts,
-                "series": [row.flat() for row in found.rows],
-            }
-        )
+        from groupbench.tracker.outputs.verdict import verdict
+
+        write_json(verdict(found))
     elif form == "csv":
         say(found.summary)
         write_table(plain(Judged.columns()), [row.flat() for row in found.told], form)

@@ -1,0 +1,106 @@
+"""An Atom feed (RFC 4287) of what became of alerts, the newest first.
+
+An entry for each transition of the alerts of one commit, operator and backend: a commit that made thirty shapes slower
+is one entry. Its id is made of what the transition is, so that a reader shows it once, however often the feed is
+written and whichever database it is written from.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from xml.etree import ElementTree
+
+from groupbench.tracker.alerts import AlertRow, Event
+from groupbench.tracker.cli.output import printable, signed_percent
+from groupbench.tracker.outputs.escape import shown, xml
+from groupbench.tracker.outputs.result import Place, Result
+
+MOST = 200
+"""Entries."""
+
+_SERIES = 50
+_SPACE = uuid.UUID("5f0e4d4c-3e0b-5a77-9a3c-0d7f8f2f6b11")
+_ATOM = "http://www.w3.org/2005/Atom"
+
+Change = tuple[Event, list[AlertRow]]
+
+
+def render(result: Result) -> str:
+    ElementTree.register_namespace("", _ATOM)
+    changes = _changes(result.alerts)
+    home = result.place.repository
+    feed = _element("feed")
+    _text(feed, "id", _id("feed", home or "", result.gate.run.plan or ""))
+    _text(feed, "title", f"groupbench alerts{f' of {home}' if home else ''}")
+    _text(feed, "updated", _when(max((event.at for event, _ in changes), default=result.gate.run.started)))
+    _text(_text(feed, "author"), "name", "groupbench")
+    _text(feed, "generator", "groupbench")
+    if home:
+        feed.append(_element("link", rel="alternate", href=home))
+    for event, alerts in changes[:MOST]:
+        feed.append(_entry(event, alerts, result.place))
+    ElementTree.indent(feed)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(feed, encoding="unicode") + "\n"
+
+
+def _changes(alerts: Sequence[AlertRow]) -> list[Change]:
+    """Transitions, the newest first."""
+    groups: dict[tuple[object, ...], Change] = {}
+    for alert in alerts:
+        for event in alert.events:
+            groups.setdefault(_key(event, alert), (event, []))[1].append(alert)
+    keys = sorted(groups, key=lambda key: [str(part) for part in key], reverse=True)
+    return [groups[key] for key in sorted(keys, key=lambda key: groups[key][0].at, reverse=True)]
+
+
+def _key(event: Event, alert: AlertRow) -> tuple[object, ...]:
+    series, run = alert.series, alert.run
+    return (_when(event.at), event.state, event.who, alert.metric, run.id, series.operator, series.backend)
+
+
+def _entry(event: Event, alerts: list[AlertRow], place: Place) -> ElementTree.Element:
+    first = alerts[0]
+    entry = _element("entry")
+    _text(entry, "id", _id("entry", *map(str, _key(event, first))))
+    what = f"{first.series.operator} {first.series.backend}: {first.metric}"
+    ends = sorted(alert.change for alert in alerts if alert.change is not None)
+    if first.metric == "latency" and ends:
+        what += " " + " to ".join(dict.fromkeys(signed_percent(end) for end in (ends[0], ends[-1])))
+    number = f" of {len(alerts)} series" if len(alerts) > 1 else ""
+    _text(entry, "title", f"{event.state}: {shown(what, 200)}{number}")
+    _text(entry, "updated", _when(event.at))
+    _text(_text(entry, "author"), "name", shown(event.who, 200) or "unknown")
+    href = place.commit(first.run.commit)
+    if href:
+        entry.append(_element("link", rel="alternate", href=href))
+    entry.append(_element("category", term=event.state))
+    subject = f" {shown(first.run.subject, 200)}" if first.run.subject else ""
+    lines = [event.text, f"commits {first.commits}{subject}" + (f" by {first.author}" if first.author else "")]
+    for alert in alerts[:_SERIES]:
+        change = "" if alert.metric != "latency" else f" {signed_percent(alert.change)}"
+        lines.append(f"alert {alert.pk}: {shown(str(alert.series), 300)}{change}")
+    if len(alerts) > _SERIES:
+        lines.append(f"and {len(alerts) - _SERIES} more")
+    content = _text(entry, "content", "\n".join(map(printable, lines)))
+    content.set("type", "text")
+    return entry
+
+
+def _id(*parts: str) -> str:
+    return uuid.uuid5(_SPACE, "\0".join(parts).encode("utf-8", "replace").decode()).urn
+
+
+def _when(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _element(tag: str, **attributes: str) -> ElementTree.Element:
+    return ElementTree.Element(f"{{{_ATOM}}}{tag}", attributes)
+
+
+def _text(parent: ElementTree.Element, tag: str, text: str | None = None) -> ElementTree.Element:
+    child = ElementTree.SubElement(parent, f"{{{_ATOM}}}{tag}")
+    child.text = None if text is None else xml(text)
+    return child

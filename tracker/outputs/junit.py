@@ -1,0 +1,123 @@
+"""JUnit XML: a case for each series, a suite for each operator, and one case for the gate as a whole.
+
+Of the many dialects the common part: what Jenkins' schema (junit-10.xsd) allows, GitLab and others read as well.
+"""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from groupbench.tracker.cli.output import milliseconds, printable, signed_percent
+from groupbench.tracker.outputs.escape import shown, xml
+from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.verdicts import Judged
+
+_SKIPPED = ("new", "insufficient", "unavailable")
+_NOTE = 300
+_LONGEST = 20_000
+"""Characters of a compiler's message."""
+
+
+def render(result: Result) -> str:
+    gate = result.gate
+    top = ElementTree.Element("testsuites", name="groupbench")
+    overall = ElementTree.Element("testcase", classname="groupbench", name="gate", time="0.000")
+    cases: dict[str, list[tuple[Judged | None, ElementTree.Element]]] = {"groupbench gate": [(None, overall)]}
+    red = False
+    for row in gate.rows:
+        element = _case(row, result)
+        red = red or result.red(row) is not None
+        cases.setdefault(row.series.operator, []).append((row, element))
+    if gate.exit_code and not red:  # nothing measured is no pass
+        _child(overall, "error", gate.word, gate.summary, gate.summary)
+    total = {"tests": 0, "failures": 0, "errors": 0}
+    for name, found in cases.items():
+        elements = [element for _, element in found]
+        seconds = sum(row.point.duration_s or 0.0 for row, _ in found if row is not None and row.point is not None)
+        counts = {
+            "tests": len(elements),
+            "failures": sum(element.find("failure") is not None for element in elements),
+            "errors": sum(element.find("error") is not None for element in elements),
+            "skipped": sum(element.find("skipped") is not None for element in elements),
+        }
+        suite = ElementTree.SubElement(top, "testsuite", name=_text(name))
+        for key, number in counts.items():
+            suite.set(key, str(number))
+        suite.set("time", f"{seconds:.3f}")
+        suite.set("timestamp", f"{gate.run.started:%Y-%m-%dT%H:%M:%S}")
+        if name == "groupbench gate":
+            _properties(suite, result)
+        suite.extend(elements)
+        for key in total:
+            total[key] += counts[key]
+    for key, number in total.items():
+        top.set(key, str(number))
+    ElementTree.indent(top)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
+
+
+def _properties(suite: ElementTree.Element, result: Result) -> None:
+    run = result.gate.run
+    told = {"verdict": result.gate.word, "summary": result.gate.summary, "run": run.id, "commit": run.commit_text}
+    told |= {"hardware": ", ".join(result.hardware)}
+    told |= {"plan": run.plan} if run.plan else {}
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in told.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_text(value))
+
+
+def _case(row: Judged, result: Result) -> ElementTree.Element:
+    series, point = row.series, row.point
+    seconds = 0.0 if point is None else point.duration_s or 0.0
+    case = ElementTree.Element(
+        "testcase",
+        classname=_text(f"{series.operator}.{series.backend}"),
+        name=_text(result.label(series)),
+        time=f"{seconds:.3f}",
+    )
+    said = message(row)
+    red = result.red(row)
+    if red:
+        _child(case, red, row.verdict, said, _details(row))
+    elif row.verdict in _SKIPPED or row.verdict in ("suspect", "regressed"):
+        _child(case, "skipped", row.verdict, said, None)
+    elif said != row.verdict:
+        ElementTree.SubElement(case, "system-out").text = xml(said)
+    return case
+
+
+def message(row: Judged) -> str:
+    """One line: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
+    parts = []
+    now = None if row.point is None else row.point.median_ms
+    if row.what == "latency" and row.before_ms is not None and now is not None:
+        parts.append(f"latency {milliseconds(row.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}")
+    elif row.what:
+        parts.append(row.what)
+    if row.note:
+        parts.append(shown(row.note, _NOTE))
+    return f"{row.verdict}: {'; '.join(parts)}" if parts else row.verdict
+
+
+def _details(row: Judged) -> str:
+    lines = [message(row)]
+    if row.low is not None and row.high is not None:
+        lines.append(f"interval {signed_percent(row.low)} .. {signed_percent(row.high)}")
+    if row.cause:
+        lines.append(f"cause {row.cause}")
+    if row.span is not None:
+        lines.append(f"commits {row.span.text} {printable(row.span.head.subject or '')}".rstrip())
+        lines += [f"author {printable(row.span.author)}"] if row.span.author else []
+    if row.note and len(row.note) > _NOTE:
+        lines.append(row.note[:_LONGEST])
+    return "\n".join(lines)
+
+
+def _child(case: ElementTree.Element, tag: str, kind: str, said: str, text: str | None) -> None:
+    child = ElementTree.SubElement(case, tag, type=kind, message=_text(said))
+    child.text = None if text is None else xml(text)
+
+
+def _text(text: str) -> str:
+    """Of an attribute: one line."""
+    return xml(printable(text))

@@ -1,0 +1,194 @@
+"""Markdown of a verdict within a number of bytes: what the step summary and the comment have in common.
+
+Written as GitHub and GitLab read it. What does not fit is left out from the least grave end, row by row, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from groupbench.tracker.cli.output import milliseconds, printable, signed_percent
+from groupbench.tracker.outputs.escape import code, link, shown, size, words
+from groupbench.tracker.outputs.result import Group, Place, Result
+from groupbench.tracker.terminal import shortened
+from groupbench.tracker.verdicts import ORDER, Judged, Span
+
+_NAME = 60
+_SHAPE = 80
+_SUBJECT = 120
+_NOTE = 200
+_RESERVE = 400
+"""Bytes kept for the line that says what was left out."""
+
+SIGNS = {"ok": "🟢", "regression": "🔴", "incomplete": "🟡", "incomparable": "⚪"}
+
+
+class Page:
+    """Markdown that grows until its limit."""
+
+    def __init__(self, limit: int) -> None:  # bytes
+        self.limit, self.parts, self.size, self.left_out = limit, [""], 0, 0
+
+    def room(self, text: str, after: int = 0) -> bool:
+        return self.size + size(text) + after + _RESERVE <= self.limit
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += size(text)
+
+    def table(self, title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+        """Folded, below its title; without columns that are empty. A column whose name begins with > is of numbers."""
+        used = [i for i in range(len(columns)) if any(line[i] for line in cells)]
+        rule = ["---:" if columns[i].startswith(">") else "---" for i in used]
+        top = f"{_line(columns[i].removeprefix('>') for i in used)}\n{_line(rule)}\n"
+        start, end = f"<details><summary>{title}</summary>\n\n{top}", "\n</details>\n\n"
+        kept = 0
+        for line in cells:
+            text = ("" if kept else start) + _line(line[i] for i in used) + "\n"
+            if not self.room(text, size(end)):
+                break
+            self.add(text)
+            kept += 1
+        if kept:
+            self.add(end)
+        self.left_out += len(cells) - kept
+
+    def text(self) -> str:
+        if self.left_out:
+            self.add(
+                f"\n{self.left_out} lines were left out, the least grave, since this page may have {self.limit:,} "
+                "bytes: `groupbench gate --json` has all.\n"
+            )
+        return "".join(self.parts)
+
+
+def head(result: Result, level: str) -> str:
+    """The verdict in a line, every count in the next."""
+    gate = result.gate
+    said, _, counts = gate.summary.partition(". ")
+    told = f"**{printable(counts)}**\n\n" if counts else ""
+    return f"{level} {SIGNS[gate.word]} {printable(said)}\n\n{told}"
+
+
+def changes(page: Page, result: Result, most: int) -> None:
+    """A line for what changed together."""
+    groups = result.groups
+    for number, group in enumerate(groups):
+        text = f"- {told(group, result.place)}\n"
+        if number == most or not page.room(text):
+            page.add(f"- and {len(groups) - number} more groups of series\n")
+            break
+        page.add(text)
+    page.add("\n" if groups else "")
+
+
+def told(group: Group, place: Place) -> str:
+    """One line: what, of whom, how much, since which commit."""
+    first = group.first
+    if first.verdict == "incomparable":
+        return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
+    name = f"{code(shown(first.series.operator, _NAME))} {code(shown(first.series.backend, _NAME))}"
+    parts = [
+        f"**{first.verdict}**{' (acknowledged)' if first.known else ''} {name}: {group.head} {group.change}".rstrip()
+    ]
+    if len(group.rows) == 1:
+        parts.append(code(shortened(printable(first.series.shape), _SHAPE)))
+    if first.span is not None:
+        parts.append("since " + commit(first.span, place))
+    if first.cause:
+        parts.append(f"cause {first.cause}")
+    if group.note and first.what not in ("accuracy",):
+        parts.append(words(shown(group.note, _NOTE)))
+    return ", ".join(parts)
+
+
+def commit(span: Span, place: Place) -> str:
+    """The first one that is certainly after the change, linked, with its subject and author."""
+    text = link(code(str(span.head.state)), place.commit(span.head.commit))
+    if span.head.subject:
+        text += f" {code(shown(span.head.subject, _SUBJECT))}"
+    return text + (f" by {code(shown(span.author, _NAME))}" if span.author else "")
+
+
+def sections(page: Page, result: Result, rows: Sequence[Judged]) -> None:
+    """A folded table for each verdict, the gravest first."""
+    for verdict in ORDER:
+        mine = [row for row in rows if row.verdict == verdict]
+        if mine:
+            page.table(f"{len(mine)} {verdict}", _CHANGED, [_changed(row, result) for row in mine])
+
+
+_CHANGED = (
+    *("operator", "backend", "series", "what", ">before", ">now", ">change", "interval", "cause", "commits", "note"),
+)
+
+
+def _changed(row: Judged, result: Result) -> list[str]:
+    point = row.point
+    if row.what == "accuracy":
+        before, now, unit = _rms(row.before_rms), _rms(None if point is None else point.rms), " rms"
+    else:
+        before, now = milliseconds(row.before_ms), milliseconds(None if point is None else point.median_ms)
+        unit = " ms"
+    interval = "" if row.low is None or row.high is None else f"{signed_percent(row.low)} .. {signed_percent(row.high)}"
+    return [
+        *_names(row, result),
+        row.what or "",
+        before and before + unit,
+        now and now + unit,
+        signed_percent(row.change),
+        interval,
+        row.cause or "",
+        "" if row.span is None else link(code(row.span.text), result.place.commit(row.span.head.commit)),
+        "" if row.note is None else words(shown(row.note, _NOTE)),
+    ]
+
+
+def every(page: Page, result: Result) -> None:
+    """Each series of the run, folded."""
+    rows = sorted(result.gate.rows, key=lambda row: (ORDER.index(row.verdict), row.series.sort_key))
+    columns = ("verdict", "operator", "backend", "series", ">now ms", ">change", ">rms", ">earlier results")
+    cells = [
+        [
+            row.verdict,
+            *_names(row, result),
+            milliseconds(None if row.point is None else row.point.median_ms),
+            signed_percent(row.change),
+            _rms(None if row.point is None else row.point.rms),
+            str(row.n),
+        ]
+        for row in rows
+    ]
+    page.table(f"All {len(rows)} series", columns, cells)
+
+
+def _names(row: Judged, result: Result) -> list[str]:
+    series = row.series
+    label = shortened(printable(result.label(series)), _SHAPE)
+    return [code(shown(series.operator, _NAME)), code(shown(series.backend, _NAME)), code(label)]
+
+
+def _rms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def foot(result: Result) -> str:
+    """Which run, of what, where."""
+    run, parts = result.gate.run, []
+    parts.append(f"Commit {link(code(str(run.state)), result.place.commit(run.commit))}")
+    if run.subject:
+        parts.append(code(shown(run.subject, _SUBJECT)))
+    parts.append(f"run {code(shown(run.id, 32))} of {run.started:%Y-%m-%d %H:%M} UTC")
+    if run.plan:
+        parts.append(f"plan {code(shown(run.plan, _NAME))}")
+    if result.hardware:
+        more = len(result.hardware) - 4
+        parts.append("on " + ", ".join(code(shown(name, _NAME)) for name in result.hardware[:4]))
+        parts[-1] += f" and {more} more" if more > 0 else ""
+    if result.place.job:
+        parts.append(link("job", result.place.job))
+    return ", ".join(parts) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,178 @@
+"""What every output is made from: the verdict on a run, and what is told beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from groupbench.tracker.record import Kernel
+from groupbench.tracker.rows import SeriesRow
+from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from groupbench.tracker.alerts import AlertRow, Updated
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where CI runs, as far as its variables say."""
+
+    repository: str | None = None  # URL that people open
+    job: str | None = None
+    gitlab: bool = False
+
+    def commit(self, hash_: str) -> str | None:
+        """The URL of a commit."""
+        if self.repository is None:
+            return None
+        return f"{self.repository}{'/-' if self.gitlab else ''}/commit/{quote(hash_, safe='')}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A verdict with its surroundings."""
+
+    gate: Gate
+    strict: bool = False
+    place: Place = Place()
+    alerts: tuple[AlertRow, ...] = ()  # all that are stored, after the gate's update
+    moved: bool = False  # that update opened, reopened or closed some
+    kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # compiled ones, by series that got worse
+    root: Path = Path()  # of the checkout, where kernels are looked up
+
+    @property
+    def changed(self) -> bool:
+        """Whether anybody should look: it fails, something improved, or an alert has another state."""
+        gate = self.gate
+        return gate.exit_code != 0 or self.moved or any(row.verdict == "improved" for row in gate.told)
+
+    @property
+    def groups(self) -> list[Group]:
+        """What changed together, the gravest first: one line tells a commit that made thirty shapes slower."""
+        groups: dict[tuple[object, ...], list[Judged]] = {}
+        for row in self.gate.told:
+            groups.setdefault(_together(row), []).append(row)
+        return [Group(tuple(rows)) for rows in groups.values()]
+
+    def red(self, row: Judged) -> str | None:
+        """`failure` for what got worse, `error` for what could not be judged; None where the gate passes it."""
+        if row.verdict in ("regressed", "wrong"):
+            return "failure" if self.strict or not row.known else None
+        if row.verdict in ("missing", "unresolved", "incomparable"):
+            return "error"
+        if row.verdict == "suspect":
+            return None if row.series.operator == CANARY else "error"
+        return "error" if self.strict and row.verdict in ("new", "insufficient") else None
+
+    def label(self, series: SeriesRow) -> str:
+        """The series below its operator and backend; what nearly all share is left out."""
+        parts = [series.shape, series.dtype, series.mode]
+        parts += [series.host] if series.host != "builtin" else []
+        parts += [series.protocol] if series.protocol != "cooled" else []
+        parts += [f"seed {series.seed}"] if series.seed else []
+        parts += [series.hardware] if len(self.hardware) > 1 else []
+        return " ".join(parts)
+
+    @cached_property
+    def hardware(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.series.hardware for row in self.gate.rows))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Series of which one thing is to be said."""
+
+    rows: tuple[Judged, ...]
+
+    @property
+    def first(self) -> Judged:
+        return self.rows[0]
+
+    @property
+    def change(self) -> str:
+        """`+3.1%`, `+3.1% to +8.0%`, `rms ×4.5`; empty where none is known."""
+        if self.first.what == "accuracy":
+            ratios = [
+                row.point.rms / row.before_rms
+                for row in self.rows
+                if row.before_rms and row.point is not None and row.point.rms is not None
+            ]
+            told = [f"rms ×{ratio:.3g}" for ratio in _ends(ratios)]
+        else:
+            changes = [row.change for row in self.rows if row.change is not None]
+            told = [f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%") for change in _ends(changes)]
+        return " to ".join(dict.fromkeys(told))
+
+    @property
+    def head(self) -> str:
+        """What moved of what: the words that are ours and the names that are not are kept apart by the caller."""
+        what = self.first.what or "result"
+        number = len(self.rows)
+        return f"{what} of {number} series" if number > 1 else what
+
+    @property
+    def note(self) -> str | None:
+        """What is said of all of them."""
+        notes = {row.note for row in self.rows}
+        return notes.pop() if len(notes) == 1 else None
+
+
+def gather(session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: Place, root: Path) -> Result:
+    """The result with what the database knows beside it. Only reads."""
+    from groupbench.tracker import alerts
+    from groupbench.tracker.pasts import facts_at
+
+    worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict in ("regressed", "wrong")}
+    facts = facts_at(session, worse)
+    return Result(
+        gate,
+        strict=strict,
+        place=place,
+        alerts=tuple(alerts.find(session)),
+        moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
+        kernels={series: found.kernels for (series, _), found in facts.items()},
+        root=root,
+    )
+
+
+def ci_place(environ: Mapping[str, str]) -> Place:
+    """What GitHub's and GitLab's variables say."""
+    server, name, run = (environ.get(f"GITHUB_{key}", "") for key in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
+    if server and name:
+        repository = _url(f"{server}/{name}")
+        return Place(repository, f"{repository}/actions/runs/{quote(run)}" if repository and run else None)
+    if environ.get("CI_PROJECT_URL"):
+        job = environ.get("CI_JOB_URL") or environ.get("CI_PIPELINE_URL")
+        return Place(_url(environ["CI_PROJECT_URL"]), _url(job or ""), gitlab=True)
+    return Place()
+
+
+def hidden(row: Judged) -> bool:
+    """Whether the row is only counted."""
+    return row.verdict in QUIET and not row.loud
+
+
+def _together(row: Judged) -> tuple[object, ...]:
+    if row.verdict == "incomparable":
+        return (row.verdict, row.note)
+    series, head = row.series, None if row.span is None else row.span.head.state
+    return (row.verdict, row.known, row.what, series.operator, series.backend, head, row.cause)
+
+
+def _ends(values: list[float]) -> list[float]:
+    finite = [value for value in values if math.isfinite(value)]
+    return [min(finite), max(finite)] if finite else []
+
+
+def _url(text: str) -> str | None:
+    """As it may stand in Markdown and in XML; None where it is none."""
+    if not text.startswith(("https://", "http://")):
+        return None
+    return quote(text.rstrip("/"), safe="/:?=&%+~.,-_@#").replace("@", "%40")

@@ -1,0 +1,31 @@
+"""The verdict for programs: what `gate --json` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from groupbench.tracker.outputs.escape import clean
+
+if TYPE_CHECKING:
+    from groupbench.tracker.outputs.result import Result
+    from groupbench.tracker.verdicts import Gate
+
+
+def verdict(gate: Gate) -> dict[str, Any]:
+    run = gate.run
+    return {
+        "verdict": gate.word,
+        "exit_code": gate.exit_code,
+        "summary": gate.summary,
+        "run": run.id,
+        "commit": run.commit,
+        "dirty": run.dirty,
+        "counts": gate.counts,
+        "series": [row.flat() for row in gate.rows],
+    }
+
+
+def render(result: Result) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(clean(verdict(result.gate))), indent=2).decode() + "\n"

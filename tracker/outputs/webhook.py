@@ -1,0 +1,84 @@
+"""A message to Slack's incoming webhook, or to what takes its form (Mattermost, and others with an adapter).
+
+At most 50 blocks, 150 characters in a header and 3,000 in a section: https://api.slack.com/reference/block-kit/blocks.
+The URL is a secret: of it no more than the host is ever said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupbench.tracker.outputs import http
+from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
+from groupbench.tracker.outputs.markdown import SIGNS
+from groupbench.tracker.outputs.result import Group, Place, Result
+from groupbench.tracker.terminal import shortened
+from groupbench.tracker.verdicts import Span
+
+BLOCKS = 50
+SECTION = 3000
+HEADER = 150
+
+_GROUPS = 20
+
+
+def send(result: Result, url: str) -> None:
+    """Raises OutputError where nobody took it."""
+    http.send(http.Request("POST", url, body=payload(result), secret=url), what=f"webhook at {http.host(url)}")
+
+
+def payload(result: Result) -> dict[str, Any]:
+    """{text, blocks}: the text is what notifications and clients without blocks show."""
+    gate = result.gate
+    head, _, counts = gate.summary.partition(". ")
+    groups = result.groups
+    lines = [_line(group, result.place) for group in groups[:_GROUPS]]
+    if len(groups) > _GROUPS:
+        lines.append(f"and {len(groups) - _GROUPS} more groups of series")
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": shown(f"{SIGNS[gate.word]} {head}", 140)}},
+        _section(slack(counts) or "nothing"),
+        *[_section(f"• {line}") for line in lines],
+        {"type": "context", "elements": [_mrkdwn(_foot(result))]},
+    ]
+    return clean({"text": f"{slack(shown(gate.summary, 1000))}", "blocks": blocks[:BLOCKS]})
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": _mrkdwn(text)}
+
+
+def _mrkdwn(text: str) -> dict[str, Any]:
+    return {"type": "mrkdwn", "text": text, "verbatim": True}
+
+
+def _line(group: Group, place: Place) -> str:
+    """Parts are cut before they are escaped, so that all of them together stay below a section's limit."""
+    first = group.first
+    if first.verdict == "incomparable":
+        return f"*incomparable* {len(group.rows)} series: {slack(shown(first.note or '', 300))}"
+    name = f"{slack_code(shown(first.series.operator, 40))} {slack_code(shown(first.series.backend, 40))}"
+    parts = [f"*{first.verdict}* {name}: {group.head} {group.change}".rstrip()]
+    if len(group.rows) == 1:
+        parts.append(slack_code(shortened(shown(first.series.shape, 10**6), 60)))
+    if first.span is not None:
+        parts.append("since " + _commit(first.span, place))
+    if group.note:
+        parts.append(slack(shown(group.note, 150)))
+    return ", ".join(parts)
+
+
+def _commit(span: Span, place: Place) -> str:
+    url, state = place.commit(span.head.commit), slack(shown(str(span.head.state), 20))
+    text = state if url is None or len(url) > 300 else f"<{url}|{state}>"
+    text += f" {slack_code(shown(span.head.subject, 80))}" if span.head.subject else ""
+    return text + (f" by {slack_code(shown(span.author, 40))}" if span.author else "")
+
+
+def _foot(result: Result) -> str:
+    run, job = result.gate.run, result.place.job
+    parts = [f"run {slack(shown(run.id, 32))}", f"commit {slack(shown(str(run.state), 20))}"]
+    parts += [f"plan {slack(shown(run.plan, 60))}"] if run.plan else []
+    parts += [f"on {slack(shown(', '.join(result.hardware), 150))}"] if result.hardware else []
+    parts += [f"<{job}|job>"] if job and len(job) <= 300 else []
+    return ", ".join(parts)
