@@ -4,12 +4,14 @@
 #   groupbench_environment EXTRAS      e.g. "measure,report"
 #
 # PYTHON names the interpreter to make it from (3.11 or newer). GROUPBENCH_VENV names an environment that is used as
-# it is, for images that come with one and for machines without a network.
+# it is, for images that come with one and for machines without a network; the code that runs is this checkout's.
+# shellcheck shell=bash
 
 groupbench_environment() {
     local extras=$1 stamp
     if [ -n "${GROUPBENCH_VENV:-}" ]; then
         export PATH="$GROUPBENCH_VENV/bin:$PATH"
+        groupbench_own_code
         return
     fi
     local python=${PYTHON:-python3}
@@ -22,9 +24,20 @@ groupbench_environment() {
         echo "groupbench: installing into .venv" >&2
         rm -rf .venv
         "$python" -m venv .venv || return 2
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c ci/constraints.txt -e ".[$extras]" ||
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c ci/constraints.txt -e ".${extras:+[$extras]}" ||
             return 2
         touch ".venv/groupbench-$stamp"
     fi
     export PATH="$PWD/.venv/bin:$PATH"
+}
+
+# An environment that somebody else made may hold the code of another checkout: this one's comes before it, in the layout
+# in which it is installed.
+groupbench_own_code() {
+    local own="import pathlib, groupbench.tracker as t; print(pathlib.Path(t.__file__).resolve().parents[1])" folder
+    [ "$(python -c "$own" 2>/dev/null)" = "$(pwd -P)" ] && return
+    folder=$PWD/build/checkout
+    mkdir -p "$folder/groupbench" || return
+    ln -sfn "$PWD/kernels" "$PWD/operators" "$PWD/tracker" "$folder/groupbench/" || return
+    export PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"
 }

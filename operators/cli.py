@@ -61,7 +61,8 @@ class _GreedyShapes(click.Command):
 @click.command(
     cls=_GreedyShapes,
     context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
-    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured, 130 interrupted.",
+    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured, "
+    "4 --resume finds a run of other code or another machine, 130 interrupted.",
 )
 @click.option("--op", "ops", multiple=True, callback=_commas, help="Operators to measure, by comma.")
 @click.option("--only", multiple=True, callback=_commas, help="Only these backends, by comma.")
@@ -72,7 +73,7 @@ class _GreedyShapes(click.Command):
 )
 @click.option("--input-id", "input_id", callback=_commas, help="Which inputs: one to start from, or several by comma.")
 @click.option("--num-inputs", type=click.IntRange(min=1), help="How many inputs.")
-@click.option("--mode", default="fwd", show_default=True, help="fwd; bwd where the operator has it.")
+@click.option("--mode", default="fwd", show_default=True, help="fwd; bwd, fwd_bwd where the operator has them.")
 @click.option(
     "--precision",
     "--dtype",
@@ -98,8 +99,19 @@ class _GreedyShapes(click.Command):
 @click.option("--csv", is_flag=True, help="Print TritonBench's CSV in place of the table.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write TritonBench's CSV to this file.")
 @click.option("--output-json", type=click.Path(path_type=Path), help="Write TritonBench's JSON to this file.")
+@click.option("--plot", is_flag=False, flag_value="", metavar="[FILE]",
+              help="Draw the first metric in the terminal, or into FILE.png or FILE.svg.")  # fmt: skip
 @click.option("--records", type=click.Path(path_type=Path), help="Append records (JSON lines) for `groupbench ingest`.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Measure what this file says (see ci/nightly.toml).")
+@click.option(
+    "--budget",
+    type=_Finite(min=0, min_open=True, max=100_000),
+    metavar="MINUTES",
+    help="What has not begun by then is left out, said, and recorded as skipped.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --records: what it holds is not measured again.")
+@click.option("--previous", type=click.Path(path_type=Path), metavar="FILE",
+              help="Records of the run before: begin with what it left out.")  # fmt: skip
 @click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated.")
 @click.option("--host", type=click.Choice(["auto", "builtin", "tritonbench"]), default="auto", show_default=True)
 @click.option("--commit", help="Hash of the code measured, where the tree has no .git.")
@@ -145,6 +157,8 @@ def _run(options: dict[str, Any]) -> int:
         return 0
     if options["plan"] is None and not options["ops"]:
         raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
+    if options["resume"] and options["records"] is None:
+        raise UsageError("--resume goes on with the run in a file: name it by --records FILE")
     if options["plan"] is not None:
         _check_plan_alone(click.get_current_context())
     on_tritonbench = _picks_tritonbench(options)
@@ -152,6 +166,9 @@ def _run(options: dict[str, Any]) -> int:
         raise UsageError(
             f"unknown option or argument: {' '.join(options['rest'])} (TritonBench's own flags need its host)"
         )
+    own = next((name for name in ("budget", "resume", "previous") if options[name]), None)
+    if own and on_tritonbench:
+        raise UsageError(f"--{own} is the built-in host's: add --host builtin")
     device = builtin.resolve_device(options["device"])
     session = _session(options)
     if on_tritonbench:
@@ -187,6 +204,13 @@ def _session(options: dict[str, Any]) -> Any:
     unknown = [name for name in options["metrics"] if name not in table.METRICS]
     if unknown and not _picks_tritonbench(options):
         raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.METRICS)}")
+    if options["plot"] is not None:
+        from groupbench.tracker import drawing
+
+        try:
+            drawing.check(options["plot"])
+        except drawing.DrawError as error:
+            raise UsageError(str(error)) from error
     return Session(
         records_path=options["records"],
         csv=options["csv"],
@@ -199,6 +223,10 @@ def _session(options: dict[str, Any]) -> Any:
         trigger=options["trigger"],
         timeout_s=options["timeout"],
         quiet=options["quiet"],
+        plot=options["plot"],
+        resume=options["resume"],
+        previous=options["previous"],
+        budget_s=60 * (options["budget"] or math.inf),
     )
 
 
@@ -208,8 +236,10 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
 
     plugins = tuple(options["plugins"])
     if options["plan"] is not None:
-        session.plan, selections = plan.read_plan(options["plan"], device, plugins)
-        return selections
+        found = plan.read_plan(options["plan"], device, plugins)
+        session.plan = found.name
+        session.budget_s = 60 * (options["budget"] or found.budget_minutes or math.inf)
+        return found.selections
     if options["baseline"]:
         for op in options["ops"]:
             registry.get_backend(registry.get_operator(op, plugins), options["baseline"])

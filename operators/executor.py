@@ -8,6 +8,7 @@ does to itself costs no other anything; what cannot run is a record too, with it
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -109,16 +110,33 @@ def _probe(device: str) -> Machine:
     return Machine(environment.detect(device), capability)
 
 
-def execute(jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progress: Progress) -> Iterator[Record]:
+def execute(
+    jobs: list[Job],
+    machine: Machine,
+    run: Run,
+    timeout_s: float,
+    progress: Progress,
+    budget_s: float = math.inf,
+) -> Iterator[Record]:
     """A record for every job, in the jobs' order within each problem, as they are finished.
 
+    Problems that have not begun when `budget_s` seconds are over come out as `skipped`; one that has begun is finished.
     On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
     """
     done: set[Job] = set()
     workers = Workers(timeout_s)
     interrupted = True
+    until = time.monotonic() + budget_s
     try:
         for _, problem in groupby(jobs, key=_problem):
+            if time.monotonic() >= until:
+                for job in problem:
+                    done.add(job)
+                    progress.advance(1)
+                    yield _record(
+                        job, machine, run, "skipped", f"not begun within the budget of {budget_s / 60:g} minutes"
+                    )
+                continue
             for record, job in _problem_records(list(problem), machine, run, workers, progress):
                 done.add(job)
                 yield record
@@ -130,6 +148,12 @@ def execute(jobs: list[Job], machine: Machine, run: Run, timeout_s: float, progr
         raise
     finally:
         workers.close(at_once=interrupted)
+
+
+def first_of(jobs: list[Job], urgent: Callable[[Job], bool]) -> list[Job]:
+    """The jobs, those of a problem that has an urgent one first, else as they were: backends stay side by side."""
+    problems = {_problem(job) for job in jobs if urgent(job)}
+    return sorted(jobs, key=lambda job: _problem(job) not in problems)
 
 
 def _problem(job: Job) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 From the command line's flags, or from a plan file (TOML) that says what a night holds:
 
     name = "nightly"
+    budget_minutes = 60         # optional: what has not begun by then is left out, and recorded as skipped
 
     [[measure]]
     operator = "grouped_gemm"
@@ -18,7 +19,7 @@ import itertools
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -50,6 +51,16 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: str
     measure: tuple[Entry, ...]
+    budget_minutes: Annotated[float, msgspec.Meta(gt=0, le=100_000)] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan file as it stands for one device."""
+
+    name: str
+    selections: list[Selection]
+    budget_minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,8 @@ class Selection:
     plugins: tuple[str, ...] = ()
 
 
-def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> tuple[str, list[Selection]]:
-    """(name, selections for this device) of a plan file. Raises UsageError."""
+def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
+    """What a plan file holds for this device. Raises UsageError."""
     try:
         plan = msgspec.convert(tomllib.loads(path.read_text()), PlanFile, strict=True)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -99,7 +110,7 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> tuple[s
     ]
     if not selections:
         raise UsageError(f"plan {path}: nothing in it is for device {device}")
-    return plan.name, selections
+    return Plan(plan.name, selections, plan.budget_minutes)
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:

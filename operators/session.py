@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import uuid
@@ -13,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from groupbench.operators import table
+from groupbench.operators import resume, table
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
-from groupbench.tracker.record import Environment, Record, Run, encode
+from groupbench.tracker.record import Commit, Environment, Record, Run, encode
 
 EXIT_WRONG = 1
 EXIT_INCOMPLETE = 3
@@ -40,6 +41,10 @@ class Session:
     plan: str | None = None
     timeout_s: float = 300
     quiet: bool = False
+    plot: str | None = None  # a picture's file; "" the terminal
+    resume: bool = False  # go on with the run that the file of records ends with
+    previous: Path | None = None  # records of the run before: what it left out comes first
+    budget_s: float = math.inf
     shows_table: bool = True  # False where the host has shown its own
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
@@ -47,14 +52,29 @@ class Session:
     def open(self, host: str, environment: Environment) -> None:
         """Say where this runs, and make sure, before anything is measured, that its results can be written.
 
-        Raises UsageError.
+        With `resume`, `records` holds afterwards what is measured already. Raises UsageError, CannotResume.
         """
         import msgspec
 
         commit = find_commit(self.commit)
         if self.branch:
             commit = msgspec.structs.replace(commit, branch=self.branch)
-        self.run = Run(
+        for path in (self.records_path, self.output, self.output_json):
+            if path is not None:
+                check_writable(path)
+        found = None
+        if self.resume and self.records_path is not None:
+            found = resume.go_on(self.records_path, commit, environment, self.plan)
+        self.run, self.records = found or (self._new_run(commit), [])
+        device = environment.gpu or f"CPU ({environment.cpu})"
+        versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
+        known = [text for text in versions if not text.endswith(" None")]
+        self.say(f"groupbench: {host} · {device} · {' · '.join(known)} · commit {resume.named(commit)}")
+        if found:
+            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: {len(self.records)} cells are measured")
+
+    def _new_run(self, commit: Commit) -> Run:
+        return Run(
             id=uuid.uuid4().hex,
             started=datetime.now(UTC),
             commit=commit,
@@ -62,14 +82,6 @@ class Session:
             plan=self.plan,
             command=" ".join(sys.argv[1:]) or None,
         )
-        for path in (self.records_path, self.output, self.output_json):
-            if path is not None:
-                check_writable(path)
-        device = environment.gpu or f"CPU ({environment.cpu})"
-        versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
-        known = [text for text in versions if not text.endswith(" None")]
-        commit_text = commit.hash[:10] + ("+" if commit.dirty else "")
-        self.say(f"groupbench: {host} · {device} · {' · '.join(known)} · commit {commit_text}")
 
     def say(self, text: str) -> None:
         """The first line belongs to the result; with --csv, standard output is for the table alone."""
@@ -96,10 +108,27 @@ class Session:
         """The table, in the formats asked for, and a line of counts."""
         if self.shows_table:
             self._show_table()
+        if self.plot is not None:
+            self._draw(self.plot)
         counts = Counter(record.status for record in self.records)
         self.say(f"{len(self.records)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        skipped = [record for record in self.records if record.status == "skipped"]
+        if skipped:
+            self.say(f"left out: {_problems(skipped)}")
         if self.records_path is not None:
             self.say(f"records: {self.records_path}")
+
+    def _draw(self, where: str) -> None:
+        """A file that could not be written is told, and does not undo what was measured."""
+        from groupbench.tracker import drawing
+
+        out = sys.stderr if self.csv else sys.stdout
+        try:
+            drawing.draw(table.panels(self.records, self.metrics[0], self.baseline), where, out)
+        except drawing.DrawError as error:
+            print(f"tritonbench: {error}", file=sys.stderr)
+        if where:
+            self.say(f"plot: {where}")
 
     def _show_table(self) -> None:
         from rich.console import Console
@@ -135,6 +164,16 @@ class Session:
                 file.flush()
 
             yield write
+
+
+def _problems(records: list[Record]) -> str:
+    """`grouped_gemm fwd bf16 one_owner (7 cells), ... and 3 more: why`; at most five problems by name."""
+    cells = [record.cell for record in records]
+    counts = Counter(f"{cell.operator} {cell.mode} {cell.dtype} {cell.shape}" for cell in cells)
+    named = [f"{problem} ({n} cell{'s' if n > 1 else ''})" for problem, n in counts.items()]
+    more = [f"and {len(named) - 5} more"] if len(named) > 5 else []
+    why = "; ".join(dict.fromkeys(record.message or "" for record in records))
+    return f"{', '.join([*named[:5], *more])}: {why}"
 
 
 def check_writable(path: Path) -> None:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
+from groupbench.tracker.drawing import Comparison, Row
 from groupbench.tracker.record import Latency, Record
 
 if TYPE_CHECKING:
@@ -137,6 +138,43 @@ def _status_text(record: Record) -> str:
         return "[green]ok[/green]" if repeats else "[green]ok[/green], but two runs differ"
     style = "dim" if record.status in ("unavailable", "skipped") else "bold red"
     return f"[{style}]{record.status}[/{style}] {escape(record.message or '')}"
+
+
+def panels(records: list[Record], metric: str, baseline: str | None) -> list[Comparison]:
+    """A metric of every backend beside the others', a panel for each operator, mode and dtype. What has no number says
+    why; an interpreted latency is none."""
+    base = baselines(records, baseline)
+    of: dict[str, dict[str, dict[str, Record]]] = {}
+    for record in records:
+        cell = record.cell
+        problems = of.setdefault(f"{cell.operator} {cell.mode} {cell.dtype}", {})
+        problems.setdefault(cell.shape, {})[cell.backend] = record
+    found = []
+    for title, problems in of.items():
+        rows = []
+        for shape, cells in problems.items():
+            values = {name: _drawn(metric, record, base.get(_problem(record))) for name, record in cells.items()}
+            notes = {name: _why_not(cells[name]) for name, value in values.items() if value is None}
+            rows.append(Row(shape, values, notes))
+        names = tuple(dict.fromkeys(name for cells in problems.values() for name in cells))
+        found.append(Comparison(title, _UNITS.get(metric, metric), names, tuple(rows)))
+    return found
+
+
+_UNITS = {"latency": "latency, ms", "tflops": "TFLOP/s", "gbps": "GB/s", "prepare_ms": "preparation, ms"}
+
+
+def _drawn(metric: str, record: Record, baseline: Record | None) -> float | None:
+    value = METRICS[metric][1](record, baseline)
+    if metric == "latency" and record.latency is not None and record.latency.timing == "interpreted":
+        return None
+    return None if value is None or isinstance(value, str) else float(value)
+
+
+def _why_not(record: Record) -> str:
+    if record.status != "ok":
+        return f"{record.status}: {record.message}"
+    return "interpreted" if record.latency is not None and record.latency.timing == "interpreted" else "no value"
 
 
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:

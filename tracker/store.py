@@ -103,6 +103,20 @@ def open_store(location: str | os.PathLike[str], *, create: bool) -> Store:
     return _prepared(store, create=create, writable=True)
 
 
+def revision_of(location: str | os.PathLike[str]) -> str | None:
+    """The revision of a database as it lies there, None where it has no tables; HEAD is this version's.
+
+    Changes nothing, where `open_store` migrates. Raises StoreError where there is no database.
+    """
+    url = _url(location)
+    name = url.render_as_string(hide_password=True)
+    if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+        name = str(url.database)
+        _check_file(Path(name), create=False)
+    with Store(_engine(url, name), name) as store, store.told():
+        return _revision(store.engine)[0]
+
+
 def _url(location: str | os.PathLike[str]) -> URL:
     where = os.fspath(location)
     if "://" not in where:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from groupbench.operators import executor, plan
+from groupbench.operators import executor, plan, resume
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.plan import Selection
@@ -51,8 +51,12 @@ def list_jobs(selections: list[Selection], device: str) -> list[Job]:
 def measure(selections: list[Selection], device: str, session: Session) -> int:
     """Measure, show and write the selections. Returns the exit code."""
     jobs = list_jobs(selections, device)
+    late = resume.left_out(session.previous) if session.previous is not None else frozenset()
+    jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
     machine = executor.probe(device)
     session.open("built-in host", machine.environment)
+    jobs = resume.not_done(jobs, session.records)
     return session.collect(
-        lambda run, progress: executor.execute(jobs, machine, run, session.timeout_s, progress), len(jobs)
+        lambda run, progress: executor.execute(jobs, machine, run, session.timeout_s, progress, session.budget_s),
+        len(jobs),
     )

@@ -153,6 +153,7 @@ def plan_file(tmp_path: Path) -> Callable[[str], Path]:
 def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
     path = plan_file("""
         name = "night"
+        budget_minutes = 12.5
         [[measure]]
         operator = "grouped_gemm"
         suites = ["smoke"]
@@ -173,9 +174,9 @@ def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
         [[measure]]
         operator = "canary"
     """)
-    name, selections = read_plan(path, "cpu", ("m.p",))
-    assert name == "night"
-    assert selections == [
+    found = read_plan(path, "cpu", ("m.p",))
+    assert (found.name, found.budget_minutes) == ("night", 12.5)
+    assert found.selections == [
         Selection(
             "grouped_gemm",
             ("smoke",),
@@ -190,7 +191,7 @@ def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
         ),
         Selection("canary", plugins=("m.p",)),
     ]
-    assert [s.operator for s in read_plan(path, "cuda")[1]] == ["canary", "canary"]
+    assert [s.operator for s in read_plan(path, "cuda").selections] == ["canary", "canary"]
 
 
 BAD_PLANS = {
@@ -207,6 +208,8 @@ BAD_PLANS = {
     "a string for a number": ('name = "x"\n[[measure]]\noperator = "canary"\nidle = "1"', "idle"),
     "another device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "tpu"', "'tpu'"),
     "only for the other device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "cuda"', "device cpu"),
+    "no budget": ('name = "x"\nbudget_minutes = 0\n[[measure]]\noperator = "canary"', "budget_minutes"),
+    "a budget of nan": ('name = "x"\nbudget_minutes = nan\n[[measure]]\noperator = "canary"', "budget_minutes"),
     "a bad protocol": ('name = "x"\n[[measure]]\noperator = "canary"\nprotocol = "hot"', "'hot'"),
     "no bursts": ('name = "x"\n[[measure]]\noperator = "canary"\nbursts = 0', "bursts"),
 }
@@ -233,9 +236,10 @@ def test_a_plan_that_is_not_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_nightly_plan_can_be_measured(device: str) -> None:
-    name, selections = read_plan(ROOT / "ci" / "nightly.toml", device)
-    found = builtin.list_jobs(selections, device)
-    assert name == "nightly"
+    nightly = read_plan(ROOT / "ci" / "nightly.toml", device)
+    found = builtin.list_jobs(nightly.selections, device)
+    assert nightly.name == "nightly"
+    assert nightly.budget_minutes
     assert {job.operator for job in found} >= {"canary", "grouped_gemm"}
     assert len(found) == len(set(found))
     for job in found:

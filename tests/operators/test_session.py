@@ -94,6 +94,18 @@ def test_files(make: Make, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deep", "o.csv", "o.json"]
 
 
+def test_plots(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Session(plot="", metrics=("latency",)), [make(ms=2.0), make("triton", ms=None, status="oom")])
+    out = capsys.readouterr().out
+    assert "█ 2\n" in out and "oom: why" in out
+    run(Session(plot=str(tmp_path / "p.svg"), csv=True, metrics=("latency",)), [make(ms=2.0)])
+    out, err = capsys.readouterr()
+    assert out.startswith("x_val;") and "plot: " in err
+    assert "torch_loop" in (tmp_path / "p.svg").read_text()
+    assert run(Session(plot="/proc/p.svg"), [make(ms=2.0)]) == 0  # a plot that fails does not undo a measurement
+    assert "/proc/p.svg" in capsys.readouterr().err
+
+
 def test_a_file_is_whole_or_as_it_was(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.csv"
     path.write_text("old")

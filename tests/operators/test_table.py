@@ -49,6 +49,33 @@ def test_csv_is_tritonbenchs(make: Make) -> None:
     )
 
 
+def test_panels_of_a_plot(make: Make) -> None:
+    other = {"shape": "G=2,M_g=2,N=3,K=4"}
+    records = [
+        make(ms=2.0),
+        make("triton", ms=1.0),
+        make("helion", ms=None, status="oom"),
+        make(ms=4.0, **other),
+        make("triton", ms=9.0, timing="interpreted", **other),
+        make(ms=8.0, dtype="fp32"),
+    ]
+    half, single = table.panels(records, "latency", None)
+    assert (half.title, half.unit, half.names) == (
+        "grouped_gemm fwd fp16",
+        "latency, ms",
+        ("torch_loop", "triton", "helion"),
+    )
+    assert [row.values for row in half.rows] == [
+        {"torch_loop": 2.0, "triton": 1.0, "helion": None},
+        {"torch_loop": 4.0, "triton": None},
+    ]
+    assert half.rows[0].notes == {"helion": "oom: why"}
+    assert half.rows[1].notes == {"triton": "interpreted"}
+    assert [row.values for row in single.rows] == [{"torch_loop": 8.0}]
+    assert table.panels(records, "speedup", None)[0].rows[0].values["triton"] == 2.0
+    assert table.panels([], "latency", None) == []
+
+
 def test_what_was_not_measured_is_empty_and_never_zero(make: Make) -> None:
     records = [
         make(ms=2.0),

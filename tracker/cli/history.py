@@ -83,6 +83,8 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @click.option("--metrics", type=Metrics(), metavar="LIST", help=f"Of {', '.join(METRICS)}; programs get all.")
 @click.option("--ids", is_flag=True, help="Show each point's id, which `show` takes.")
 @limit_option("Only the newest N of each series.")
+@click.option("--plot", is_flag=False, flag_value="", metavar="[FILE]",
+              help="Draw the first metric in the terminal, or into FILE.png or FILE.svg.")  # fmt: skip
 @output_formats
 @click.pass_obj
 def history(
@@ -93,6 +95,7 @@ def history(
     metrics: tuple[str, ...] | None,
     ids: bool,
     limit: int | None,
+    plot: str | None,
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
@@ -106,12 +109,21 @@ def history(
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup needs --baseline BACKEND")
+    if plot is not None:
+        from groupbench.tracker.cli.history_plot import check
+
+        check(plot, form)
     with reading(db) as session:
         where = Filter(**fields, since=since, until=until)
         found = query.history(session, where, baseline=baseline, limit=limit)
     if not found:
         say("no point matches")
     rows = [row.flat() for row in found]
+    if plot is not None:
+        from groupbench.tracker.cli.history_plot import draw_history
+
+        draw_history(rows, (metrics or ("latency",))[0], plot)
+        return
     if form in ("json", "csv"):
         write_table(plain(HistoryRow.columns()), rows, form)
         return

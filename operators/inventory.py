@@ -1,0 +1,125 @@
+"""What can be measured on this machine, as JSON on standard output: `python -m groupbench.operators.inventory`.
+
+Asked by `groupbench doctor`, which knows no torch. Each package is imported for real, since versions that do not go
+together show in nothing else; what fails is told and stops nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+PACKAGES = ("torch", "triton", "helion", "tritonbench")
+
+
+class Package(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One package: `version` is None where it is not installed, `error` says why it cannot be imported."""
+
+    name: str
+    version: str | None
+    error: str | None = None
+
+
+class Backends(msgspec.Struct, frozen=True):
+    """Backends of an operator on this device, by its first dtype; those that cannot run, with the reason."""
+
+    operator: str
+    dtype: str
+    available: tuple[str, ...]
+    unavailable: dict[str, str]
+
+
+class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """device      cuda or cpu, as `tritonbench --device auto` would take it
+    cuda        CUDA version that torch was built for, None for a build without
+    capability  compute capability of the GPU
+    """
+
+    device: str
+    packages: tuple[Package, ...]
+    cuda: str | None = None
+    gpu: str | None = None
+    capability: tuple[int, int] | None = None
+    operators: tuple[Backends, ...] = ()
+    error: str | None = None
+
+
+def take(asked: str = "auto") -> Inventory:
+    """Look at this machine. Opens the GPU where there is one."""
+    from groupbench.operators.hosts.builtin import resolve_device
+    from groupbench.operators.measure.environment import _tritonbench, _version
+
+    device = resolve_device(asked)
+    packages = tuple(
+        Package(name, version, _import_error(name) if version else None)
+        for name in PACKAGES
+        for version in [_tritonbench() if name == "tritonbench" else _version(name)]
+    )
+    facts: dict[str, Any] = {}
+    if not any(package.error or not package.version for package in packages[:1]):
+        import torch
+
+        facts["cuda"] = torch.version.cuda
+        if device == "cuda":
+            facts |= {"gpu": torch.cuda.get_device_name(0), "capability": torch.cuda.get_device_capability(0)}
+    try:
+        facts["operators"] = _operators(device, facts.get("capability"))
+    except Exception as error:
+        facts["error"] = f"{type(error).__name__}: {error}"
+    return Inventory(device, packages, **facts)
+
+
+def _import_error(name: str) -> str | None:
+    if name == "tritonbench":  # its operators alone open the GPU; the package itself holds nothing that could fail
+        name = "tritonbench.utils.env_utils"
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _operators(device: str, capability: tuple[int, int] | None) -> tuple[Backends, ...]:
+    from groupbench.operators.operator import Target
+    from groupbench.operators.plan import default_dtypes
+    from groupbench.operators.registry import get_operator, operator_names
+
+    found = []
+    for name in operator_names():
+        operator = get_operator(name)
+        (dtype,) = default_dtypes(operator, device)
+        target = Target(device, dtype, device == "cpu", capability)
+        reasons = {backend.name: _reason(backend, target) for backend in operator.backends}
+        found.append(
+            Backends(
+                name,
+                dtype,
+                tuple(backend for backend, reason in reasons.items() if reason is None),
+                {backend: reason for backend, reason in reasons.items() if reason is not None},
+            )
+        )
+    return tuple(found)
+
+
+def _reason(backend: Any, target: Any) -> str | None:
+    try:
+        if backend.kind != "torch":
+            importlib.import_module(backend.kind)
+        return backend.unavailable(target)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what packages print as they are imported goes elsewhere
+    answer.write(msgspec.json.encode(take(sys.argv[1] if len(sys.argv) > 1 else "auto")) + b"\n")
+    answer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A run that goes on where it stopped, and a night that begins with what the one before left out.
+
+Both are read from files of records: a cell that has one, whatever came of it, is done; one that was `skipped` is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.measure.cell import Job
+from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
+
+Key: TypeAlias = tuple[str, str, str, str, str, str, int]
+"""What tells the cells of a run apart: operator, backend, shape, dtype, mode, protocol, seed."""
+
+LONGEST = timedelta(hours=24)
+"""A run that began longer ago is another night's."""
+
+
+class CannotResume(GroupbenchError):
+    """The file holds a run that this would not go on with: of other code, another machine or plan, or an old one."""
+
+    exit_code = 4
+
+
+def key_of_job(job: Job) -> Key:
+    return (job.operator, job.backend, job.shape, job.dtype, job.mode, job.protocol.label, job.seed)
+
+
+def key_of_cell(cell: Cell) -> Key:
+    return (cell.operator, cell.backend, cell.shape, cell.dtype, cell.mode, cell.protocol, cell.seed)
+
+
+def read_run(path: Path) -> list[Record]:
+    """The records of the run that a file ends with, in its order; nothing where there is no file.
+
+    A last line without its end is what a killed process leaves: it is passed over. Raises UsageError for any other
+    line that is no record.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    records = []
+    for number, line in enumerate(lines[:-1], 1):  # after the last end of a line is nothing, or half a record
+        if line.strip():
+            try:
+                records.append(decode(line))
+            except RecordError as error:
+                raise UsageError(f"{path}: line {number}: {error}") from error
+    return [record for record in records if record.run.id == records[-1].run.id]
+
+
+def left_out(path: Path) -> frozenset[Key]:
+    """The cells that the run at a file's end planned and did not reach. Raises UsageError."""
+    return frozenset(key_of_cell(record.cell) for record in read_run(path) if record.status == "skipped")
+
+
+def go_on(path: Path, commit: Commit, environment: Environment, plan: str | None) -> tuple[Run, list[Record]] | None:
+    """(the run, its records but for what was skipped) of a file that an interrupted run left; None where it left none.
+
+    The file is left with those records alone, so that a cell measured now has one record and not two.
+    Raises CannotResume, UsageError.
+    """
+    found = read_run(path)
+    if not found:
+        return None
+    run, measured_on = found[0].run, found[0].environment
+    began = f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC"
+    if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # who knows what changed meanwhile
+        raise CannotResume(f"{began} at commit {named(run.commit)}; this is {named(commit)}")
+    if run.plan != plan:
+        raise CannotResume(f"{began} by plan {run.plan}, not {plan}")
+    if _alike(measured_on) != _alike(environment):
+        unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
+        raise CannotResume(f"{began} in another environment: {', '.join(unlike)} changed")
+    if datetime.now(UTC) - run.started > LONGEST:
+        raise CannotResume(f"{began}, more than {LONGEST.total_seconds() / 3600:.0f} hours ago")
+    kept = [record for record in found if record.status != "skipped"]
+    _rewrite(path, kept)
+    return run, kept
+
+
+def not_done(jobs: Iterable[Job], records: Iterable[Record]) -> list[Job]:
+    """The jobs that none of the records is of."""
+    done = {key_of_cell(record.cell) for record in records}
+    return [job for job in jobs if key_of_job(job) not in done]
+
+
+def named(commit: Commit) -> str:
+    return commit.hash[:10] + ("+" if commit.dirty else "")
+
+
+def _alike(environment: Environment) -> Environment:
+    """Without the machine's name, which is a container's number where each start is a new container."""
+    return msgspec.structs.replace(environment, host=None)
+
+
+def _rewrite(path: Path, records: list[Record]) -> None:
+    """Raises UsageError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(map(encode, records))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""A clean clone of what lies here, with a tiny night, and the steps of workflows as their services would run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+
+PLAN = """
+name = "tiny"
+[[measure]]
+operator = "grouped_gemm"
+shapes = ["1,4,4,4", "G=3,M_g=0|1|5,N=8,K=4"]
+dtypes = ["fp32"]
+only = ["torch_loop", "triton_pointer"]
+bursts = 1
+samples = 2
+"""
+
+COMPARISONS = """# one cell, of which any machine is sure
+
+--operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 5 --min-effect 900
+"""
+
+LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
+
+
+def git(folder: Path, *args: str) -> str:
+    names = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *names, "-C", str(folder), *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@dataclass
+class Checkout:
+    """A clone, and the environment that its scripts get. What a person or a service set here is not theirs."""
+
+    folder: Path
+    environment: dict[str, str]
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def git(self, *args: str) -> str:
+        return git(self.folder, *args)
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*command, **environment)
+        out, err = process.communicate(timeout=200)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of two commits: everything that lies here, with a tiny night, and then a word more."""
+    if shutil.which("git") is None:
+        pytest.fail("git is missing: apt-get install git")
+    folder = tmp_path_factory.mktemp("origin")
+    try:
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        files = [name for name in listed if name and (ROOT / name).is_file()]
+    except AssertionError:  # a copy without its history
+        tops = ("kernels", "operators", "tracker", "ci", "pyproject.toml", "README.md", ".gitignore")
+        files = [
+            str(p.relative_to(ROOT)) for top in tops for p in [ROOT / top, *(ROOT / top).rglob("*")] if p.is_file()
+        ]
+    for name in files:
+        if "__pycache__" not in name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / "ci/nightly.toml").write_text(PLAN)
+    (folder / "ci/pull-request.txt").write_text(COMPARISONS)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "Everything")
+    (folder / "WORD").write_text("more\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "A word more")
+    return folder
+
+
+@pytest.fixture
+def checkout(origin: Path, tmp_path: Path) -> Iterator[Checkout]:
+    folder = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(origin), str(folder))
+    prefixes = ("GROUPBENCH_", "GITHUB_", "CI_", "RUNNER_")
+    kept = {k: v for k, v in os.environ.items() if k not in LEFT_OUT and not k.startswith(prefixes)}
+    given = {
+        "GROUPBENCH_VENV": sys.prefix,
+        "GROUPBENCH_LOCKS": str(tmp_path / "locks"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HOME": str(tmp_path),
+        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton")),
+    }
+    made = Checkout(folder, kept | given)
+    yield made
+    for process in made.running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+# ---- workflows
+
+
+@pytest.fixture(scope="session")
+def workflow() -> Callable[[str], Any]:
+    return lambda name: YAML(typ="safe").load((ROOT / "ci" / name).read_text())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    failed: list[str]  # names of steps that did not end with 0
+    text: str  # what all of them said
+
+
+@pytest.fixture(scope="session")
+def github() -> Callable[..., Outcome]:
+    return run_github_job
+
+
+@pytest.fixture(scope="session")
+def gitlab() -> Callable[..., Outcome]:
+    return run_gitlab_job
+
+
+def run_github_job(job: Mapping[str, Any], checkout: Checkout, facts: Mapping[str, str], **environment: str) -> Outcome:
+    """Its `run` steps as GitHub does it: `bash -e` for each, and after a failure those of `always()` alone.
+
+    facts  what each `${{ ... }}` stands for; one that is not there fails the test
+    """
+
+    def filled(text: Any) -> str:
+        return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: facts[match[1]], str(text))
+
+    failed: list[str] = []
+    said = ""
+    for step in job["steps"]:
+        name = step.get("name", step.get("uses"))
+        if "run" not in step or (failed and "always()" not in str(step.get("if", ""))):
+            continue
+        assert "${{" not in step["run"], "text of others in a script: pass it by `env`"
+        given = {k: filled(v) for k, v in ({**job.get("env", {}), **step.get("env", {})}).items()}
+        done = checkout.run("bash", "-e", "-c", step["run"], **given, **environment)
+        said += done.stdout + done.stderr
+        if done.returncode != 0:
+            failed.append(name)
+    return Outcome(failed, said)
+
+
+def run_gitlab_job(job: Mapping[str, Any], checkout: Checkout, **environment: str) -> Outcome:
+    """Its script, and then its after_script in a shell of its own, as GitLab does it."""
+    variables = {k: str(v) for k, v in job.get("variables", {}).items()} | environment
+    failed, said = [], ""
+    for part in ("script", "after_script"):
+        if part in job:
+            done = checkout.run("bash", "-eo", "pipefail", "-c", "\n".join(job[part]), **variables)
+            said += done.stdout + done.stderr
+            if done.returncode != 0:
+                failed.append(part)
+    return Outcome(failed, said)

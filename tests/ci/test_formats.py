@@ -1,0 +1,103 @@
+"""Scripts, workflows and the Dockerfile hold to their formats, each by the linter of its format."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CI = ROOT / "ci"
+GITHUB = sorted(path for path in (CI / "github").glob("*.yml") if path.stem != "zizmor")
+GITLAB = sorted((CI / "gitlab").glob("*.yml"))
+SCRIPTS = sorted(CI.glob("*.sh"))
+
+
+def lint(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tool(name: str) -> str:
+    """Beside this interpreter, where the extra `test` puts it."""
+    path = Path(sys.executable).parent / name
+    assert path.exists(), f"{name} is missing: python -m pip install -e '.[test]'"
+    return str(path)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert [len(GITHUB), len(GITLAB)] == [2, 2]
+    assert {path.name for path in SCRIPTS} >= {"environment.sh", "nightly.sh", "pull-request.sh", "test.sh"}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts(path: Path) -> None:
+    lint(tool("shellcheck"), "-x", str(path))
+
+
+@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
+def test_workflows_of_github(path: Path) -> None:
+    lint(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(path))
+    lint(tool("zizmor"), "--offline", "--quiet", "--config", str(CI / "github" / "zizmor.yml"), str(path))
+
+
+@pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
+def test_pipelines_of_gitlab(path: Path) -> None:
+    lint(
+        *(tool("check-jsonschema"), "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci", str(path))
+    )
+
+
+def test_the_dockerfile() -> None:
+    lint(tool("hadolint"), str(CI / "Dockerfile"))
+
+
+def test_what_the_dockerfile_copies_is_there() -> None:
+    text = (CI / "Dockerfile").read_text()
+    (files,) = re.findall(r"^COPY (.*) /tmp/needs/$", text, re.MULTILINE)
+    for name in files.split():
+        assert (ROOT / name).is_file(), name
+
+
+def test_the_requirements_of_the_image_are_those_of_the_project() -> None:
+    done = subprocess.run([sys.executable, "ci/requirements.py"], capture_output=True, text=True, cwd=ROOT, check=True)
+    found = done.stdout.split("\n")
+    assert {"torch>=2.11", "alembic>=1.16", "plotly>=6", "pytest>=8", "setuptools>=77"} <= set(found)
+    assert not [line for line in found if line.startswith("groupbench")]
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("path", [*GITHUB, *GITLAB], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_scripts_of_workflows(path: Path, workflow: Callable[[str], Any], tmp_path: Path) -> None:
+    read = workflow(str(path.relative_to(CI)))
+    jobs = read["jobs"].values() if "jobs" in read else read.values()
+    texts = [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]
+    texts += ["\n".join(job[part]) for job in jobs for part in ("script", "after_script") if part in job]
+    assert texts
+    for number, text in enumerate(texts):
+        script = tmp_path / f"{number}.sh"
+        script.write_text(f"# shellcheck disable=SC1091\n{text}")
+        lint(tool("shellcheck"), "-s", "bash", str(script))
+
+
+@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
+def test_tokens_may_do_no_more_than_they_must(path: Path, workflow: Callable[[str], Any]) -> None:
+    read = workflow(str(path.relative_to(CI)))
+    assert read["permissions"] == {}
+    assert "pull_request_target" not in read["on"]
+    for name, job in read["jobs"].items():
+        writes = {scope for scope, level in job["permissions"].items() if level == "write"}
+        assert writes <= {"night": {"security-events"}, "comment": {"pull-requests"}}.get(name, set())
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+    if "pull_request" in read["on"]:  # whoever's code is run has no secret, and what writes runs none of it
+        assert "secrets." not in str(read["jobs"]["measure"])
+        assert read["jobs"]["comment"]["runs-on"] == "ubuntu-latest"
+        checkouts = [s for s in read["jobs"]["comment"]["steps"] if s.get("uses", "").startswith("actions/checkout@")]
+        assert [step["with"]["ref"] for step in checkouts] == ["${{ github.event.pull_request.base.sha }}"]

@@ -1,0 +1,293 @@
+"""The scripts as the workflows call them, in a clean clone: nights that end, are interrupted, meet each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeAlias
+from xml.etree import ElementTree
+
+import pytest
+
+from groupbench.tracker.record import Record, read
+
+Checkout: TypeAlias = Any
+Service = Callable[..., Any]
+Workflow = Callable[[str], Any]
+ARTIFACTS = {
+    *("summary.md", "comment.md", "gate.xml", "gate.sarif", "verdict.json", "badge.svg", "badge.json", "alerts.atom")
+}
+
+
+def records(folder: Path) -> list[list[Record]]:
+    """Of each night, the oldest first."""
+    files = sorted(folder.glob("2*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    return [[record for _, record in read(path.read_bytes().splitlines(keepends=True))] for path in files]
+
+
+def runs(database: Path) -> list[str]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [uuid for (uuid,) in connection.execute("SELECT uuid FROM run ORDER BY started")]
+
+
+def test_an_environment_that_somebody_else_made_runs_this_checkouts_code(checkout: Checkout) -> None:
+    code = "import groupbench.tracker.record as r, groupbench.operators as o; print(r.__file__, o.__file__)"
+    done = checkout.run("bash", "-c", f". ci/environment.sh && groupbench_environment x && python -c '{code}'")
+    assert done.returncode == 0, done.stderr
+    assert all(Path(name).resolve().is_relative_to(checkout.folder.resolve()) for name in done.stdout.split())
+    assert checkout.git("status", "--porcelain") == ""  # or the night's commit would be called dirty
+
+
+def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Workflow, tmp_path: Path) -> None:
+    """The first is cut short, says so, and keeps what it has; the second begins with what was left out."""
+    job = workflow("github/nightly.yml")["jobs"]["night"]
+    facts = {
+        "secrets.GROUPBENCH_DB || 'state/groupbench.db'": "state/groupbench.db",
+        "secrets.GROUPBENCH_WEBHOOK": "",
+    }
+    summary = tmp_path / "summary.md"
+    for night, (budget, failed) in enumerate([("0.0001", ["Measure, store, confirm, judge, report"]), ("120", [])], 1):
+        given = {**facts, "inputs.budget || '120'": budget}
+        done = github(job, checkout, given, GITHUB_STEP_SUMMARY=str(summary))
+        assert done.failed == failed, done.text
+        if failed:
+            assert "left out: grouped_gemm fwd fp32 G=3,M_g=0|1|5,N=8,K=4 (2 cells)" in done.text
+            assert "2 missing" in done.text
+        assert len(runs(checkout.folder / "state/groupbench.db")) == night
+        assert {path.name for path in (checkout.folder / "artifacts").iterdir()} == {*ARTIFACTS, "groupbench.db"}
+        (cache := tmp_path / "cache").mkdir(exist_ok=True)
+        shutil.copytree(checkout.folder / "state", cache, dirs_exist_ok=True)
+        checkout.git("clean", "-ffdxq")  # as the next checkout does
+        shutil.copytree(cache, checkout.folder / "state")
+    assert "same commit as the previous run" in done.text
+    assert "2 missing" in summary.read_text() and "same commit" in summary.read_text()
+    first, second = records(checkout.folder / "state/records")
+    assert [record.status for record in first] == ["ok", "ok", "skipped", "skipped"]
+    assert [record.status for record in second] == ["ok"] * 4
+    assert [r.cell.shape for r in second] == [r.cell.shape for r in [*first[2:], *first[:2]]]
+    assert {record.run.trigger for record in first} == {"nightly"}
+    assert first[0].run.commit.hash == checkout.git("rev-parse", "HEAD")
+
+
+def test_a_night_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow) -> None:
+    done = gitlab(workflow("gitlab/nightly.yml")["groupbench-night"], checkout)
+    assert not done.failed, done.text
+    artifacts = checkout.folder / "artifacts"
+    assert {path.name for path in artifacts.iterdir()} == {*ARTIFACTS, "groupbench.db"}
+    assert len(list(ElementTree.parse(artifacts / "gate.xml").iter("testcase"))) == 4 + 1  # the verdict
+    assert json.loads((artifacts / "verdict.json").read_text())["exit_code"] == 0
+    assert runs(artifacts / "groupbench.db") == runs(checkout.folder / "state/groupbench.db")
+    assert "<html" in (checkout.folder / "report.html").read_text()
+
+
+SLOW = """
+import pathlib, time
+from groupbench.operators.grouped_gemm import prepare_torch_loop
+from groupbench.operators.operator import Backend
+
+def prepare(inputs):
+    pathlib.Path("started").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
+    return prepare_torch_loop(inputs)
+
+BACKEND = Backend("triton_pointer", prepare, "a test", operator="grouped_gemm")
+"""
+
+
+def until(path: Path, process: Any) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    pytest.fail(f"{path} never came")
+
+
+@pytest.fixture
+def slow(checkout: Checkout) -> tuple[str, ...]:
+    """A night whose second backend waits for the file `go`."""
+    (checkout.folder / "slow.py").write_text(SLOW)
+    checkout.environment["GROUPBENCH_CONFIRM_MINUTES"] = "0"
+    return ("bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout, slow: tuple[str, ...]) -> None:
+    first = checkout.start(*slow)
+    until(checkout.folder / "started", first)
+    meanwhile = checkout.run(*slow)
+    assert meanwhile.returncode == 75
+    assert f"pid {first.pid} of " in meanwhile.stderr and "nightly.sh" in meanwhile.stderr
+    if number is signal.SIGKILL:
+        os.killpg(first.pid, number)
+    else:
+        first.send_signal(number)  # to the script alone, as CI does it
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
+    if number is not signal.SIGKILL:
+        assert "the same command goes on with this night" in err
+    assert not (checkout.folder / "groupbench.db").exists()  # half a night is judged by nobody
+    (checkout.folder / "go").touch()
+    second = checkout.run(*slow)
+    assert second.returncode == 0, second.stderr
+    assert "going on with the run" in second.stdout or number is signal.SIGKILL
+    (night,) = records(checkout.folder / "records")
+    assert [record.status for record in night] == ["ok"] * 4
+    assert len({record.run.id for record in night}) == 1
+    assert len(runs(checkout.folder / "groupbench.db")) == 1
+
+
+def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Checkout, slow: tuple[str, ...]) -> None:
+    first = checkout.start(*slow)
+    until(checkout.folder / "started", first)
+    first.terminate()
+    first.communicate(timeout=60)
+    (checkout.folder / "go").touch()
+    checkout.git("checkout", "-q", "HEAD~1")
+    second = checkout.run(*slow)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert len(runs(checkout.folder / "groupbench.db")) == 2
+    old, new = records(checkout.folder / "records")
+    assert {record.status for record in old} == {"skipped"}
+    assert {record.status for record in new} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [(("none.toml",), "none.toml"), (("ci/nightly.toml", "--op", "x"), "--op"), (("--nonsense",), "--nonsense")],
+    ids=["plan", "option of a plan", "option"],
+)
+def test_a_night_that_cannot_begin(args: tuple[str, ...], says: str, checkout: Checkout) -> None:
+    done = checkout.run("bash", "ci/nightly.sh", *args)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "goes on" not in done.stderr
+    assert not list((checkout.folder / "records").glob(".unfinished*"))
+
+
+# ---- pull requests
+
+
+class Forge(BaseHTTPRequestHandler):
+    """A service that keeps comments."""
+
+    comments: list[dict[str, Any]]
+
+    def _answer(self, status: int, body: Any) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _given(self) -> str:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/user"):
+            self._answer(200, {"login": "bot", "username": "bot", "id": 1})
+        else:
+            self._answer(200, self.comments)
+
+    def do_POST(self) -> None:
+        author = {"login": "bot", "username": "bot", "id": 1}
+        made = {"id": len(self.comments) + 1, "body": self._given(), "user": author, "author": author}
+        self.comments.append({**made, "system": False, "html_url": "http://here/1", "performed_via_github_app": None})
+        self._answer(201, self.comments[-1])
+
+    def _edit(self) -> None:
+        self.comments[0]["body"] = self._given()
+        self._answer(200, self.comments[0])
+
+    do_PATCH = do_PUT = _edit
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def forge() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    comments: list[dict[str, Any]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Forge,), {"comments": comments}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", comments
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_pull_request_of_github(
+    checkout: Checkout, github: Service, workflow: Workflow, forge: Any, tmp_path: Path
+) -> None:
+    url, comments = forge
+    jobs = workflow("github/pull-request.yml")["jobs"]
+    base, head = checkout.git("rev-parse", "HEAD~1"), checkout.git("rev-parse", "HEAD")
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"pull_request": {"number": 7}}))
+    facts = {"github.event.pull_request.base.sha": base, "github.token": "secret"}
+    service = {"GITHUB_API_URL": url, "GITHUB_REPOSITORY": "o/r", "GITHUB_EVENT_PATH": str(event)}
+    measured = github(jobs["measure"], checkout, facts)
+    assert not measured.failed, measured.text
+    for _ in range(2):
+        posted = github(jobs["comment"], checkout, facts, **service)
+        assert not posted.failed, posted.text
+        assert "secret" not in posted.text
+    (comment,) = comments
+    assert f"`{head[:10]}` beside its merge base `{base[:10]}`" in comment["body"]
+    assert "| same |" in comment["body"]
+    comparisons = (checkout.folder / "artifacts/comparisons.jsonl").read_text().splitlines()
+    assert len(comparisons) == 1
+
+
+def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any) -> None:
+    url, comments = forge
+    read = workflow("gitlab/merge-request.yml")
+    facts = {
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": checkout.git("rev-parse", "HEAD~1"),
+        "CI_COMMIT_SHA": checkout.git("rev-parse", "HEAD"),
+    }
+    measured = gitlab(read["groupbench-compare"], checkout, **facts)
+    assert not measured.failed, measured.text
+    service = {"CI_API_V4_URL": url, "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "7", "GITLAB_TOKEN": "secret"}
+    posted = gitlab(read["groupbench-comment"], checkout, **facts, **service)
+    assert not posted.failed, posted.text
+    assert ["nothing got worse" in comment["body"] for comment in comments] == [True]
+
+
+def test_a_change_that_is_wrong(checkout: Checkout) -> None:
+    """The commit on top breaks a backend: the exit code and the comment say so."""
+    path = checkout.folder / "operators/grouped_gemm.py"
+    right = "def prepare_torch_loop("
+    before, after = path.read_text().split(right)
+    wrong = f"{right}inputs):\n    run = _prepare_right(inputs)\n    return lambda: run() * 1.01\n\n\n"
+    path.write_text(f"{before}{wrong}def _prepare_right({after}")
+    checkout.git("commit", "-qam", "Break it")
+    done = checkout.run("bash", "ci/pull-request.sh", "HEAD~1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "something got worse" in (checkout.folder / "artifacts/comment.md").read_text()
+
+
+USAGE = {
+    "nothing": ((), {}, "usage: bash ci/pull-request.sh BASE"),
+    "an unknown head": (("HEAD", "nonsense"), {}, "nonsense"),
+    "an unknown base": (("nonsense",), {}, "no common commit"),
+    "no list": (("HEAD~1",), {"GROUPBENCH_AB": "none.txt"}, "none.txt"),
+    "an empty list": (("HEAD~1",), {"GROUPBENCH_AB": "/dev/null"}, "names no comparison"),
+}
+
+
+@pytest.mark.parametrize(("args", "environment", "says"), USAGE.values(), ids=USAGE)
+def test_usage_of_a_comparison(args: Any, environment: dict[str, str], says: str, checkout: Checkout) -> None:
+    done = checkout.run("bash", "ci/pull-request.sh", *args, **environment)
+    assert done.returncode == 2
+    assert says in done.stderr

@@ -1,0 +1,122 @@
+"""One command at a time on a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators import alone
+from groupbench.operators.errors import UsageError
+
+Start = Callable[..., "subprocess.Popen[str]"]
+SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)")
+SAY = (sys.executable, "-c", "import os; print(os.environ['GROUPBENCH_ALONE'], os.environ.get('TRITON_INTERPRET'))")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Run a command alone on the CPU, with a folder of locks of this test's own."""
+    running: list[subprocess.Popen[str]] = []
+    left_out = ("TRITON_INTERPRET", "GROUPBENCH_ALONE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+
+    def run(*command: str, options: tuple[str, ...] = ("--device", "cpu")) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "groupbench.operators.alone", *options, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"GROUPBENCH_LOCKS": str(tmp_path)},
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_the_second_is_told_who_is_first_and_the_lock_goes_with_its_holder(start: Start) -> None:
+    first = start(*SLEEP)
+    assert first.stdout is not None and first.stdout.readline() == "here\n"
+    second = start("--", *SAY)
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out) == (75, "")
+    assert f"pid {first.pid} of " in err and "time.sleep(60)" in err
+    assert err.count("\n") == 1
+    first.kill()  # not a chance to tidy up
+    first.wait()
+    third = start(*SAY)
+    out, err = third.communicate(timeout=60)
+    assert third.returncode == 0, err
+
+
+def test_waiting(start: Start) -> None:
+    first = start(*SLEEP)
+    assert first.stdout is not None and first.stdout.readline() == "here\n"
+    second = start(*SAY, options=("--device", "cpu", "--wait", "1"))
+    time.sleep(1)
+    assert second.poll() is None
+    first.kill()
+    assert second.communicate(timeout=60)[0].endswith("None\n")
+    assert second.returncode == 0
+
+
+def test_the_command_has_the_lock_its_own_environment_and_its_own_exit_code(start: Start, tmp_path: Path) -> None:
+    done = start(*SAY)
+    path, interpreted = done.communicate(timeout=60)[0].split()
+    assert Path(path).parent == tmp_path and Path(path).name.startswith("groupbench-cpu-")
+    assert interpreted == "None"  # what was set up to look at the device is not the command's
+    done = start("bash", "-c", "exit 3")
+    assert (done.wait(60), done.poll()) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [((), "no command"), (("--wait", "-1", "true"), "--wait"), (("--", "no-such-command"), "no-such-command")],
+    ids=["no command", "wait", "no such command"],
+)
+def test_usage(command: tuple[str, ...], says: str, start: Start) -> None:
+    done = start(*command)
+    err = done.communicate(timeout=60)[1]
+    assert done.returncode == 2
+    assert says in err
+
+
+def test_devices_do_not_share_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    names = ("GPU-1", "GPU-2", "cpu-a/b")
+    assert len({alone.take(name, ["x"]) for name in names}) == 3
+    assert [path.parent for path in map(alone.lock_file, names)] == [tmp_path] * 3
+    with pytest.raises(alone.Busy, match="GPU-1 is measured on by pid"):
+        alone.take("GPU-1", ["y"])
+
+
+def test_a_holder_that_left_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    path = alone.take("GPU-3", ["x"])
+    path.write_text("no json")
+    with pytest.raises(alone.Busy, match="another process"):
+        alone.take("GPU-3", ["y"])
+
+
+@pytest.mark.parametrize("kind", ["a link", "a folder that is a file"])
+def test_a_lock_that_cannot_be_made(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that all may write to, a link would make this write to somebody's file."""
+    target = tmp_path / "somebodys"
+    target.write_text("theirs")
+    if kind == "a link":
+        monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+        alone.lock_file("GPU-4").symlink_to(target)
+    else:
+        monkeypatch.setenv("GROUPBENCH_LOCKS", str(target))
+    with pytest.raises(UsageError, match="GROUPBENCH_LOCKS"):
+        alone.take("GPU-4", ["x"])
+    assert target.read_text() == "theirs"

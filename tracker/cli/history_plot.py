@@ -1,0 +1,94 @@
+"""`groupbench history --plot`: from the rows of a history to panels, a problem each, a line for each backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from groupbench.tracker import drawing
+from groupbench.tracker.cli.output import commit_text, printable, say
+from groupbench.tracker.drawing import Curve, Trend
+
+DRAWN = {
+    "latency": ("latency_ms", "ms"),
+    "tflops": ("tflops", "TFLOP/s"),
+    "gbps": ("gbps", "GB/s"),
+    "speedup": ("speedup", "times the baseline"),
+    "rms": ("rms", "relative RMS error"),
+    "accuracy": ("rms", "relative RMS error"),
+}
+"""What is drawn of each of `history --metrics`: (key of a row, unit)."""
+
+
+def check(plot: str, form: str | None) -> None:
+    """Raises UsageError, before the database is read, where nothing could be drawn."""
+    if form is not None:
+        raise click.UsageError(f"--plot draws and --{form} lists: give one of them")
+    try:
+        drawing.check(plot)
+    except drawing.DrawError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None:
+    """In the terminal where `plot` is empty, else into that file. Raises UsageError."""
+    import sys
+
+    panels = trends(rows, metric)
+    if len(panels) > drawing.PANELS:
+        say(f"{len(panels) - drawing.PANELS} of {len(panels)} problems are left out; narrow them by --shape or --where")
+    if not panels:
+        return
+    try:
+        drawing.draw(panels, plot, sys.stdout)
+    except drawing.DrawError as error:
+        raise click.UsageError(str(error)) from error
+    if plot:
+        say(f"wrote {plot}")
+
+
+def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
+    """A panel for each problem, in the order of the rows. Latencies that are no speed, and results that are wrong, are
+    gaps; a tick is a run, so that two of one commit stand beside each other."""
+    key, unit = DRAWN[metric]
+    problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        facts = ("operator", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
+        problems.setdefault(tuple(str(row[fact]) for fact in facts), []).append(row)
+    varying = {i for i in range(4, 8) if len({problem[i] for problem in problems}) > 1}
+    found = []
+    for problem, points in problems.items():
+        operator, mode, shape, dtype = problem[:4]
+        title = " ".join([operator, mode, dtype, shape, *(problem[i] for i in sorted(varying))])
+        found.append(_trend(printable(title), points, key, unit))
+    return found
+
+
+def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Trend:
+    runs = {row["run"]: row for row in sorted(points, key=lambda row: row["started"])}
+    place = {run: i for i, run in enumerate(runs)}
+    backends: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in points:
+        backends.setdefault(row["backend"], {})[place[row["run"]]] = row
+    curves = []
+    for name, at in backends.items():
+        told = {i: row[key] for i, row in at.items() if _counts(row, key)}
+        bounded = key == "latency_ms"
+        curves.append(
+            Curve(
+                name,
+                tuple(told.get(i) for i in range(len(runs))),
+                tuple(at[i]["low_ms"] if i in told else None for i in range(len(runs))) if bounded else (),
+                tuple(at[i]["high_ms"] if i in told else None for i in range(len(runs))) if bounded else (),
+            )
+        )
+    breaks = {place[row["run"]]: "; ".join(row["environment_changed"]) for row in points if row["environment_changed"]}
+    ticks = tuple(commit_text(row["commit"]) for row in runs.values())
+    return Trend(title, unit, ticks, tuple(curves), tuple(sorted(breaks.items())))
+
+
+def _counts(row: dict[str, Any], key: str) -> bool:
+    """Whether a row's value is one: of a result that is right, and no interpreter's latency."""
+    return row[key] is not None and row["status"] == "ok" and (key != "latency_ms" or row["timing"] != "interpreted")

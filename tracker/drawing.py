@@ -1,0 +1,345 @@
+"""Plots, in the terminal and as pictures: what they show is data here, how it is drawn is plotille's and matplotlib's.
+
+Stands alone, as the record does: `tritonbench --plot` and `groupbench history --plot` both draw with it. The terminal
+needs plotille, a picture matplotlib, neither a browser; both come with the extra `plot`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+"""Told apart by colour-blind eyes as well: after Okabe and Ito, "Color universal design" (2008). The last two are for
+what comes later; markers differ too."""
+
+MARKERS = "osD^vPX*"
+PANELS = 24
+"""Panels that a picture holds, and the terminal shows; the caller says what was left out."""
+
+_NARROWEST, _WIDEST, _HEIGHT = 40, 120, 12
+_AXIS = 13
+"""Columns that plotille's axis of y takes."""
+_BAR = " ▏▎▍▌▋▊▉█"
+
+
+class DrawError(Exception):
+    """A plot that cannot be made: one line, the cause and what to do."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a trend. A y that is None was not measured there; `low` and `high` are the bounds of each y."""
+
+    name: str
+    y: tuple[float | None, ...]  # by tick
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How values went from tick to tick, a commit each. `breaks` are ticks before which something changed, and what."""
+
+    title: str
+    unit: str
+    ticks: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    breaks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem of a comparison, with a value by name; None where there is none, and `notes` says why."""
+
+    label: str
+    values: dict[str, float | None]
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Values side by side: `names` are the same in all rows."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+Panel: TypeAlias = Trend | Comparison
+
+
+def draw(panels: Sequence[Panel], where: str | None, out: IO[str], width: int | None = None) -> None:
+    """In the terminal where `where` is None or empty, else into the file of that name, a .png or .svg.
+
+    Raises DrawError.
+    """
+    if where:
+        picture(panels, Path(where))
+    else:
+        text = terminal(panels, width or _terminal_width(), coloured=out.isatty() and not os.environ.get("NO_COLOR"))
+        print(text, file=out, end="")
+
+
+def check(where: str | None) -> None:
+    """Raises DrawError where `draw` to `where` could not work: the suffix, the folder, a package that is missing."""
+    if not where:
+        _plotille()
+        return
+    path = Path(where)
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise DrawError(f"--plot {where}: a picture ends with .png or .svg; without a file it is drawn in the terminal")
+    if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DrawError(f"--plot {where}: cannot be written")
+    _matplotlib()
+
+
+def _plotille() -> Any:
+    try:
+        import plotille
+    except ImportError:
+        raise DrawError("--plot needs plotille: python -m pip install 'groupbench[plot]'") from None
+    return plotille
+
+
+def _matplotlib() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DrawError("--plot FILE needs matplotlib: python -m pip install 'groupbench[plot]'") from None
+    return Figure
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return max(_NARROWEST, min(shutil.get_terminal_size((100, 24)).columns, _WIDEST))
+
+
+# ---- the terminal
+
+
+def terminal(panels: Sequence[Panel], width: int, coloured: bool) -> str:
+    """The panels as text, one below the other."""
+    parts = [
+        _trend_text(panel, width, coloured) if isinstance(panel, Trend) else _comparison_text(panel, width, coloured)
+        for panel in panels[:PANELS]
+    ]
+    return "\n".join(parts)
+
+
+def _paint(text: str, index: int, coloured: bool) -> str:
+    if not coloured:
+        return text
+    red, green, blue = _rgb(index)
+    return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
+    known = [y for curve in panel.curves for y in curve.y if y is not None]
+    if not known:
+        return f"{panel.title}\n  nothing was measured\n"
+    figure = _plotille().Figure()
+    columns, last = max(20, width - _AXIS), max(1, len(panel.ticks) - 1)
+    figure.width, figure.height = columns, _HEIGHT
+    figure.color_mode, figure.with_colors, figure.origin = "rgb", coloured, False
+    figure.set_x_limits(0, last * (1 + 1 / columns))  # the last point is within
+    figure.set_y_limits(*_limits(known))
+    figure.y_ticks_fkt = lambda low, high: f"{low:.4g}"
+    for index, curve in enumerate(panel.curves):
+        found = [(x, y) for x, y in enumerate(curve.y) if y is not None]
+        # Without colour a letter at each point says whose it is.
+        marker = None if coloured else _letter(index)
+        if len(found) > 1:
+            figure.plot(*zip(*found, strict=True), lc=_rgb(index) if coloured else None, marker=marker)
+        elif found:
+            figure.scatter([found[0][0]], [found[0][1]], lc=_rgb(index) if coloured else None, marker=marker or "•")
+    for tick, _ in panel.breaks:
+        figure.axvline(max(0.0, (tick - 0.5) / last), lc=(128, 128, 128) if coloured else None)
+    body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's own axis of x
+    lines = [f"{panel.title}, {panel.unit}", *(line.rstrip() for line in body), _axis(panel.ticks, columns), ""]
+    for index, curve in enumerate(panel.curves):
+        newest = next((y for y in reversed(curve.y) if y is not None), None)
+        name = _paint("●", index, True) if coloured else _letter(index)
+        told = "nothing measured" if newest is None else f"{newest:.4g} {panel.unit} last"
+        lines.append(f"  {name} {curve.name}: {told}")
+    lines += [f"  | before {panel.ticks[tick]}: {what}" for tick, what in panel.breaks]
+    return "\n".join(lines) + "\n"
+
+
+def _axis(ticks: Sequence[str], columns: int) -> str:
+    """Names below the columns where they belong, as many as find room."""
+    line, last = "", max(1, len(ticks) - 1)
+    for index, tick in enumerate(ticks):
+        place = min(round(index * (columns - 1) / last), columns - len(tick))
+        if not line or place > len(line):
+            line = line.ljust(place) + tick
+    return " " * _AXIS + line
+
+
+def _letter(index: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[index % 26]
+
+
+def _rgb(index: int) -> tuple[int, int, int]:
+    colour = COLOURS[index % 7]  # black would not be seen on every terminal
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Of the axis: what there is, and a little room; never a step out of noise of a thousandth."""
+    low, high = min(values), max(values)
+    room = max(0.08 * (high - low), 0.01 * abs(high), 1e-12)
+    return (max(0.0, low - room) if low >= 0 else low - room), high + room
+
+
+def _comparison_text(panel: Comparison, width: int, coloured: bool) -> str:
+    """Bars, to one scale within a row: rows may differ a thousandfold."""
+    names = max((len(name) for name in panel.names), default=0)
+    room = max(8, width - names - 16)
+    lines = [f"{panel.title}, {panel.unit}"]
+    for row in panel.rows:
+        lines += ["", row.label]
+        most = max((value for value in row.values.values() if value is not None), default=0.0)
+        for index, name in enumerate(panel.names):
+            if name not in row.values:
+                continue
+            value = row.values[name]
+            if value is None:
+                lines.append(f"  {name:<{names}}  {row.notes.get(name, 'not measured')}"[:width])
+            else:
+                bar = _bar(value / most if most > 0 else 0.0, room)
+                lines.append(f"  {name:<{names}}  {_paint(bar, index, coloured)} {value:.4g}")
+    return "\n".join(lines) + "\n"
+
+
+def _bar(share: float, room: int) -> str:
+    """Of `share` of the room, to an eighth of a column, and never nothing."""
+    eighths = max(1, round(8 * room * share))
+    return "█" * (eighths // 8) + (_BAR[eighths % 8] if eighths % 8 else "")
+
+
+# ---- pictures
+
+
+def picture(panels: Sequence[Panel], path: Path) -> None:
+    """All panels on one page; the file appears whole or not at all. Raises DrawError."""
+    check(str(path))
+    figure_of = _matplotlib()
+    from matplotlib import rc_context
+
+    shown = panels[:PANELS] or [Comparison("nothing was measured", "", (), ())]
+    columns = 1 if any(isinstance(panel, Comparison) for panel in shown) or len(shown) == 1 else 2
+    lines = [list(shown[i : i + columns]) for i in range(0, len(shown), columns)]
+    heights = [max(_inches(panel) for panel in line) for line in lines]
+    figure = figure_of(figsize=(10 if columns == 1 else 15, sum(heights)), layout="constrained", facecolor="white")
+    grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+    for i, line in enumerate(lines):
+        for j, panel in enumerate(line):
+            axes = figure.add_subplot(grid[i, j])
+            if isinstance(panel, Trend):
+                _draw_trend(axes, panel)
+            else:
+                _draw_comparison(axes, panel)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # Text of an SVG stays text, to be searched and read aloud. A name in signs that the font lacks is no news.
+        with warnings.catch_warnings(), rc_context({"svg.fonttype": "none"}):
+            warnings.simplefilter("ignore", UserWarning)
+            figure.savefig(partial, format=path.suffix[1:].lower(), dpi=130)
+        partial.replace(path)
+    except OSError as error:
+        raise DrawError(f"--plot {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _inches(panel: Panel) -> float:
+    if isinstance(panel, Trend):
+        return 3.6 + 0.16 * len(panel.curves)
+    return 1.8 + 0.34 * len(panel.rows)
+
+
+def _plain(text: str) -> str:
+    """A dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def _draw_trend(axes: Any, panel: Trend) -> None:
+    for index, curve in enumerate(panel.curves):
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        found = [x for x, y in enumerate(curve.y) if y is not None]
+        axes.plot(
+            found, [curve.y[x] for x in found], color=colour, marker=marker, markersize=4, linewidth=1.3,
+            label=_plain(curve.name),
+        )  # fmt: skip
+        if curve.low and curve.high:
+            low, high = ([bound[x] or curve.y[x] for x in found] for bound in (curve.low, curve.high))
+            axes.vlines(found, low, high, color=colour, alpha=0.35, linewidth=2.5)  # of bursts: a stall is one of them
+    for number, (tick, what) in enumerate(panel.breaks):
+        axes.axvline(tick - 0.5, color="#888888", linestyle=":", linewidth=1)
+        axes.annotate(
+            _plain(what[:40]), (tick - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -4 - 9 * (number % 3)),
+            textcoords="offset points", fontsize=6, va="top", color="#666666",
+        )  # fmt: skip
+    step = max(1, -(-len(panel.ticks) // 12))
+    axes.set_xticks(range(0, len(panel.ticks), step), [_plain(t) for t in panel.ticks[::step]], rotation=30, ha="right")
+    axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+    known = [y for curve in panel.curves for y in curve.y if y is not None]
+    if known:
+        bottom, top = _limits(known)
+        if bottom > 0 and top / bottom > 20:
+            _logarithmic(axes.yaxis, axes.set_yscale)
+        else:
+            axes.set_ylim(bottom, top)
+    axes.set_title(_plain(panel.title), fontsize=9, loc="left")
+    axes.set_ylabel(panel.unit, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(True, color="#e5e5e5", linewidth=0.6)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_comparison(axes: Any, panel: Comparison) -> None:
+    """A row a problem, a dot a name: positions on one scale are read better than lengths of many bars."""
+    for index, name in enumerate(panel.names):
+        found = [(row.values[name], y) for y, row in enumerate(panel.rows) if row.values.get(name) is not None]
+        axes.plot(
+            [value for value, _ in found], [y for _, y in found], linestyle="none", alpha=0.85, markersize=6,
+            marker=MARKERS[index % len(MARKERS)], color=COLOURS[index % len(COLOURS)], label=_plain(name),
+        )  # fmt: skip
+    known = [value for row in panel.rows for value in row.values.values() if value is not None and value > 0]
+    if known and max(known) / min(known) > 20:
+        _logarithmic(axes.xaxis, axes.set_xscale)
+    axes.set_yticks(range(len(panel.rows)), [_plain(_shortened(row.label)) for row in panel.rows])
+    axes.set_ylim(max(len(panel.rows), 1) - 0.5, -0.5)
+    axes.set_title(_plain(panel.title), fontsize=10, loc="left")
+    axes.set_xlabel(panel.unit, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(True, color="#e5e5e5", linewidth=0.6)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _logarithmic(axis: Any, set_scale: Any) -> None:
+    """With plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _shortened(text: str, most: int = 48) -> str:
+    """Its middle left out: shapes differ at both ends."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
