@@ -54,7 +54,7 @@ class Backend:
     kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
     unavailable  why it cannot run on a target, or None; asked before anything is made
     operator     which operator it belongs to; only a plugin needs to say
-    prepare_bwd  the same of the operator's mode bwd, None where it has the forward alone
+    prepare_bwd, prepare_fwd_bwd  the same of the operator's modes bwd and fwd_bwd, None where it has none
     tolerance    the row of the tolerance table it is held to, where that is not its output's dtype
     """
 
@@ -66,6 +66,7 @@ class Backend:
     operator: str = ""
     tolerance: str | None = None
     prepare_bwd: Callable[[Any], Run] | None = None
+    prepare_fwd_bwd: Callable[[Any], Run] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Backward:
     """What an operator's mode bwd measures: all gradients, given what the forward has saved. The forward is not timed.
 
     Fields are as the operator's own. `reference` gives a gradient by name, such as {"dA": ..., "dB": ...}; a backend's
-    `prepare_bwd` makes a callable that returns them in that order.
+    `prepare_bwd` makes a callable that returns them in that order. Of mode fwd_bwd, which times both, the output is
+    first.
     """
 
     make_inputs: Callable[[Any, str, str, int], Any]
@@ -93,9 +95,11 @@ class Operator:
     reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them
     flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once
     output_dtype  dtype name of a cell -> that of its output; by it the tolerance is chosen
-    decode        output -> the values it stands for, [M, N], where it is no such tensor itself; raises TypeError
+    decode        output -> the values it stands for, [M, N] (several where the reference has several), where it is no
+                  such tensor itself; raises TypeError
     from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
     backward      what mode bwd measures; None where there is the forward alone
+    forward_backward  what mode fwd_bwd measures, a training step; None where it has no such mode
     """
 
     name: str
@@ -110,28 +114,31 @@ class Operator:
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     shapes_help: str = ""
     output_dtype: Callable[[str], str] = lambda dtype: dtype
-    decode: Callable[[Any], torch.Tensor] | None = None
+    decode: Callable[[Any], Any] | None = None
     from_tritonbench: Callable[..., Example] | None = None
     backward: Backward | None = None
+    forward_backward: Backward | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
-        return ("fwd",) if self.backward is None else ("fwd", "bwd")
+        further = {"bwd": self.backward, "fwd_bwd": self.forward_backward}
+        return ("fwd", *(mode for mode, measured in further.items() if measured is not None))
 
     def in_mode(self, mode: str) -> Operator:
         """The operator that a mode measures, one like any other. Raises KeyError for a mode it does not have."""
         if mode == "fwd":
             return self
-        if mode != "bwd" or self.backward is None:
+        measured = {"bwd": self.backward, "fwd_bwd": self.forward_backward}.get(mode)
+        if measured is None:
             raise KeyError(mode)
         return replace(
             self,
-            backends=tuple(map(_backward_backend, self.backends)),
-            make_inputs=self.backward.make_inputs,
-            reference=self.backward.reference,
-            flops=self.backward.flops,
-            min_bytes=self.backward.min_bytes,
-            suites=self.backward.suites,
+            backends=tuple(_in_mode(backend, mode) for backend in self.backends),
+            make_inputs=measured.make_inputs,
+            reference=measured.reference,
+            flops=measured.flops,
+            min_bytes=measured.min_bytes,
+            suites=measured.suites,
             from_tritonbench=None,
         )
 
@@ -149,7 +156,9 @@ class Operator:
         return replace(self, backends=(*kept, *last.values()))
 
 
-def _backward_backend(backend: Backend) -> Backend:
-    if backend.prepare_bwd is not None:
-        return replace(backend, prepare=backend.prepare_bwd)
-    return replace(backend, unavailable=lambda target: f"{backend.name} has no backward")
+def _in_mode(backend: Backend, mode: str) -> Backend:
+    prepare = backend.prepare_bwd if mode == "bwd" else backend.prepare_fwd_bwd
+    if prepare is not None:
+        return replace(backend, prepare=prepare)
+    lacks = "backward" if mode == "bwd" else "mode fwd_bwd"
+    return replace(backend, unavailable=lambda target: f"{backend.name} has no {lacks}")

@@ -34,6 +34,11 @@ TOLERANCES: dict[str, Tolerance] = {
     "fp16": Tolerance(rms=1e-3, rtol=2e-3, atol=2e-3),
     # IEEE fp32: a sum of K terms in any order, K up to 2^15. TF32 (3e-4) is wrong for fp32, by design.
     "fp32": Tolerance(rms=5e-6, rtol=1e-4, atol=1e-4),
+    # A mixture-of-experts layer: several products in a row, each result rounded. torch's parts are off by 0.005 RMS in
+    # bf16, by 0.008 in a row, and ours by less. A gradient that meets one token has single elements far from that.
+    "bf16_layer": Tolerance(rms=1.2e-2, rtol=6.4e-2, atol=2.5e-1),
+    "fp16_layer": Tolerance(rms=1.5e-3, rtol=8e-3, atol=3.2e-2),
+    "fp32_layer": Tolerance(rms=1e-5, rtol=1e-3, atol=1e-3),
     # e4m3fn: u is 2^-4, and its rounding 0.027 RMS; a value cut off instead of rounded would be at 0.053. A little more
     # for the scale's rounding, and atol for what is subnormal beside the largest value of its row.
     "fp8": Tolerance(rms=4e-2, rtol=6.26e-2, atol=1e-4),

@@ -15,11 +15,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from groupbench.operators.registry import get_operator
 from groupbench.operators.shapes import SUITES
 from groupbench.tracker.record import Record, RecordError, read
 
 BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"
-TORCH = {"grouped_gemm_fp8": "torch_scaled_grouped_mm"}  # what the others are compared with, else torch_grouped_mm
+TORCH = {  # what the others are compared with, else torch_grouped_mm
+    "grouped_gemm_fp8": "torch_scaled_grouped_mm",
+    "grouped_gemm_bias_add_permute": "torch_unfused",
+    "quantize_fp8": "torch",
+    "split_k_matmul": "torch_mm",
+    "matmul_outer_k": "torch_mm",
+    "vector_add": "torch",
+    "moe_permute": "torch",
+    "moe_unpermute": "torch",
+    "moe_layer": "torch",
+}
 LARGE_FLOPS = 10**12  # 1.3 ms of an H100: what a launch costs does not show
 LARGE_SHARE = 0.98
 
@@ -63,10 +74,19 @@ class Mark:
     theirs: str
     at_least: float
     least: float = 0.0
+    suites: tuple[str, ...] = ("moe", "tritonbench")  # whose shapes count; others are for corners, not for speed
+    mode: str = "fwd"
 
 
-SUITED = ("moe", "tritonbench")
-"""Suites whose shapes count; others are for corners, not for speed."""
+@dataclass(frozen=True)
+class CopyMark:
+    """The share of the device copy's bandwidth, on min_bytes, that the fastest of ours has to reach on each shape."""
+
+    operator: str
+    at_least: float
+    suites: tuple[str, ...]
+
+
 MARKS = (
     Mark("grouped_gemm", "best:triton", "torch_grouped_mm", 1.15, 1.0),
     Mark("grouped_gemm", "best:triton", "torch_grouped_mm|torch_loop", 1.10, 0.98),
@@ -76,6 +96,16 @@ MARKS = (
     Mark("grouped_gemm_wgrad", "best:triton", "torch_grouped_mm", 1.05),
     Mark("grouped_gemm_fp8", "triton_flat", "torch_scaled_grouped_mm", 1.05),
     Mark("grouped_gemm_fp8", "triton_flat_fast", "torch_scaled_grouped_mm_fast", 1.05),
+    Mark("grouped_gemm_bias_add_permute", "best:triton", "torch_unfused", 2.0, suites=("example", "random")),
+    Mark("split_k_matmul", "best:triton|helion", "torch_mm", 1.2, suites=("skinny",)),
+    Mark("moe_layer", "best:triton", "torch", 1.3),
+    Mark("moe_layer", "best:triton", "torch", 1.2, mode="fwd_bwd"),
+)
+COPY_MARKS = (
+    CopyMark("grouped_gemm_bias_add_permute", 0.85, ("example", "random")),
+    CopyMark("moe_permute", 0.90, ("moe",)),
+    CopyMark("moe_unpermute", 0.90, ("moe",)),
+    CopyMark("vector_add", 0.98, ("bandwidth",)),
 )
 DECODE_SHARE = 0.95  # of copy bandwidth, on min_bytes, where groups have this many rows on average at most:
 DECODE_ROWS = 16
@@ -138,8 +168,8 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
         ]
         parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
         parts.append(_table(operator, _by_shape(mine), canaries))
-        if mode == "fwd" and protocol == "cooled":
-            parts.append(_marks(operator, _by_shape(mine), canaries))
+        if protocol == "cooled":
+            parts.append(_marks(operator, mode, _by_shape(mine), canaries))
     if failed:
         parts.append("Not measured:")
         parts.append("\n".join(f"- {r.cell.backend}, `{r.cell.shape}`: {r.status}, {r.message}" for r in failed))
@@ -252,10 +282,10 @@ def _verdict(
     ]
 
 
-def _marks(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
+def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
     rows = []
     for mark in MARKS:
-        ratios = {} if mark.operator != operator else _ratios(mark, shapes)
+        ratios = {} if (mark.operator, mark.mode) != (operator, mode) else _ratios(mark, shapes)
         if ratios:
             mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios.values()))
             worst = min(ratios, key=lambda text: ratios[text])
@@ -264,13 +294,16 @@ def _marks(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
             wanted = f">= {mark.at_least:g}" + (f", least {mark.least:g}" if mark.least else "")
             passed = mean >= mark.at_least and ratios[worst] >= mark.least
             rows.append([what, str(len(ratios)), f"{mean:.3f}", least, wanted, _pass(passed)])
-    if operator == "grouped_gemm":
+    for share in COPY_MARKS:
+        if share.operator == operator:
+            rows.append(_each("copy bandwidth on min_bytes, each", _of_copy(share, shapes, canaries), share.at_least))
+    if (operator, mode) == ("grouped_gemm", "fwd"):
         dense = "dense cuBLAS of as many operations, large balanced shapes, each"
         rows.append(_each(dense, _large(shapes, canaries), LARGE_SHARE))
         rows.append(
             _each("copy bandwidth on min_bytes, few rows a group, each", _decode(shapes, canaries), DECODE_SHARE)
         )
-    rows.append(_errors(shapes))
+    rows += [_errors(shapes), _repeatable(shapes)]
     rows = [row for row in rows if row]
     if not rows:
         return ""
@@ -280,7 +313,7 @@ def _marks(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
 
 def _ratios(mark: Mark, shapes: Shapes) -> dict[str, float]:
     """shape -> how many times as fast."""
-    wanted = {_problem(str(shape)) for suite in SUITED for shape in SUITES[suite].values()}
+    wanted = _problems(mark.operator, mark.suites)
     ratios = {}
     for text, cells in shapes.items():
         ours, theirs = _fastest(mark.ours, cells), _fastest(mark.theirs, cells)
@@ -290,10 +323,8 @@ def _ratios(mark: Mark, shapes: Shapes) -> dict[str, float]:
 
 
 def _fastest(side: str, cells: dict[str, Cell]) -> Cell | None:
-    kind = side.removeprefix("best:")
-    among = [
-        c for c in cells.values() if (c.kind == kind if side.startswith("best:") else c.backend in side.split("|"))
-    ]
+    names = side.removeprefix("best:").split("|")
+    among = [c for c in cells.values() if (c.kind if side.startswith("best:") else c.backend) in names]
     return min((cell for cell in among if cell.right), key=lambda cell: cell.ms, default=None)
 
 
@@ -317,12 +348,29 @@ def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -
         dims = ours.record.cell.dims if ours else {}
         if ours is None or dims.get("M", 0) > DECODE_ROWS * dims.get("G", 0):
             continue
-        card, dtype = ours.record.environment.gpu_uuid, ours.record.cell.dtype
-        copies = (c for (uuid, shape, of), c in canaries.items() if (uuid, of) == (card, dtype) and shape[:4] == "copy")
-        copy = _rate(copies, lambda r: r.cell.min_bytes)
-        if copy and _problem(text) in {_problem(str(shape)) for suite in SUITED for shape in SUITES[suite].values()}:
-            shares[text] = (ours.record.cell.min_bytes or 0) / ours.ms / copy
+        share = _copy_share(ours, canaries)
+        if share and _problem(text) in _problems("grouped_gemm", ("moe", "tritonbench")):
+            shares[text] = share
     return shares
+
+
+def _of_copy(mark: CopyMark, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+    """shape -> share of the device copy's bandwidth of the fastest of ours."""
+    wanted = _problems(mark.operator, mark.suites)
+    shares = {}
+    for text, cells in shapes.items():
+        ours = _fastest("best:triton|helion", cells)
+        share = _copy_share(ours, canaries) if ours else None
+        if share and _problem(text) in wanted:
+            shares[text] = share
+    return shares
+
+
+def _copy_share(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> float | None:
+    card, dtype = cell.record.environment.gpu_uuid, cell.record.cell.dtype
+    copies = (c for (uuid, shape, of), c in canaries.items() if (uuid, of) == (card, dtype) and shape[:4] == "copy")
+    copy = _rate(copies, lambda r: r.cell.min_bytes)
+    return (cell.record.cell.min_bytes or 0) / cell.ms / copy if copy else None
 
 
 def _each(what: str, shares: dict[str, float], least: float) -> list[str]:
@@ -333,7 +381,7 @@ def _each(what: str, shares: dict[str, float], least: float) -> list[str]:
     mean = math.exp(statistics.fmean(math.log(share) for share in shares.values()))
     named = f"{shares[worst]:.3f} ({_name(worst)})"
     passed = _pass(shares[worst] >= least)
-    return [f"fastest Triton backend over {what}", str(len(shares)), f"{mean:.3f}", named, f">= {least:g}", passed]
+    return [f"fastest of ours over {what}", str(len(shares)), f"{mean:.3f}", named, f">= {least:g}", passed]
 
 
 def _errors(shapes: Shapes) -> list[str]:
@@ -356,6 +404,33 @@ def _errors(shapes: Shapes) -> list[str]:
     return [what, str(len(ratios)), f"{mean:.4f}", named, wanted, passed]
 
 
+def _repeatable(shapes: Shapes) -> list[str]:
+    """The row of backends that repeat bit by bit on every shape, and of those that do not."""
+    kept: dict[str, bool] = {}
+    for cells in shapes.values():
+        for cell in cells.values():
+            if cell.record.accuracy and cell.record.accuracy.repeatable is not None and cell.kind != "torch":
+                kept[cell.backend] = kept.get(cell.backend, True) and cell.record.accuracy.repeatable
+    if not kept:
+        return []
+    lost = [name for name, same in kept.items() if not same]
+    told = f"all but {', '.join(lost)}" if lost else "all"
+    return [
+        "bitwise equal in two runs",
+        str(len(shapes)),
+        "",
+        told,
+        "all but atomic",
+        _pass(all("atomic" in n for n in lost)),
+    ]
+
+
+def _problems(operator: str, suites: Sequence[str]) -> set[str]:
+    """The shapes of an operator's suites, without their layout."""
+    offered = get_operator(operator).suites
+    return {_problem(str(shape)) for suite in suites for shape in offered.get(suite, ())}
+
+
 def _problem(text: str) -> str:
     """A shape without its layout: other operators have one layout for all."""
     return ",".join(part for part in text.split(",") if part not in ("W=nk", "B=shared"))
@@ -370,7 +445,8 @@ def _name(text: str) -> str:
 
 
 def _side(side: str) -> str:
-    return f"fastest {side[5:].capitalize()} backend" if side.startswith("best:") else side.replace("|", " or ")
+    kinds = " or ".join(kind.capitalize() for kind in side.removeprefix("best:").split("|"))
+    return f"fastest {kinds} backend" if side.startswith("best:") else side.replace("|", " or ")
 
 
 def _milliseconds(cell: Cell | None) -> str:

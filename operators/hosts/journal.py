@@ -22,7 +22,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     op      the operator as TritonBench names it
     own     the operator of ours that stands behind it, None where it is TritonBench's
-    mode    fwd, or bwd where the operator is ours and has it
+    mode    fwd, or bwd or fwd_bwd where the operator is ours and has it
     """
 
     op: str

@@ -30,6 +30,7 @@ from groupbench.operators.session import Session
 from groupbench.tracker.record import SCHEMA, Record, Run
 
 OWN_PREFIX = "groupbench_"
+NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a CPU there is ours alone
 POLL_S = 0.2
 IMPORT_S = 300  # what starting, and making the inputs, may take however short --timeout is
 
@@ -86,11 +87,16 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
 def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
     """Whether our operator runs rather than TritonBench's namesake with our backends added.
 
-    TritonBench's grouped_gemm asks CUDA at import, so on a CPU ours is the only one; suites and mode bwd are ours too.
+    Where both have an operator of a name, TritonBench's runs, on its inputs, by its measure, and our backends stand in
+    its table. Ours runs where TritonBench's cannot give what is asked for: a suite or a shape of ours, mode bwd, a CPU
+    where its operator needs a GPU, inputs that our backends do not know.
     """
-    if options["suites"] or device == "cpu" or any("=" in shape for shape in options["shapes"]):
+    if options["suites"] or any("=" in shape for shape in options["shapes"]):
         return True
-    if options["mode"] in get_operator(op).modes[1:]:  # its grouped_gemm has the forward alone
+    operator = get_operator(op)
+    if operator.from_tritonbench is None or (device == "cpu" and op in NEEDS_CUDA):
+        return True
+    if options["mode"] in operator.modes[1:]:  # its grouped_gemm has the forward alone
         return True
     spec = importlib.util.find_spec("tritonbench")
     folders = spec.submodule_search_locations if spec else None

@@ -27,6 +27,7 @@ from tritonbench.utils import run_utils, triton_op
 
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.errors import Unavailable
+from groupbench.operators.hosts import foreign
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.cell import describe, is_oom
@@ -102,10 +103,21 @@ def own_operator(setup: Setup, operator: Operator) -> type:
         DEFAULT_PRECISION = operator.dtypes[0]
         DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
         FWD_ONLY = operator.modes == ("fwd",)
+        mode: Any
 
         def get_bwd_fn(self, fwd_fn: Any) -> Any:
             """What a backend of ours has prepared in mode bwd is the backward; TritonBench would derive one."""
             return fwd_fn
+
+        def _get_bm_func(self, bm_func_name: str) -> Any:
+            """What it has prepared in mode fwd_bwd is both; TritonBench would run it as one and as the other."""
+            if self.mode != triton_op.Mode.FWD_BWD:
+                return super()._get_bm_func(bm_func_name)
+            self.mode = triton_op.Mode.BWD
+            try:
+                return super()._get_bm_func(bm_func_name)
+            finally:
+                self.mode = triton_op.Mode.FWD_BWD
 
         def get_input_iter(self) -> Any:
             for text in setup.shapes:
@@ -173,13 +185,15 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
     class Recording(base):
         groupbench_bursts: list[tuple[float, ...]] | None = None
         groupbench_enqueue_ms: float | None = None
+        groupbench_interpreted = False
 
         def _get_bm_func(self, bm_func_name: str) -> Any:
             start = time.perf_counter()
             # Watched here and not while TritonBench times: looking at a kernel takes longer than running it.
-            with compiled.watched() as self.groupbench_kernels:
+            with compiled.watched() as self.groupbench_kernels, compiled.interpreted() as launched:
                 fn = super()._get_bm_func(bm_func_name)
                 fn()
+            self.groupbench_interpreted = bool(launched)
             if self.device == "cuda":
                 torch.cuda.synchronize()
             self.groupbench_prepare_ms = 1e3 * (time.perf_counter() - start)
@@ -232,12 +246,30 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
                     measured, problem = self.groupbench_accuracy(self.groupbench_fn)
                 except Exception as error:
                     return {"status": "error", "message": describe(error), "latency": latency}
-            elif metrics.accuracy is False:
-                problem = "its output differs from the baseline's by more than TritonBench's tolerance"
+            elif ours is None:
+                measured, problem = self._groupbench_compared()
+            if ours is None and metrics.accuracy is False:
+                problem = problem or "its output differs from the baseline's by more than TritonBench's tolerance"
             if problem is None and latency is None and measured is None:
                 return {"status": "error", "message": "TritonBench measured neither latency nor accuracy"}
             status = "ok" if problem is None else "wrong"
             return {"status": status, "message": problem, "latency": latency, "accuracy": measured}
+
+        def _groupbench_compared(self) -> tuple[Accuracy | None, str | None]:
+            """A backend of TritonBench's own operator against its baseline, where the mode returns outputs."""
+            if self.mode not in (triton_op.Mode.FWD, triton_op.Mode.FWD_NO_GRAD) or self.groupbench_fn is None:
+                return None, None
+            kept = getattr(self, "_groupbench_baseline", None)
+            try:
+                if kept is None or kept[0] != self._cur_input_id:
+                    baseline = getattr(self, "baseline_fn", None)
+                    # The baseline is measured first, and this is it, unless there is none.
+                    kept = (self._cur_input_id, foreign.tensors(baseline()) if baseline else None)
+                    self._groupbench_baseline = kept
+                return foreign.compare_outputs(self.groupbench_fn, kept[1])[:2]
+            except Exception as error:  # what cannot be compared is no fault of the backend
+                print(f"groupbench: {self._cur_backend_name} is not compared: {describe(error)}", file=sys.stderr)
+                return None, None
 
         def groupbench_accuracy(self, fn: Any) -> tuple[Accuracy, str | None]:
             assert ours is not None
@@ -268,7 +300,7 @@ def _dtype(op: Any) -> str:
 def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
     dtype = _dtype(op)
     own_timing = setup.own is not None
-    facts: dict[str, Any] = {"shape": str(op.get_x_val(op.example_inputs))}
+    facts: dict[str, Any] = {"shape": foreign.shape_text(op.get_x_val(op.example_inputs), op.example_inputs)}
     if ours is not None:
         shape = _example(ours, op.example_inputs).shape
         facts = {
@@ -293,8 +325,9 @@ def _latency(op: Any, metrics: Any, ours: Operator | None) -> Latency | None:
     times = getattr(metrics.latency, "times", None)
     if not times:
         return None
-    kind = next((b.kind for b in ours.backends if b.name == op._cur_backend_name), "triton") if ours else "triton"
-    timing: Timing = "gpu" if op.device == "cuda" else "interpreted" if _interpreted() and kind != "torch" else "cpu"
+    kind = next((b.kind for b in ours.backends if b.name == op._cur_backend_name), None) if ours else None
+    interpreted = _interpreted() and kind != "torch" if kind else op.groupbench_interpreted
+    timing: Timing = "gpu" if op.device == "cuda" else "interpreted" if interpreted else "cpu"
     bursts = op.groupbench_bursts or [tuple(max(float(ms), 1e-6) for ms in times)]
     return Latency(
         timing=timing,
@@ -336,7 +369,10 @@ def main() -> None:
         add_backends(cls, setup.op, ours, own=True)
         add_operator(setup.op, recording(cls, setup, ours))
     elif not setup.op.startswith("aten::"):
-        module = importlib.import_module(f"{PACKAGE}.{setup.op}")
+        try:
+            module = importlib.import_module(f"{PACKAGE}.{setup.op}")
+        except Exception as error:
+            sys.exit(f"TritonBench's operator {setup.op} does not import here: {describe(error)}")
         base: Any = module.Operator
         if ours is not None:
             add_backends(base, setup.op, ours)

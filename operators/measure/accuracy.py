@@ -199,7 +199,8 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
 
     e, r = error.square(), expected.square()
     rows = worst(e.mean(-1), r.mean(-1))
-    e, r = (F.avg_pool2d(x[None, None], BLOCK, ceil_mode=True) for x in (e.flatten(0, -2), r.flatten(0, -2)))
+    width = e.shape[-1] if e.dim() else 1  # a vector is one row
+    e, r = (F.avg_pool2d(x.reshape(1, 1, -1, width), BLOCK, ceil_mode=True) for x in (e, r))
     return max(rows, worst(e, r))
 
 

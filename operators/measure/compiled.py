@@ -43,6 +43,25 @@ def watched() -> Iterator[list[Kernel]]:
     found.extend(kernels.values())
 
 
+@contextmanager
+def interpreted() -> Iterator[list[str]]:
+    """Within, the name of every kernel that Triton's interpreter runs is added to the list."""
+    found: list[str] = []
+    try:
+        from triton.runtime.interpreter import GridExecutor
+    except ImportError:
+        yield found
+        return
+    original = GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(getattr(self.fn, "__name__", "kernel"))
+        return original(self, *args, **kwargs)
+
+    with mock.patch.object(GridExecutor, "__call__", call):
+        yield found
+
+
 def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
     try:
         metadata = compiled.metadata

@@ -25,6 +25,7 @@ import triton
 
 from groupbench.kernels.grouped_gemm import flat, fp8, wgrad
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+from groupbench.kernels.moe import gate_up, permute, routing, swiglu
 
 Case = tuple[str, Any, dict[str, Any]]
 SMS = 132
@@ -45,6 +46,17 @@ CASES: dict[str, Case] = {
     "fp8_rowwise_fast": ("fp8", fp8.CONFIGS[fp8.ROWWISE_FAST]["large"], {"mode": fp8.ROWWISE_FAST}),
     "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["large"], {"mode": fp8.BLOCKWISE}),
     "fp8_blockwise_decode": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["decode"], {"mode": fp8.BLOCKWISE}),
+    "gate_up_large": ("gate_up", gate_up.CONFIGS["large"], {}),
+    "gate_up_large_training": ("gate_up", gate_up.CONFIGS["large"], {"save": True}),
+    "gate_up_many_256_training": ("gate_up", replace(gate_up.CONFIGS["large"], num_stages=3), {"save": True, "G": 256}),
+    "gate_up_decode": ("gate_up", gate_up.CONFIGS["decode"], {"G": 256}),
+    "moe_spread": ("by_row", permute.choose_config(8192, 7168, 2), {"kernel": "spread"}),
+    "moe_combine": ("by_row", permute.choose_config(8192, 2048, 2), {"kernel": "combine"}),
+    "moe_swiglu_backward": ("by_row", permute.RowConfig(swiglu.MAX_BLOCK, 4), {"kernel": "swiglu_backward"}),
+    "moe_count": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "count"}),
+    "moe_scan": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "scan"}),
+    "moe_place": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "place"}),
+    "moe_place_one_chunk": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "place", "one": True, "G": 256}),
 }
 
 
@@ -103,6 +115,44 @@ def of_fp8(config: fp8.Fp8Config, mode: str) -> tuple[Any, dict[str, str], dict[
     return fp8._fp8_kernel, types, constants | {"SCALE_BLOCK": fp8.SCALE_BLOCK if mode == fp8.BLOCKWISE else 0}
 
 
+def of_gate_up(
+    config: gate_up.GateUpConfig, save: bool = False, G: int = GROUPS
+) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    m, f, k = config.block_m, config.block_f, config.block_k
+    types = dict.fromkeys(("act_desc", "gate_desc", "up_desc"), f"tensordesc<bf16[1,1,{m},{f}]>")
+    types |= {"a_desc": f"tensordesc<bf16[{m},{k}]>"}
+    types |= {"w_desc": f"tensordesc<bf16[1,{1 if config.swap else 2},{f},{k}]>"}
+    names = ("block_m", "block_f", "block_k", "group_m", "swap", "flatten")
+    constants = {name.upper(): getattr(config, name) for name in names}
+    constants |= {"NUM_PROGRAMS": SMS * config.per_sm, "G": G, "G_POW2": G, "SAVE": save, "PRECISION": "ieee"}
+    constants |= {"DTYPE": gate_up.TRITON_DTYPES[torch.bfloat16]}
+    return gate_up._gate_up_kernel, types, constants | ({} if save else {"gate_desc": None, "up_desc": None})
+
+
+def of_by_row(
+    config: permute.RowConfig, kernel: str, G: int = 128, one: bool = False
+) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """Kernels without products; 8 choices a token."""
+    values = ("x", "y", "out", "both", "da", "weights", "dboth", "weighted", "dweights")
+    types = dict.fromkeys((f"{name}_ptr" for name in values), "*bf16") | {"ids_ptr": "*i64"}
+    if kernel in ("spread", "combine"):
+        constants = {"K": 8, "BLOCK_H": config.block_h, "SPLITS": 1, "stride_xh": 1, "stride_yh": 1, "WEIGHTED": True}
+    elif kernel == "swiglu_backward":
+        constants = {"BLOCK": config.block_h}
+    else:
+        constants = {"G": G, "G_POW2": G, "CHUNK": 512 if one else routing.block_of(G), "BLOCK": routing.block_of(G)}
+        constants |= {"ONE_CHUNK": one, "ROWS": routing.SCANNED[0], "EXPERTS": routing.SCANNED[1]}
+    found = {
+        "spread": permute._spread_kernel,
+        "combine": permute._combine_kernel,
+        "swiglu_backward": swiglu._swiglu_backward_kernel,
+        "count": routing._count_kernel,
+        "scan": routing._scan_kernel,
+        "place": routing._place_kernel,
+    }[kernel]
+    return found, types, {name: value for name, value in constants.items() if name in found.arg_names}
+
+
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], config: Any) -> dict[str, int]:
     """Registers and what is spilled, as ptxas says, shared memory, and how many wgmma instructions Triton made."""
     from triton.backends.compiler import GPUTarget
@@ -123,7 +173,7 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], conf
         constexprs={index[name]: value for name, value in constants.items()},
         attrs={index[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options = {"num_warps": config.num_warps, "num_stages": getattr(config, "num_stages", 3)}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
@@ -162,15 +212,15 @@ def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str,
     of, config, more = CASES[name]
     row = built[name]
     assert row["spilled_bytes"] == 0, row
-    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // config.per_sm, row
+    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // getattr(config, "per_sm", 1), row
     if of == "wgrad" and more.get("tma", True):
         dtype = torch.float32 if more.get("dtype") == "fp32" else torch.bfloat16
         assert row["shared_bytes"] <= wgrad.shared_bytes(config, dtype) + 1024, "barriers come on top"
-    assert row["wgmma"] > 0 or more.get("dtype") == "fp32", row
+    assert row["wgmma"] > 0 or more.get("dtype") == "fp32" or of == "by_row", row
 
 
 def main() -> None:
-    makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8}
+    makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
     print(json.dumps({name: compiled(*makers[of](c, **more), c) for name, (of, c, more) in CASES.items()}))
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,3 +115,28 @@ def test_the_watch_ends_with_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), compiled.watched():
         1 / 0  # noqa: B018
     assert JITFunction.run is before
+
+
+def test_kernels_that_the_interpreter_runs_are_named() -> None:
+    """In a process of its own, since only one that was started so interprets."""
+    code = """
+import torch, triton, triton.language as tl
+from groupbench.operators.measure import compiled
+@triton.jit
+def zero(x_ptr):
+    tl.store(x_ptr, 0.0)
+x = torch.ones(1)
+with compiled.interpreted() as found:
+    x.mul_(2)
+    assert found == []
+    zero[(1,)](x)
+zero[(1,)](x)
+print(*found, x.item())
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "code.py"  # Triton reads a kernel's source from its file
+        path.write_text(code)
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["zero", "0.0"]

@@ -66,6 +66,8 @@ NAMES = (
     ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_METRICS"),
     ("tritonbench.utils.triton_op", "BenchmarkOperator.FWD_ONLY"),
     ("tritonbench.utils.triton_op", "BenchmarkOperator.get_bwd_fn"),
+    ("tritonbench.utils.triton_op", "Mode.FWD"),
+    ("tritonbench.utils.triton_op", "Mode.FWD_NO_GRAD"),
 )
 
 
@@ -84,6 +86,7 @@ def test_attributes_that_instances_have() -> None:
         "self.dtype",
         "self.device",
         "self.mode",
+        "self.baseline_fn",
     ):
         assert name in source, name
 
@@ -223,16 +226,60 @@ def test_tritonbenchs_flags_reach_it(measured: Callable[..., Any], tmp_path: Pat
 
 
 def test_tritonbenchs_own_operator(measured: Callable[..., Any]) -> None:
-    done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", "--num-inputs", "1")
+    """Of which we have no line: latency, whether its time is a CPU's or the interpreter's, and how far it is off."""
+    brief = ("--only", "torch_sum,triton_sum", "--num-inputs", "1", "--warmup", "1", "--rep", "1")
+    done, records = measured("--op", "sum", "--device", "cpu", "--host", "tritonbench", *brief)
     assert done.returncode == 0, done.stderr
-    assert records
+    by_name = {record.cell.backend: record for record in records}
+    assert set(by_name) == {"torch_sum", "triton_sum"}
     for record in records:
-        assert record.cell.operator == "vector_add"
-        assert record.cell.host == "tritonbench"
+        assert (record.cell.operator, record.cell.host, record.cell.shape) == (
+            "sum",
+            "tritonbench",
+            "512",
+        )
         assert record.cell.protocol.startswith("tritonbench:")
         assert record.status == "ok"
         assert record.latency is not None
-    assert sum(record.baseline for record in records) <= 1
+        assert record.accuracy is not None
+        assert record.accuracy.repeatable
+    baseline, triton = by_name["torch_sum"], by_name["triton_sum"]
+    assert [record.baseline for record in (baseline, triton)] == [True, False]
+    assert [record.latency.timing for record in (baseline, triton)] == ["cpu", "interpreted"]
+    assert baseline.accuracy.rms == 0
+    assert 0 <= triton.accuracy.rms < 1e-3
+    assert sum(record.baseline for record in records) == 1
+
+
+def test_our_backends_stand_beside_those_of_tritonbenchs_namesake(measured: Callable[..., Any]) -> None:
+    args = ("--only", "torch_add,triton_add,torch,triton", "--num-inputs", "1", "--warmup", "1", "--rep", "1")
+    done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", *args)
+    assert done.returncode == 0, done.stderr
+    assert {record.cell.backend for record in records} == {"torch_add", "triton_add", "torch", "triton"}
+    for record in records:
+        assert (record.cell.operator, record.cell.host, record.cell.shape) == ("vector_add", "tritonbench", "N=4096")
+        assert record.cell.protocol.startswith("tritonbench:")
+        assert (record.status, record.message) == ("ok", None)
+        assert record.baseline == (record.cell.backend == "torch_add")
+        assert record.accuracy is not None  # theirs too, against our reference
+        assert record.accuracy.rms is not None
+        assert 0 < record.accuracy.rms < 1e-3
+
+
+def test_a_suite_of_ours_runs_our_operator(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "vector_add", *ON_CPU, "--suite", "tutorial")
+    assert done.returncode == 0, done.stderr
+    assert [(r.cell.backend, r.cell.shape, r.cell.protocol, r.status) for r in records] == [
+        (name, shape, "cooled", "ok") for shape in ("N=1024", "N=257") for name in ("torch", "triton")
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="its swiglu imports here")
+def test_an_operator_that_does_not_import_says_why(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
+    assert (done.returncode, records) == (2, [])
+    assert "operator swiglu does not import here: ModuleNotFoundError: No module named 'transformers'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_operator_that_there_is_not(measured: Callable[..., Any]) -> None:

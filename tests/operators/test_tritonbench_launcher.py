@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,3 +127,30 @@ for part in (line[:20], line[20:]):
     time.sleep(0.5)
 """)
     assert told(records) == [("a", "error")]
+
+
+# Where TritonBench has operators of these names too.
+ASKED = {
+    "its own": ("vector_add", {}, "cuda", False),
+    "its own on a CPU": ("vector_add", {}, "cpu", False),
+    "it needs a GPU": ("grouped_gemm", {}, "cpu", True),
+    "and has one": ("grouped_gemm", {}, "cuda", False),
+    "a suite": ("vector_add", {"suites": ("smoke",)}, "cuda", True),
+    "a shape's text": ("vector_add", {"shapes": ("N=257",)}, "cuda", True),
+    "its spelling of shapes": ("grouped_gemm", {"shapes": ("4,64,64,64",)}, "cuda", False),
+    "a mode of ours": ("grouped_gemm", {"mode": "bwd"}, "cuda", True),
+    "no inputs that ours know": ("split_k_matmul", {}, "cuda", True),
+    "no operator of that name": ("canary", {}, "cuda", True),
+}
+
+
+@pytest.mark.parametrize(("op", "more", "device", "own"), ASKED.values(), ids=ASKED)
+def test_whose_operator_runs(
+    op: str, more: dict[str, object], device: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("vector_add", "grouped_gemm", "split_k_matmul"):
+        (tmp_path / "operators" / name).mkdir(parents=True)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(tritonbench.importlib.util, "find_spec", lambda name: spec)
+    options = {"suites": (), "shapes": (), "mode": "fwd"} | more
+    assert tritonbench._is_own(op, options, device) is own

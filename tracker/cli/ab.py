@@ -56,7 +56,9 @@ def cell_options(command: Any) -> Any:
             click.option("--shape", "shapes", multiple=True, metavar="TEXT", help="This shape; may be repeated."),
             click.option("--suite", "suites", multiple=True, metavar="NAME", help="This suite; may be repeated."),
             click.option("--dtype", "dtypes", multiple=True, metavar="NAME", help="This precision; may be repeated."),
-            click.option("--mode", default="fwd", show_default=True, help="fwd; bwd where the operator has it."),
+            click.option(
+                "--mode", default="fwd", show_default=True, help="fwd; bwd, fwd_bwd where the operator has them."
+            ),
             click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True),
             click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends."),
         )

@@ -1,0 +1,184 @@
+"""Sum of two tensors, element by element: the first kernel of every Triton tutorial, for any size, strides and dtype.
+
+    out = x + y        x, y of one shape, after broadcasting; out has the order of dimensions that x has in memory
+
+Nothing is computed to speak of: 3 * numel elements cross the memory bus, and the kernel is as fast as a copy of as many
+bytes or it is at fault. So it doubles as a measure of bandwidth.
+
+Operands that lie in memory without gaps and in the same order, transposed or not, are one flat array, whatever their
+shape: program i adds elements i * BLOCK to (i + 1) * BLOCK, 16 bytes a thread and load, the end masked. Other operands
+(slices, broadcast ones, a transposed one beside one that is not) are walked by index: the number of an element is taken
+apart into its coordinates, which meet each operand's own strides. Dimensions that all operands can merge are merged
+first, so that slices of matrices come down to two.
+
+After gpu-mode/triton-tutorials, lesson 2 (vector_addition_tutorial.py): a mask in place of a size that must fit; new
+here are strides, the 16-bit dtypes and blocks that fill a thread's widest load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted
+
+
+@dataclass(frozen=True)
+class AddConfig:
+    """elements of a program, and its warps."""
+
+    block: int
+    num_warps: int
+
+
+CONFIGS = {
+    # 32 bytes a thread and operand in 16-bit dtypes, 64 in fp32: two to four 16-byte loads of each are in flight.
+    "flat": AddConfig(4096, num_warps=8),
+    # Division by each size: more registers an element, fewer elements.
+    "strided": AddConfig(1024, num_warps=4),
+    # The interpreter pays by operation, hardly by element.
+    "cpu": AddConfig(1 << 16, num_warps=4),
+}
+
+
+@triton.jit
+def _flat_kernel(
+    x_ptr,  # [n]
+    y_ptr,  # [n]
+    out_ptr,  # [n]
+    n,
+    WIDE: tl.constexpr,  # n + BLOCK passes 2**31
+    BLOCK: tl.constexpr,
+):
+    first = tl.program_id(0)
+    if WIDE:
+        first = first.to(tl.int64)
+    at = first * BLOCK + tl.arange(0, BLOCK)
+    ok = at < n
+    x = tl.load(x_ptr + at, mask=ok)
+    y = tl.load(y_ptr + at, mask=ok)
+    tl.store(out_ptr + at, _sum(x, y, out_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _sum(x, y, dtype: tl.constexpr):
+    """In fp32, rounded once, as torch has it."""
+    return (x.to(tl.float32) + y.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _strided_kernel(
+    x_ptr,
+    y_ptr,
+    out_ptr,  # contiguous in the order of `sizes`
+    n,
+    sizes,  # of each dimension, the innermost last
+    x_strides,
+    y_strides,
+    NDIM: tl.constexpr,
+    WIDE: tl.constexpr,  # n + BLOCK passes 2**31
+    BLOCK: tl.constexpr,
+):
+    first = tl.program_id(0)
+    if WIDE:  # otherwise in 32 bits, in which a division takes a third of the time
+        first = first.to(tl.int64)
+    at = first * BLOCK + tl.arange(0, BLOCK)
+    ok = at < n
+    rest = at
+    x_at = tl.zeros((BLOCK,), dtype=tl.int64)
+    y_at = tl.zeros((BLOCK,), dtype=tl.int64)
+    for i in tl.static_range(NDIM):
+        coordinate = (rest % sizes[NDIM - 1 - i]).to(tl.int64)
+        rest = rest // sizes[NDIM - 1 - i]
+        x_at += coordinate * x_strides[NDIM - 1 - i]
+        y_at += coordinate * y_strides[NDIM - 1 - i]
+    x = tl.load(x_ptr + x_at, mask=ok)
+    y = tl.load(y_ptr + y_at, mask=ok)
+    tl.store(out_ptr + at, _sum(x, y, out_ptr.dtype.element_ty), mask=ok)
+
+
+def prepare_add(
+    x: Tensor,  # any shape and strides
+    y: Tensor,  # of a shape that broadcasts with x's
+    config: AddConfig | None = None,
+) -> Callable[[], Tensor]:
+    """The callable allocates the output and launches. Raises ValueError for operands that cannot be added here."""
+    if x.dtype != y.dtype or x.device != y.device:
+        raise ValueError(f"x and y need one dtype and one device: {x.dtype} on {x.device}, {y.dtype} on {y.device}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{x.dtype} is not one of {', '.join(map(str, DTYPES))}")
+    if x.device.type == "cpu" and not interpreted():
+        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    try:
+        x, y = torch.broadcast_tensors(x, y)
+    except RuntimeError as error:
+        raise ValueError(f"{tuple(x.shape)} and {tuple(y.shape)} do not broadcast") from error
+    n = x.numel()
+    if n == 0:
+        return lambda: torch.empty_like(x)
+    flat = same_order(x, y)
+    if config is None:
+        config = CONFIGS["cpu" if x.device.type == "cpu" else "flat" if flat else "strided"]
+    grid = (triton.cdiv(n, config.block),)
+    wide = n + config.block >= 2**31
+    if flat:
+
+        def run_flat() -> Tensor:
+            out = torch.empty_like(x)  # keeps the order of dimensions
+            _flat_kernel[grid](x, y, out, n, WIDE=wide, BLOCK=config.block, num_warps=config.num_warps)
+            return out
+
+        return run_flat
+    reach = [max(strides) for strides in zip(x.stride(), y.stride(), strict=True)]
+    order = sorted(range(x.dim()), key=lambda dim: -reach[dim])  # the longest strides first
+    sizes, x_strides, y_strides = merged(x.permute(order), y.permute(order))
+    shape = [x.size(dim) for dim in order]
+    back = [order.index(dim) for dim in range(x.dim())]
+
+    def run() -> Tensor:
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        _strided_kernel[grid](
+            x, y, out, n, sizes, x_strides, y_strides,
+            NDIM=len(sizes), WIDE=wide, BLOCK=config.block, num_warps=config.num_warps,
+        )  # fmt: skip
+        return out.permute(back)
+
+    return run
+
+
+def same_order(x: Tensor, y: Tensor) -> bool:
+    """Whether x and y, of one shape, are flat arrays whose i-th elements belong together."""
+    strides = [(size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]
+    others = [stride for size, stride in zip(y.shape, y.stride(), strict=True) if size != 1]
+    expected = 1
+    for size, stride in sorted(strides, key=lambda pair: pair[1]):
+        if stride != expected:
+            return False
+        expected *= size
+    return others == [stride for _, stride in strides]
+
+
+def merged(x: Tensor, y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(sizes, strides of x, strides of y) with dimensions of one left out and neighbours merged where both allow it."""
+    dims: list[tuple[int, int, int]] = []
+    for size, sx, sy in zip(x.shape, x.stride(), y.stride(), strict=True):
+        if size == 1:
+            continue
+        if dims and dims[-1][1:] == (sx * size, sy * size):
+            dims[-1] = (dims[-1][0] * size, sx, sy)
+        else:
+            dims.append((size, sx, sy))
+    assert math.prod(size for size, _, _ in dims) == x.numel()
+    sizes, x_strides, y_strides = zip(*dims, strict=True) if dims else ((1,), (0,), (0,))
+    return sizes, x_strides, y_strides
+
+
+def add_reference(x: Tensor, y: Tensor) -> Tensor:
+    """In fp64, rounded nowhere."""
+    return x.double() + y.double()

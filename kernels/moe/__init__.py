@@ -1,0 +1,1 @@
+"""Kernels of a mixture-of-experts layer around its grouped GEMMs."""

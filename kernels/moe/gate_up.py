@@ -1,0 +1,250 @@
+"""First half of an expert, act = silu(x @ gate) * (x @ up), as one grouped GEMM with its activation inside.
+
+    gate, up = a[rows of g] @ w[g, :F].T, a[rows of g] @ w[g, F:].T        a [M, H]   w [G, 2F, H]   act [M, F]
+    act = gate / (1 + exp(-gate)) * up
+
+flat.py's loop over the tiles of all experts with another epilogue. The weights are seen as [G, 2, F, H], so that one
+TMA box holds BLOCK_F columns of the gate and the same ones of up, and one wgmma multiplies them both: a tile has its
+gate on the left and its up on the right, and no weights need to be interleaved beforehand. Products stay in fp32 until
+they are multiplied. For inference they never leave registers: F columns are written where a product by itself writes
+2F, and a kernel after it reads them again. With `save` both are written too, for the backward pass.
+
+Operands that changed places (few rows an expert, see flat.py) are two products: a box of more than 128 bytes a row is
+no operand of wgmma once it is reshaped, and went through registers.
+
+A is not gathered here. Hopper's TMA does not gather rows, and pointers by row would cost the first product more (500 in
+place of 700 TFLOP/s in kernels that do so) than a permutation at copy bandwidth takes; wgrad wants the rows anyway.
+
+Where TMA cannot go, flat.py's fallback computes the products and swiglu.py the activation.
+
+Sources: SonicMoE and Liger-Kernel (SwiGLU inside the first grouped GEMM); the halves of a tile, flat.py's split store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.ragged_tma import create_ragged_descriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from groupbench.kernels.grouped_gemm import flat
+from groupbench.kernels.grouped_gemm.flat import FlatConfig, _store, expert_of, expert_tiles
+from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES, illegal_tile, no_tma, worker_count
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.moe.product import product
+from groupbench.kernels.moe.swiglu import swiglu, swiglu_reference
+
+TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True)
+class GateUpConfig:
+    """As FlatConfig. A tile is block_m x 2 block_f products, and block_m x block_f of each matrix that is written."""
+
+    block_m: int
+    block_f: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    swap: bool = False
+    flatten: bool = True
+    per_sm: int = 1
+
+
+CONFIGS = {
+    "decode": GateUpConfig(16, 64, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "small": GateUpConfig(64, 64, 64, num_warps=4, num_stages=5),
+    # 250 registers a thread, two products of 64 values and their activation among them, none spilled.
+    "large": GateUpConfig(128, 128, 64, num_warps=8, num_stages=4),
+    "fp32": GateUpConfig(64, 32, 32, num_warps=4, num_stages=3),
+    "cpu": GateUpConfig(32, 16, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),
+    "cpu_swap": GateUpConfig(16, 16, 32, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False),
+}
+
+
+def candidates(mean_rows: float) -> list[GateUpConfig]:
+    """What tuning tries for 16-bit dtypes, by the mean rows of an expert."""
+    if mean_rows <= 16:
+        tiles = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 64, 4, 6), (16, 128, 64, 8, 4)]
+        return [GateUpConfig(*tile, group_m=1, swap=True) for tile in tiles]
+    narrow = [GateUpConfig(64, 64, 64, 4, 5), GateUpConfig(64, 128, 64, 8, 4), GateUpConfig(64, 128, 64, 4, 4)]
+    if mean_rows <= 96:
+        few = [CONFIGS["decode"], GateUpConfig(32, 64, 128, 4, 4, group_m=1, swap=True)]
+        return [*few, *narrow, GateUpConfig(64, 64, 128, 4, 3)]
+    large = CONFIGS["large"]
+    fewer = replace(large, num_stages=3)
+    wide = [replace(large, group_m=group_m) for group_m in (4, 8, 16)]
+    plain = [replace(config, flatten=False) for config in (large, replace(large, group_m=16), fewer)]
+    return [*wide, *plain, fewer, GateUpConfig(128, 64, 64, 4, 3, per_sm=2), *(narrow if mean_rows <= 600 else [])]
+
+
+def illegal(config: GateUpConfig, dtype: torch.dtype) -> str | None:
+    """Why a config cannot be compiled for Hopper, or None where it can."""
+    reason = illegal_tile(config.block_m, 2 * config.block_f, config.block_k, config.num_stages, dtype)
+    if reason is not None:
+        return reason.replace("block_n=", "2 block_f=")
+    if config.block_f < 16:
+        return f"block_f={config.block_f}: a tile has 16 columns at least"
+    tile = (config.block_m + 2 * config.block_f) * config.block_k
+    shared = (config.num_stages * tile + config.block_m * config.block_f) * dtype.itemsize
+    if shared > SHARED_MEMORY_BYTES // config.per_sm:
+        return f"{config.num_stages} stages and a tile take {shared} bytes of {SHARED_MEMORY_BYTES // config.per_sm}"
+    return None
+
+
+def from_flat(config: FlatConfig) -> GateUpConfig:
+    """The same tile of products, and of swapped ones the 64 rows of each product that wgmma wants at least."""
+    block_f = max(config.block_n // 2, 64 if config.swap and config.block_k > 32 else 16)
+    return GateUpConfig(
+        config.block_m,
+        block_f,
+        config.block_k,
+        config.num_warps,
+        config.num_stages,
+        config.group_m,
+        config.swap,
+        config.flatten or config.halves,
+        config.per_sm,
+    )
+
+
+def choose_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: torch.device) -> GateUpConfig:
+    """The tuned config of this problem on this GPU, else what suits the product by itself."""
+    if device.type == "cuda" and dtype.itemsize == 2:
+        tuned = tuned_config("gate_up", tuning_key(M, G, 2 * F, H, dtype, nk=True), device)
+        if tuned is not None:
+            return GateUpConfig(**tuned)
+    config = from_flat(flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True))
+    while illegal(config, dtype) and config.num_stages > 1:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+@triton.jit
+def _products(
+    a_desc, w_desc, row, g, column, steps,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """fp32 (gate, up), each [BLOCK_M, BLOCK_F]."""
+    if SWAP:
+        gate_t = tl.zeros((BLOCK_F, BLOCK_M), dtype=tl.float32)
+        up_t = tl.zeros((BLOCK_F, BLOCK_M), dtype=tl.float32)
+        for step in range(steps):
+            a = a_desc.load([row, step * BLOCK_K])
+            w_gate = w_desc.load([g, 0, column, step * BLOCK_K]).reshape(BLOCK_F, BLOCK_K)
+            w_up = w_desc.load([g, 1, column, step * BLOCK_K]).reshape(BLOCK_F, BLOCK_K)
+            gate_t = tl.dot(w_gate, a.T, gate_t, input_precision=PRECISION)
+            up_t = tl.dot(w_up, a.T, up_t, input_precision=PRECISION)
+        gate = gate_t.T
+        up = up_t.T
+    else:
+        acc = tl.zeros((BLOCK_M, 2 * BLOCK_F), dtype=tl.float32)
+        for step in range(steps):
+            a = a_desc.load([row, step * BLOCK_K])
+            w = w_desc.load([g, 0, column, step * BLOCK_K]).reshape(2 * BLOCK_F, BLOCK_K)
+            acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_F)), (0, 2, 1)))
+    return gate, up
+
+
+@triton.jit
+def _gate_up_kernel(
+    a_desc,  # [M, H], tiles [BLOCK_M, BLOCK_K]
+    w_desc,  # [G, 2, F, H], tiles [1, 2, BLOCK_F, BLOCK_K], of one half where SWAP
+    act_desc,  # [M, F], ragged along M, tiles [BLOCK_M, BLOCK_F]
+    gate_desc,  # the same of the left and right half of what is saved; looked at where SAVE
+    up_desc,
+    offs_ptr,  # [G]
+    F,
+    H,
+    G: tl.constexpr,
+    G_POW2: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SWAP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    SAVE: tl.constexpr,
+):
+    starts, ends, counts, before = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
+    tiles_m = tl.sum(counts, 0)
+    tiles_f = tl.cdiv(F, BLOCK_F)
+    steps = tl.cdiv(H, BLOCK_K)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_f, NUM_PROGRAMS, flatten=FLATTEN):
+        tile_m, tile_f = super_grouped(tile, tiles_m, tiles_f, GROUP_M)
+        g, start, size, row = expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
+        column = tile_f * BLOCK_F
+        gate, up = _products(a_desc, w_desc, start + row, g, column, steps, PRECISION, BLOCK_M, BLOCK_F, BLOCK_K, SWAP)
+        if SAVE:
+            _store(gate_desc, start, size, row, column, gate.to(DTYPE), BLOCK_M, BLOCK_F)
+            _store(up_desc, start, size, row, column, up.to(DTYPE), BLOCK_M, BLOCK_F)
+        act = gate / (1 + tl.exp(-gate)) * up
+        _store(act_desc, start, size, row, column, act.to(DTYPE), BLOCK_M, BLOCK_F)
+
+
+def gate_up(
+    a: Tensor,  # [M, H]
+    w: Tensor,  # [G, 2F, H] contiguous: gate, then up
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    save: bool = False,
+    config: GateUpConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:  # act [M, F]; with `save` the products [M, 2F]. Rows past offs[-1] are not written
+    """Allocate and launch, for operands that are known to fit. Raises ValueError for a config that does not compile."""
+    (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
+    act = torch.empty(M, F, dtype=a.dtype, device=a.device)
+    both = torch.empty(M, 2 * F, dtype=a.dtype, device=a.device) if save else None
+    if act.numel() == 0:
+        return act, both
+    if no_tma(F, a=a, w=w) is not None:
+        both = product(a, w.transpose(1, 2), offs)
+        return swiglu(both, offs), both if save else None
+    config = config or choose_config(M, G, F, H, a.dtype, a.device)
+    if reason := illegal(config, a.dtype):
+        raise ValueError(f"{config}: {reason}")
+    tile = [config.block_m, config.block_f]
+    programs = worker_count(a.device, config.per_sm)
+    _gate_up_kernel[(programs,)](
+        TensorDescriptor.from_tensor(a, [config.block_m, config.block_k]),
+        TensorDescriptor.from_tensor(w.view(G, 2, F, H), [1, 1 if config.swap else 2, config.block_f, config.block_k]),
+        create_ragged_descriptor(act, tile),
+        None if both is None else create_ragged_descriptor(both[:, :F], tile),
+        None if both is None else create_ragged_descriptor(both[:, F:], tile),
+        offs,
+        F,
+        H,
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        DTYPE=TRITON_DTYPES[a.dtype],
+        PRECISION="ieee",
+        NUM_PROGRAMS=programs,
+        BLOCK_M=config.block_m,
+        BLOCK_F=config.block_f,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        SWAP=config.swap,
+        FLATTEN=config.flatten,
+        SAVE=save,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return act, both
+
+
+def gate_up_reference(a: Tensor, w: Tensor, offs: Tensor, save: bool = False) -> tuple[Tensor, Tensor | None]:
+    """In a's dtype; rows past offs[-1] are zero."""
+    both = a.new_zeros(a.size(0), w.size(1))
+    start = 0
+    for g, end in enumerate(offs.tolist()):
+        both[start:end] = a[start:end] @ w[g].T
+        start = end
+    return swiglu_reference(both), both if save else None

@@ -1,0 +1,246 @@
+"""A mixture-of-experts layer with gradients: permute, gate and up, SwiGLU, down, unpermute.
+
+    out[t] = sum over j of weights[t, j] * (silu(x[t] @ gate.T) * (x[t] @ up.T)) @ down.T
+             with gate, up = w_gate_up[g, :F], w_gate_up[g, F:] and down = w_down[g] of the expert g = ids[t, j]
+
+        x [T, H]   ids, weights [T, k]   w_gate_up [G, 2F, H]   w_down [G, H, F]   out [T, H]
+
+    forward             5 launches for a few tokens, 7 for more, no host sync; rows M = T*k
+      route             offs, position, source                       routing.py
+      permute           rows [M, H]                                  permute.py
+      gate_up           both [M, 2F], act [M, F] in one launch       gate_up.py
+      product           y [M, H] = act @ down.T                      product.py: grouped_gemm/flat.py
+      unpermute         out, with the weights                        permute.py
+
+    backward
+      permute           dy [M, H] = rows of dout, without weights
+      product           da [M, F] = dy @ down
+      swiglu_backward   dboth [M, 2F], weighted [M, F], dweights     swiglu.py: weights enter here, by row
+      wgrad             dw_down = dy.T @ weighted, dw_gate_up = dboth.T @ rows
+      product           dboth @ w_gate_up [M, H]
+      unpermute         dx, without weights
+
+Kept for the backward pass are `both` and `rows`; y is not needed (swiglu.py says why) and act is computed again where
+both is read. With `recompute` the rows are gathered again too: M*H values less for one more permutation.
+
+A choice whose id is none of 0..G-1 adds nothing to the output, and its weight's gradient is zero.
+
+H and F that are no multiples of 16 bytes are padded with zeros to ones that are, weights included, on every call:
+right, and slow. Sources: SonicMoE (arXiv 2512.14080) for what is kept and how weights get their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable
+from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
+from groupbench.kernels.moe.gate_up import gate_up, gate_up_reference
+from groupbench.kernels.moe.permute import check_rows, combine_reference, combine_rows, spread_reference, spread_rows
+from groupbench.kernels.moe.product import product
+from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
+from groupbench.kernels.moe.swiglu import swiglu_backward, swiglu_backward_reference
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the layer is made of, by kernels or in plain torch: the formulas below are the same for both."""
+
+    route: Callable[[Tensor, int], Routing]
+    spread: Callable[[Tensor, Tensor], Tensor]
+    combine: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    gate_up: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+    product: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [M, K], b [G, K, N], offs -> [M, N]
+    wgrad: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [M, K], dc [M, N], offs -> [G, N, K]
+    swiglu_backward: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]
+
+
+def moe_layer(
+    x: Tensor,  # [T, H], any strides
+    ids: Tensor,  # [T, k], int32 or int64
+    weights: Tensor,  # [T, k], any float dtype
+    w_gate_up: Tensor,  # [G, 2F, H]
+    w_down: Tensor,  # [G, H, F]
+    reference: bool = False,  # plain torch, in any dtype and on any device
+    recompute: bool = False,  # gather the rows again in the backward pass, in place of keeping them
+) -> Tensor:  # [T, H]
+    """The layer, differentiable once in x, weights and both matrices. Raises ValueError for operands that do not fit.
+
+    What `ids` said in the forward pass holds for the backward pass.
+    """
+    check_layer(x, ids, weights, w_gate_up, w_down)
+    if not reference:
+        require_runnable(x, w_gate_up, w_down)
+    H = x.size(1)
+    x, w_gate_up, w_down = pad_sizes(x, w_gate_up, w_down)
+    out: Tensor = _Layer.apply(x, ids, weights, w_gate_up, w_down, REFERENCE if reference else TRITON, recompute)
+    return out if out.size(1) == H else out[:, :H]
+
+
+def pad_sizes(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with zeros behind, so that H and F are multiples of 16 bytes, or the operands themselves if they are."""
+    H, F = x.size(1), w_down.size(2)
+    step = TMA_BYTES // x.element_size()
+    more_h, more_f = -H % step, -F % step
+    if not more_h and not more_f:
+        return x, w_gate_up, w_down
+    halves = nn.pad(w_gate_up.unflatten(1, (2, F)), (0, more_h, 0, more_f))
+    return nn.pad(x, (0, more_h)), halves.flatten(1, 2), nn.pad(w_down, (0, more_f, 0, more_h))
+
+
+def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
+    """Raise ValueError unless all shapes fit together."""
+    if w_gate_up.ndim != 3 or w_down.ndim != 3:
+        raise ValueError(
+            f"expected w_gate_up [G, 2F, H] and w_down [G, H, F], got {tuple(w_gate_up.shape)} and "
+            f"{tuple(w_down.shape)}"
+        )
+    (G, H, F), k = w_down.shape, ids.size(-1)
+    if w_gate_up.shape != (G, 2 * F, H) or F == 0 or H == 0:
+        raise ValueError(
+            f"w_down {tuple(w_down.shape)} asks for w_gate_up [{G}, {2 * F}, {H}], F and H at least 1; "
+            f"got {tuple(w_gate_up.shape)}"
+        )
+    check_ids(ids, G)
+    check_rows(x, ids)
+    if x.size(1) != H:
+        raise ValueError(f"expected x [T, {H}], got {tuple(x.shape)}")
+    if weights.shape != ids.shape or not weights.is_floating_point():
+        raise ValueError(f"expected weights [{x.size(0)}, {k}], got {tuple(weights.shape)} in {weights.dtype}")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the forward pass leaves to the backward pass; `rows` are x itself where they are gathered again."""
+
+    rows: Tensor  # [M, H]; x [T, H] with `recompute`
+    both: Tensor  # [M, 2F]
+    weights: Tensor  # [T, k]
+    w_gate_up: Tensor  # [G, 2F, H]
+    w_down: Tensor  # [G, H, F]
+    routing: Routing
+
+
+def forward(
+    parts: Parts, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, keep: bool,
+    recompute: bool = False,
+) -> tuple[Tensor, Saved | None]:  # fmt: skip
+    """(out [T, H], what `backward` wants if it is to be kept)."""
+    w_gate_up, w_down = w_gate_up.contiguous(), w_down.contiguous()
+    routing = parts.route(ids, w_down.size(0))
+    rows = parts.spread(x, routing.position)
+    act, both = parts.gate_up(rows, w_gate_up, routing.offs, keep)
+    y = parts.product(act, w_down.transpose(1, 2), routing.offs)
+    out = parts.combine(y, routing.position, weights)
+    if both is None:
+        return out, None
+    return out, Saved(x if recompute else rows, both, weights, w_gate_up, w_down, routing)
+
+
+def backward(
+    parts: Parts, saved: Saved, dout: Tensor, wanted: tuple[bool, bool, bool, bool] = (True,) * 4,
+    recompute: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients (dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F]), those that are wanted."""
+    offs, position = saved.routing.offs, saved.routing.position
+    dx = dw_gate_up = dw_down = None
+    dy = parts.spread(dout, position)
+    da = parts.product(dy, saved.w_down, offs)
+    dboth, weighted, dweights = parts.swiglu_backward(da, saved.both, saved.weights, saved.routing)
+    del da
+    if wanted[3]:
+        dw_down = parts.wgrad(weighted, dy, offs)
+    del dy, weighted
+    if wanted[2]:
+        rows = parts.spread(saved.rows, position) if recompute else saved.rows
+        dw_gate_up = parts.wgrad(rows, dboth, offs)
+        del rows
+    if wanted[0]:
+        dx = parts.combine(parts.product(dboth, saved.w_gate_up, offs), position, None)
+    return dx, dweights if wanted[1] else None, dw_gate_up, dw_down
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, parts: Parts,
+        recompute: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.parts, ctx.recompute = parts, recompute
+        keep = any(ctx.needs_input_grad)
+        out, saved = forward(parts, x, ids, weights, w_gate_up, w_down, keep, recompute)
+        if saved is not None:
+            routing = saved.routing
+            ctx.save_for_backward(
+                saved.rows, saved.both, saved.weights, saved.w_gate_up, saved.w_down,
+                routing.offs, routing.position, routing.source,
+            )  # fmt: skip
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        rows, both, weights, w_gate_up, w_down, offs, position, source = ctx.saved_tensors
+        saved = Saved(rows, both, weights, w_gate_up, w_down, Routing(offs, position, source))
+        needs = ctx.needs_input_grad
+        wanted = (needs[0], needs[2], needs[3], needs[4])
+        dx, dweights, dw_gate_up, dw_down = backward(ctx.parts, saved, dout, wanted, ctx.recompute)
+        return dx, None, dweights, dw_gate_up, dw_down, None, None
+
+
+def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
+    # As the gradient of weights [G, N, K], which is what tuned configs are listed for.
+    return wgrad_launcher(a, dc, offs, nk=True)().transpose(1, 2)
+
+
+TRITON = Parts(route, spread_rows, combine_rows, gate_up, product, _wgrad, swiglu_backward)
+
+
+# --- the same in torch ------------------------------------------------------------------------------------------------
+
+
+def _product_reference(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    out = a.new_zeros(a.size(0), b.size(2))
+    start = 0
+    for g, end in enumerate(offs.tolist()):
+        out[start:end] = a[start:end] @ b[g]
+        start = end
+    return out
+
+
+def _wgrad_reference(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
+    out = a.new_zeros(offs.numel(), dc.size(1), a.size(1))
+    start = 0
+    for g, end in enumerate(offs.tolist()):
+        out[g] = dc[start:end].T @ a[start:end]
+        start = end
+    return out
+
+
+REFERENCE = Parts(
+    route_reference,
+    spread_reference,
+    combine_reference,
+    gate_up_reference,
+    _product_reference,
+    _wgrad_reference,
+    swiglu_backward_reference,
+)
+
+
+def moe_layer_reference(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """Expert by expert as the formula at the head says it, in the operands' dtype, differentiable by torch itself."""
+    out = torch.zeros_like(x)
+    for g in range(w_down.size(0)):
+        token, choice = torch.nonzero(ids == g, as_tuple=True)
+        gate, up = (x[token] @ w_gate_up[g].T).chunk(2, -1)
+        y = (nn.silu(gate) * up) @ w_down[g].T
+        out = out.index_add(0, token, y * weights[token, choice, None])
+    return out

@@ -1,0 +1,110 @@
+"""Split-K in Helion, its two stages kept apart by a barrier of the whole grid: backend `helion_barrier`.
+
+    partial[s] = a[:, stretch s] @ b[stretch s]      in fp32, stretches of `block_k` of K
+    --- hl.barrier() ---
+    out = partial[0] + partial[1] + ...
+
+One launch. As many programs as SMs share the tiles of the first stage, wait for each other, and share those of the
+second, so that every output is added up by one program in one order: two runs agree to the bit, which atomic adds would
+not. All programs have to be on the GPU at once (Helion launches a cooperative grid), and that is why Triton's
+interpreter, which runs one program after the other, would wait at the barrier for ever.
+
+From Helion's examples/split_k_barrier.py, with these changes: partials in fp32 whatever the operands are; as many slots
+as there are stretches, in place of zeros for those that rounding left without; the slot is the first dimension, so that
+neighbouring threads store neighbouring elements. split_k.py has the same by a counter for each tile, which waits for
+nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import helion
+import helion.language as hl
+import torch
+import triton
+from helion.autotuner import PowerOfTwoFragment
+from torch import Tensor
+
+from groupbench.kernels.split_k import choose_config, require_product
+
+WORKERS = 1  # programs on each SM: a barrier of 132 programs costs less than one of 264
+
+
+# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+@helion.kernel(static_shapes=True, dot_precision="ieee")
+def split_k_matmul_barrier(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [K, N]
+) -> Tensor:  # [M, N]
+    M, K = a.shape
+    N = b.size(1)
+    split_k = hl.register_tunable("split_k", PowerOfTwoFragment(1, 512, 64))
+    block_k = helion.next_power_of_2(helion.cdiv(K, split_k))
+    partial = torch.empty((helion.cdiv(K, block_k), M, N), device=a.device, dtype=torch.float32)
+    out = torch.empty((M, N), device=a.device, dtype=a.dtype)
+    for tile_m, tile_n, stretch in hl.tile([M, N, K], block_size=[None, None, block_k]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(stretch.begin, stretch.end):
+            acc = torch.addmm(acc, a[tile_m, tile_k], b[tile_k, tile_n])
+        partial[stretch.id, tile_m, tile_n] = acc
+
+    hl.barrier()
+
+    for tile_m, tile_n in hl.tile([M, N]):
+        out[tile_m, tile_n] = torch.sum(partial[:, tile_m, tile_n], dim=0).to(out.dtype)
+    return out
+
+
+def default_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> helion.Config:
+    """The tile and the splits of split_k.py's rule, the splits a power of two; sums by tiles of 1024 partials."""
+    rule = choose_config(M, N, K, dtype, sms)
+    splits = min(triton.next_power_of_2(rule.splits), 512)
+    stretch = triton.next_power_of_2(triton.cdiv(K, splits))
+    sum_n = min(max(triton.next_power_of_2(N), 1), 16)
+    sum_m = min(max(triton.next_power_of_2(M), 1), max(1, 1024 // (splits * sum_n)))
+    return helion.Config(
+        block_sizes=[rule.block_m, rule.block_n, min(rule.block_k, max(stretch, 16)), sum_m, sum_n],
+        split_k=splits,
+        num_warps=rule.num_warps,
+        num_stages=rule.num_stages,
+        pid_type="persistent_blocked",
+        num_sm_multiplier=WORKERS,
+    )
+
+
+def prepare_barrier(
+    a: Tensor,  # [M, K], any strides
+    b: Tensor,  # [K, N], any strides
+    config: helion.Config | None = None,
+) -> Callable[[], Tensor]:  # [M, N]
+    """Compile for these sizes, without tuning; the callable allocates output and partials and launches.
+
+    Raises ValueError for operands that cannot be multiplied, and for those on a CPU.
+    """
+    require_product(a, b)
+    if a.device.type != "cuda":
+        raise ValueError("a barrier of the whole grid cannot be interpreted: its programs run one after the other")
+    (M, K), N = a.shape, b.size(1)
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    if config is None:
+        sms = torch.cuda.get_device_properties(a.device).multi_processor_count
+        config = default_config(M, N, K, a.dtype, sms)
+    operands = without_ones(a, b)
+    compiled = split_k_matmul_barrier.bind(operands).compile_config(config)
+
+    def run() -> Tensor:
+        out: Tensor = compiled(*operands)
+        return out[:M, :N] if M == 1 or N == 1 else out
+
+    run()  # compiles what Helion generated
+    return run
+
+
+def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b with two rows and columns at least: Helion 1.5 drops the index of a dimension of one element.
+
+    The second is the first one again, and the caller cuts it off.
+    """
+    return (a.expand(2, -1) if a.size(0) == 1 else a), (b.expand(-1, 2) if b.size(1) == 1 else b)

@@ -1,0 +1,128 @@
+"""Plain matrix products, their text, their inputs: what the operators of one product share.
+
+out = a @ b with a [M, K] and b [K, N]. A shape's text names the whole problem and is what the database keeps:
+
+    M=16,N=4096,K=4096            row-major operands
+    M=16,N=4096,K=4096,W=nk       b stored as [N, K], as layers keep weights, and handed on transposed
+    M=64,N=64,K=32768,A=km        a stored as [K, M]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from groupbench.operators.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_SIZE = 2**31 - 1
+HELP = "M,N,K (b stored as [N, K]: M=..,N=..,K=..,W=nk; a as [K, M]: ..,A=km)"
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """One product.
+
+    nk  b is stored as [N, K]
+    km  a is stored as [K, M]
+    """
+
+    M: int
+    N: int
+    K: int
+    nk: bool = False
+    km: bool = False
+
+    def __post_init__(self) -> None:
+        for letter, value in self.dims.items():
+            if not 1 <= value <= MAX_SIZE:
+                raise ValueError(f"{letter}={value}: 1 to {MAX_SIZE}")
+        if 2 * self.M * self.N * self.K >= 2**63:
+            raise ValueError("more operations than 64 bits count")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"M": self.M, "N": self.N, "K": self.K}
+
+    def __str__(self) -> str:
+        layout = (",A=km" if self.km else "") + (",W=nk" if self.nk else "")
+        return f"M={self.M},N={self.N},K={self.K}{layout}"
+
+
+@dataclass(frozen=True)
+class GemmInputs:
+    a: Tensor  # [M, K]
+    b: Tensor  # [K, N]
+
+
+def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmShape]:
+    """The operator's `parse_shape`. It raises ValueError, saying what a shape is and which suites there are."""
+
+    def parse(text: str) -> GemmShape:
+        try:
+            return _parse(text.strip())
+        except ValueError as error:
+            raise ValueError(
+                f"shape {text!r}: {error}. A shape is {HELP}; there are suites too: {', '.join(suites)}"
+            ) from error
+
+    return parse
+
+
+def _parse(text: str) -> GemmShape:
+    if "=" not in text:
+        numbers = [_size(part) for part in text.split(",")]
+        if len(numbers) != 3:
+            raise ValueError(f"{len(numbers)} numbers")
+        M, N, K = numbers
+        return GemmShape(M, N, K)
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key in fields or key not in ("M", "N", "K", "A", "W"):
+            raise ValueError(f"field {key!r} is unknown or given twice")
+        fields[key] = value
+    if missing := {"M", "N", "K"} - fields.keys():
+        raise ValueError(f"it needs {', '.join(sorted(missing))}")
+    for key, value in (("A", "km"), ("W", "nk")):
+        if fields.get(key, value) != value:
+            raise ValueError(f"{key}={fields[key]} is not {key}={value}")
+    M, N, K = (_size(fields[letter]) for letter in "MNK")
+    return GemmShape(M, N, K, nk="W" in fields, km="A" in fields)
+
+
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is no size")
+    return int(text)
+
+
+def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInputs:
+    """Standard normal operands."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def values(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    M, N, K = shape.M, shape.N, shape.K
+    a = values(K, M).t() if shape.km else values(M, K)
+    return GemmInputs(a, values(N, K).t() if shape.nk else values(K, N))
+
+
+def reference(x: GemmInputs) -> Tensor:
+    """In fp64: a long sum in fp32 is off by as much as what it is to judge."""
+    return x.a.double() @ x.b.double()
+
+
+def flops(shape: GemmShape) -> int:
+    return 2 * shape.M * shape.N * shape.K
+
+
+def min_bytes(shape: GemmShape, dtype: str) -> int:
+    return (shape.M * shape.K + shape.K * shape.N + shape.M * shape.N) * BYTES[dtype]

@@ -1,0 +1,74 @@
+"""How far the split-K rule is from the fastest of its neighbours, shape by shape: what the rule's numbers come from.
+
+    python -m groupbench.operators.tune_split_k --suite skinny --dtype bf16
+
+Prints, for each shape, cuBLAS, what `choose_config` gives, and the fastest of all configs that differ from it in tile,
+splits, stages, warps or steps of the sum. Nothing is written: the rule stays one that can be read. Runs on the GPU it
+tunes for, in one process, some ten seconds a shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from groupbench.operators.tuning import fastest_burst
+
+if TYPE_CHECKING:
+    import torch
+
+    from groupbench.kernels.split_k import SplitKConfig
+
+
+def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
+    """Legal configs around the rule's, itself first, each once."""
+    from groupbench.kernels.split_k import choose_config, illegal, legal_splits, tile_count
+
+    rule = choose_config(M, N, K, dtype, sms)
+    seen = {rule}
+    yield rule
+    narrow = sorted({max(16, rule.block_n // 2), rule.block_n, min(128, 2 * rule.block_n)})
+    deep = sorted({max(32, rule.block_k // 2), rule.block_k, min(256, 2 * rule.block_k)})
+    for block_n, block_k, per_sm, stages in itertools.product(narrow, deep, (0.5, 1, 2, 3), (3, 4, 5)):
+        config = replace(rule, block_n=block_n, block_k=block_k, num_stages=stages)
+        splits = legal_splits(int(sms * per_sm) // tile_count(M, N, config), K, block_k)
+        for fan_in in (16, 32, max(splits, 2)):
+            found = replace(config, splits=splits, fan_in=fan_in)
+            if found not in seen and illegal(found, K, dtype) is None:
+                seen.add(found)
+                yield found
+
+
+@click.command()
+@click.option("--suite", default="skinny", show_default=True)
+@click.option("--dtype", default="bf16", show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=60, show_default=True, help="Configs tried a shape.")
+def main(suite: str, dtype: str, limit: int) -> None:
+    """Compare the rule with its neighbours on this GPU."""
+    import torch
+
+    from groupbench.kernels.split_k import prepare_fixup
+    from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL, SUITES
+
+    if suite not in SUITES:
+        raise click.UsageError(f"no suite {suite!r}; there are: {', '.join(SUITES)}")
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    for shape in SUITES[suite]:
+        x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
+        M, N, K = shape.M, shape.N, shape.K
+        configs = list(neighbours(M, N, K, x.a.dtype, sms))
+        step = max(1, len(configs) // limit)  # evenly among them, the rule's first
+        times = [(fastest_burst(prepare_fixup(x.a, x.b, config)), config) for config in configs[::step]]
+        cublas = fastest_burst(lambda x=x: torch.mm(x.a, x.b))  # type: ignore[misc]
+        best, config = min(times, key=lambda found: found[0])
+        rule = times[0][0]
+        click.echo(f"{shape}: cuBLAS {1e3 * cublas:.2f} us, rule {1e3 * rule:.2f} ({cublas / rule:.2f}), ", nl=False)
+        click.echo(f"best {1e3 * best:.2f} ({cublas / best:.2f})\n  rule {times[0][1]}\n  best {config}")
+
+
+if __name__ == "__main__":
+    main()

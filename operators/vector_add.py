@@ -1,0 +1,153 @@
+"""Sum of two tensors, element by element (kernels/elementwise.py): a canary for bandwidth.
+
+Two reads and a write an element and next to no arithmetic: as fast as a copy of as many bytes, or something is wrong
+with kernel, compiler or memory. A shape's text:
+
+    N=1000003               vectors
+    N=1000003,stride=3      every third element of longer ones
+    M=1000,N=3000,y=t       matrices, y stored as [N, M] and handed on transposed
+
+TritonBench has a vector_add of its own: where it runs, these backends are added to it (hosts/tritonbench.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from groupbench.operators.dtypes import dtype_name, torch_dtype
+from groupbench.operators.gemm_shapes import BYTES
+from groupbench.operators.operator import Backend, Example, Operator, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_SIZE = 2**40
+HELP = "N=SIZE, N=SIZE,stride=STEP or M=ROWS,N=COLUMNS (,y=t: y stored transposed)"
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """A vector of N elements, `stride` apart, or a matrix of M x N, of which y is stored transposed if `turned`."""
+
+    N: int
+    M: int = 0
+    stride: int = 1
+    turned: bool = False
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"M": self.M, "N": self.N} if self.M else {"N": self.N}
+
+    @property
+    def elements(self) -> int:
+        return (self.M or 1) * self.N
+
+    def __str__(self) -> str:
+        if self.M:
+            return f"M={self.M},N={self.N}" + (",y=t" if self.turned else "")
+        return f"N={self.N}" + (f",stride={self.stride}" if self.stride != 1 else "")
+
+
+@dataclass(frozen=True)
+class VectorInputs:
+    x: Tensor  # [N] or [M, N]
+    y: Tensor  # as x
+
+
+def parse_shape(text: str) -> VectorShape:
+    """Raises ValueError."""
+    parts = text.strip().split(",")
+    turned = parts[-1:] == ["y=t"]
+    pairs = [part.partition("=") for part in (parts[:-1] if turned else parts)]
+    keys = [key for key, _, _ in pairs]
+    sizes = {key: int(size) for key, _, size in pairs if size.isascii() and size.isdecimal()}
+    allowed = [["M", "N"]] if turned else [["N"], ["N", "stride"], ["M", "N"]]
+    if keys not in allowed or len(sizes) != len(keys) or not all(1 <= size <= MAX_SIZE for size in sizes.values()):
+        raise ValueError(f"shape {text!r} is not of the form {HELP}")
+    shape = VectorShape(sizes["N"], sizes.get("M", 0), sizes.get("stride", 1), turned)
+    if shape.elements * shape.stride > MAX_SIZE:
+        raise ValueError(f"shape {text!r} has more than {MAX_SIZE} elements. A shape is {HELP}")
+    return shape
+
+
+def make_inputs(shape: VectorShape, dtype: str, device: str, seed: int) -> VectorInputs:
+    """Standard normal operands."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def values(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    if shape.M:
+        x = values(shape.M, shape.N)
+        return VectorInputs(x, values(shape.N, shape.M).t() if shape.turned else values(shape.M, shape.N))
+    x, y = (values(shape.N * shape.stride)[:: shape.stride] for _ in "xy")
+    return VectorInputs(x, y)
+
+
+def from_tritonbench(x: Tensor, y: Tensor) -> Example:
+    """TritonBench's two vectors as they are."""
+    return Example(VectorShape(x.numel()), dtype_name(x.dtype) or str(x.dtype), VectorInputs(x, y))
+
+
+def reference(inputs: VectorInputs) -> Tensor:
+    return inputs.x.float() + inputs.y.float()
+
+
+def min_bytes(shape: VectorShape, dtype: str) -> int:
+    """Both operands once, the output once; what lies between strided elements is not counted."""
+    return 3 * shape.elements * BYTES[dtype]
+
+
+def prepare_torch(inputs: VectorInputs) -> Run:
+    return lambda: inputs.x + inputs.y
+
+
+def prepare_triton(inputs: VectorInputs) -> Run:
+    from groupbench.kernels.elementwise import prepare_add
+
+    return prepare_add(inputs.x, inputs.y)
+
+
+VECTOR_ADD = Operator(
+    name="vector_add",
+    baseline="torch",
+    backends=(
+        Backend("torch", prepare_torch, "torch's own addition"),
+        Backend(
+            "triton",
+            prepare_triton,
+            "one pass, masked; flat where operands lie alike in memory, else by index; after gpu-mode/triton-tutorials",
+            kind="triton",
+        ),
+    ),
+    suites={
+        # The largest is the canary's copy; 2**26 elements are the tutorial's order of size.
+        "bandwidth": tuple(VectorShape(2**power) for power in (28, 26, 24, 20)),
+        "tutorial": (VectorShape(1024), VectorShape(257)),
+        "ragged": (
+            VectorShape(1),
+            VectorShape(100000007),
+            VectorShape(1000003, stride=3),
+            VectorShape(1009, M=8191),
+            VectorShape(4096, M=4096, turned=True),
+            VectorShape(1009, M=8191, turned=True),
+        ),
+        "smoke": (
+            VectorShape(1),
+            VectorShape(257),
+            VectorShape(1009, stride=3),
+            VectorShape(33, M=17),
+            VectorShape(33, M=17, turned=True),
+        ),
+    },
+    parse_shape=parse_shape,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=lambda shape: shape.elements,
+    min_bytes=min_bytes,
+    shapes_help=HELP,
+    from_tritonbench=from_tritonbench,
+)

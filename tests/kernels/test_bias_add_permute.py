@@ -1,0 +1,243 @@
+"""The fused kernel of bias_add_permute against the reference, and the reference against torch's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from groupbench.kernels.bias_add_permute import fused
+from groupbench.kernels.bias_add_permute.fused import FusedConfig, prepare_fused
+from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
+SMALL = FusedConfig(16, 16, 16, num_warps=4, num_stages=1, group_m=2)
+ALONE = replace(SMALL, per_sm=0)
+
+# sizes of each group: (M0, M1, M2), (N0, N1), K
+CASES: dict[str, list[Sizes]] = {
+    "one_group": [((2, 2, 16), (2, 16), 32)],
+    "whole_tiles": [((2, 1, 32), (2, 32), 32), ((1, 2, 64), (1, 32), 64)],
+    "unlike_groups": [((2, 3, 8), (2, 24), 40), ((1, 5, 16), (3, 8), 16), ((4, 1, 4), (1, 40), 8)],
+    "nothing_a_multiple": [((3, 5, 7), (3, 11), 33), ((1, 2, 37), (5, 3), 45)],
+    "empty_group_first": [((0, 4, 8), (2, 8), 16), ((2, 2, 8), (2, 8), 16)],
+    "empty_group_between": [((2, 2, 8), (2, 8), 16), ((2, 2, 8), (2, 0), 16), ((1, 1, 9), (1, 9), 9)],
+    "empty_group_last": [((2, 2, 8), (2, 8), 16), ((2, 2, 0), (2, 8), 16)],
+    "no_rows_at_all": [((0, 4, 256), (8, 128), 64)],
+    "one_row": [((1, 1, 1), (2, 24), 40), ((2, 2, 8), (1, 24), 40)],
+    "one_column": [((2, 3, 8), (1, 1), 40)],
+    "one_element": [((1, 1, 1), (1, 1), 1)],
+    "no_sum": [((1, 2, 16), (2, 8), 0), ((1, 2, 16), (2, 8), 16)],
+    "one_past_a_tile": [((1, 1, 33), (1, 33), 33)],
+    "many_groups": [((1, 1 + g % 3, 4), (1 + g % 2, 4), 8 + g) for g in range(11)],
+}  # fmt: skip
+
+
+def make(sizes: list[Sizes], op: str, dtype: torch.dtype, seed: int = 0) -> list[Group]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(DEVICE, dtype)
+
+    groups = []
+    for m, n, K in sizes:
+        M, N = prod(m), prod(n)
+        e = None if op == "none" else values(M, N)
+        groups.append(Group(values(M, K), values(N, K), values(N), e, m, n))
+    return groups
+
+
+def compare(groups: list[Group], op: str, outputs: tuple[Tensor, ...], check: Callable[..., None]) -> None:
+    expected = bias_add_permute_reference(groups, op)
+    assert len(outputs) == len(expected)
+    for out, right in zip(outputs, expected, strict=True):
+        assert out.is_contiguous()
+        check(out, right, groups[0].a.dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["unlike_groups", "nothing_a_multiple", "no_sum", "one_row"])
+def test_reference_is_what_its_formula_says(name: str, op: str) -> None:
+    groups = make(CASES[name], op, torch.float32)
+    for group, out in zip(groups, bias_add_permute_reference(groups, op), strict=True):
+        (_, M1, M2), (_, N1) = group.m, group.n
+        ends = tuple(size - 1 for size in group.permuted)
+        for at in ((0, 0, 0, 0, 0), ends, tuple(end // 2 for end in ends), (0, ends[1], 0, 0, ends[4])):
+            m0, n0, m1, n1, m2 = at
+            m, n = (m0 * M1 + m1) * M2 + m2, n0 * N1 + n1
+            value = group.a[m].double() @ group.b[n].double() + group.d[n]
+            if group.e is not None:
+                value = value * group.e[m, n] if op == "mul" else value + group.e[m, n]
+            torch.testing.assert_close(out[at].double(), value.double())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_on(name: str, dtype: torch.dtype, check: Callable[..., None], poisoned: Any) -> None:
+    for number, op in enumerate(OPS):
+        groups = make(CASES[name], op, dtype)
+        with poisoned():
+            config = replace((SMALL, ALONE, SMALL)[number], early=op == "add")
+            compare(groups, op, prepare_fused(groups, op, config)(), check)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_right_with_the_chosen_config(op: str, check: Callable[..., None], poisoned: Any) -> None:
+    for case in ("unlike_groups", "whole_tiles", "nothing_a_multiple"):
+        groups = make(CASES[case], op, torch.float16)
+        with poisoned():
+            compare(groups, op, prepare_fused(groups, op)(), check)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    sizes=st.lists(
+        st.tuples(
+            st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 20)),
+            st.tuples(st.integers(0, 3), st.integers(0, 20)),
+            st.integers(0, 40),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    op=st.sampled_from(OPS),
+    early=st.booleans(),
+)
+def test_right_on_any_sizes(sizes: list[Sizes], op: str, early: bool) -> None:
+    groups = make(sizes, op, torch.float32)
+    outputs = prepare_fused(groups, op, replace(SMALL, early=early))()
+    for out, right in zip(outputs, bias_add_permute_reference(groups, op), strict=True):
+        torch.testing.assert_close(out.double(), right.double(), rtol=1e-4, atol=1e-4)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()
+
+
+def padded(x: Tensor) -> Tensor:
+    """With storage between the rows that is NaN."""
+    wide = x.new_full((x.size(0), x.size(1) + 5), float("nan"))
+    wide[:, : x.size(1)] = x
+    return wide[:, : x.size(1)]
+
+
+def shifted(x: Tensor) -> Tensor:
+    """One element past an aligned address."""
+    room = x.new_full((x.numel() + 1,), float("nan"))
+    room[1:] = x.flatten()
+    return room[1:].view(x.shape)
+
+
+def strided(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, 1)[:, ::2]
+
+
+LAYOUTS = {"transposed": transposed, "padded": padded, "shifted": shifted, "strided": strided}
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "e"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout: str, operand: str, check: Callable[..., None], poisoned: Any) -> None:
+    groups = make(CASES["unlike_groups"], "mul", torch.float16)
+    other = LAYOUTS[layout](getattr(groups[1], operand))
+    changed = [groups[0], replace(groups[1], **{operand: other}), groups[2]]
+    with poisoned():
+        compare(groups, "mul", prepare_fused(changed, "mul", SMALL)(), check)
+
+
+def test_one_bias_for_all_columns_and_a_strided_one(check: Callable[..., None]) -> None:
+    groups = make(CASES["unlike_groups"], "add", torch.float16)
+    changed = [
+        replace(groups[0], d=groups[0].d[:1].expand(48)),
+        replace(groups[1], d=groups[1].d.repeat_interleave(3)[::3]),
+        groups[2],
+    ]
+    compare(changed, "add", prepare_fused(changed, "add", SMALL)(), check)
+
+
+def test_operands_are_read_at_each_call_and_outputs_are_new() -> None:
+    groups = make(CASES["one_group"], "mul", torch.float16)
+    run = prepare_fused(groups, "mul", SMALL)
+    first = run()[0]
+    kept = first.clone()
+    assert torch.equal(run()[0], kept)
+    assert groups[0].e is not None
+    groups[0].e.mul_(2)
+    assert torch.equal(run()[0], 2 * kept)
+    assert torch.equal(first, kept)
+
+
+def test_the_callable_owns_its_operands() -> None:
+    run = prepare_fused(make(CASES["one_group"], "mul", torch.float16), "mul", SMALL)
+    first = run()[0].clone()
+    junk = [torch.full((64, 32), float("nan"), dtype=torch.float16, device=DEVICE) for _ in range(64)]
+    assert torch.equal(run()[0], first)
+    del junk
+
+
+# --- what a config is chosen and compiled for -------------------------------------------------------------------------
+
+
+def test_constants_say_what_divides_what() -> None:
+    groups = make([((2, 2, 16), (2, 16), 32), ((1, 1, 48), (1, 32), 64)], "mul", torch.float16)
+    found = fused._constants(groups, SMALL)
+    assert found == {
+        **dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT", "EVEN_M", "EVEN_N", "EVEN_K"), True),
+        **dict.fromkeys(("ALIGN_K", "ALIGN_M", "ALIGN_N"), 8),
+    }
+    odd = [*groups, *make([((1, 1, 20), (1, 34), 36)], "mul", torch.float16)]
+    found = fused._constants(odd, SMALL)
+    assert (found["ALIGN_K"], found["ALIGN_M"], found["ALIGN_N"]) == (4, 4, 2)
+    assert not (found["EVEN_M"] or found["EVEN_N"] or found["EVEN_K"])
+    # An empty group has no say.
+    assert fused._constants([*groups, *make([((0, 1, 3), (1, 3), 3)], "mul", torch.float16)], SMALL)["EVEN_K"] is True
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_tuned_over_and_chosen_is_legal(op: str) -> None:
+    for config in fused.candidates(op):
+        assert fused.illegal(config, torch.bfloat16) is None, config
+    assert len(set(fused.candidates(op))) == len(fused.candidates(op)) <= 16
+    for name, config in fused.CONFIGS.items():
+        assert fused.illegal(config, torch.float32 if name == "fp32" else torch.bfloat16) is None, name
+
+
+def group(**changes: Any) -> Group:
+    return replace(make(CASES["one_group"], "mul", torch.float16)[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "op", "message"),
+    [
+        (list, "mul", "no group"),
+        (lambda: [group()], "div", "'div' is none of mul, add, none"),
+        (lambda: [group()], "none", "group 0 has an e"),
+        (lambda: [group(), group(e=None)], "mul", "group 1 has no e"),
+        (lambda: [group(m=(2, 2, 15))], "mul", r"expected \[60, 32\]"),
+        (lambda: [group(n=(2, -16))], "mul", "N0, N1"),
+        (lambda: [group(d=torch.ones(5))], "mul", "d of shape"),
+        (lambda: [group(e=torch.ones(5, 5))], "mul", "e of shape"),
+        (lambda: [group(e=torch.ones(64, 32, device=DEVICE))], "mul", "one dtype"),
+    ],
+    ids=["none", "op", "e_too_many", "e_missing", "rows", "columns", "bias", "e_shape", "dtypes"],
+)
+def test_refuses(build: Callable[[], list[Group]], op: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare_fused(build(), op)
+
+
+def test_refuses_tiles_that_do_not_compile() -> None:
+    with pytest.raises(ValueError, match="block_n=24"):
+        prepare_fused([group()], "mul", replace(SMALL, block_n=24))
+    with pytest.raises(ValueError, match="bytes of"):
+        prepare_fused([group()], "mul", FusedConfig(256, 256, 64, 8, 4))

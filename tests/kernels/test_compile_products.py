@@ -1,0 +1,169 @@
+"""Kernels of one product and of a sum compiled for Hopper, as test_compile.py compiles the grouped ones.
+
+Each config that the split-K rule gives for a typical shape: nothing spilled, shared memory as reckoned, loads as wide
+as they can be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+
+import pytest
+import torch
+
+from groupbench.kernels import elementwise, outer_k, split_k
+from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+
+SMS = 132
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Case:
+    M: int
+    N: int
+    K: int
+    dtype: str = "bf16"
+    nk: bool = True
+    mode: Any = split_k.FIXUP
+
+
+SPLIT_K = {
+    "seed": Case(16, 16, 4096),
+    "seed_fp32": Case(16, 16, 4096, "fp32"),
+    "two_steps": Case(16, 16, 131072),
+    "decode": Case(16, 4096, 4096),
+    "decode_kn": Case(16, 4096, 4096, nk=False),
+    "decode_32": Case(32, 4096, 14336),
+    "decode_64": Case(64, 4096, 14336),
+    "decode_64_fp32": Case(64, 4096, 4096, "fp32"),
+    "wide": Case(128, 4096, 4096),
+    "leave": Case(64, 512, 32768, mode=split_k.LEAVE),
+    "atomic": Case(64, 512, 32768, mode=split_k.ATOMIC),
+}
+OUTER_K = {
+    "outer_k": Case(4096, 4096, 4096, nk=False),
+    "outer_k_nk": Case(4096, 4096, 4096),
+    "outer_k_fp32": Case(4096, 4096, 4096, "fp32", nk=False),
+}
+NAMES = (*SPLIT_K, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
+
+
+def config_of(name: str) -> Any:
+    if name in SPLIT_K:
+        case = SPLIT_K[name]
+        return split_k.choose_config(case.M, case.N, case.K, DTYPES[case.dtype], SMS)
+    return outer_k.default_config(torch.device("cuda"), DTYPES[OUTER_K[name].dtype])
+
+
+def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
+    """(kernel, types of its arguments, constants, config)."""
+    case = SPLIT_K.get(name) or OUTER_K[name]
+    config = config_of(name)
+    types = {"a_ptr": f"*{case.dtype}", "b_ptr": f"*{case.dtype}", "out_ptr": f"*{case.dtype}", "slots_ptr": "*fp32"}
+    strides = {"stride_ak": 1, ("stride_bk" if case.nk else "stride_bn"): 1}
+    if name in OUTER_K:
+        return outer_k._outer_k_kernel, types, outer_k.kernel_constants(config, case.K) | strides, config
+    if case.mode is split_k.ATOMIC:
+        types["out_ptr"] = "*fp32"
+    constants = split_k.kernel_constants(config, case.K, case.mode.value)
+    return split_k._split_k_kernel, types, constants | strides, config
+
+
+def helion_kernel() -> tuple[Any, dict[str, str], dict[str, Any], Any]:
+    """What Helion generates for 16 x 1024 x 16384 in bf16, and the constants that its host code hands over."""
+    from groupbench.kernels import split_k_helion
+
+    a = torch.empty(16, 16384, dtype=torch.bfloat16)
+    b = torch.empty(1024, 16384, dtype=torch.bfloat16).t()
+    config = split_k_helion.default_config(16, 1024, 16384, torch.bfloat16, SMS)
+    compiled = split_k_helion.split_k_matmul_barrier.bind((a, b)).compile_config(config)
+    kernel = compiled.__globals__["_helion_split_k_matmul_barrier"]
+    stretch = 16384 // config.config["split_k"]
+    constants = {"_NUM_SM": SMS, "_BLOCK_SIZE_2": stretch, "_RDIM_SIZE_6": config.config["split_k"]}
+    types = {"partial": "*fp32", "a": "*bf16", "b": "*bf16", "out": "*bf16", "x_grid_sem": "*u32"}
+    return kernel, types, constants, config
+
+
+def strided_add() -> int:
+    """Bytes of shared memory of the kernel that walks two dimensions, whose sizes and strides are tuples."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = elementwise._strided_kernel
+    signature = dict.fromkeys(kernel.arg_names, "constexpr") | {"n": "i32", "sizes": ("i32", "i32")}
+    signature |= dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), "*bf16")
+    signature |= {"x_strides": ("i32", "constexpr"), "y_strides": ("constexpr", "i32")}
+    at = {name: i for i, name in enumerate(kernel.arg_names)}
+    constants = {(at["x_strides"], 1): 1, (at["y_strides"], 0): 1, (at["NDIM"],): 2, (at["WIDE"],): False}
+    constants[(at["BLOCK"],)] = elementwise.CONFIGS["strided"].block
+    built = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+    return int(built.metadata.shared)
+
+
+def main() -> None:
+    from test_compile import compiled
+
+    @dataclass
+    class Plain:
+        num_warps: int
+        num_stages: int = 1
+
+    found: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *OUTER_K)}
+    tile = {"SPLITS": 64, "FAN_IN": 16, "BLOCK_M": 64, "BLOCK_N": 64, "PART": 256, "CHUNK": 16}
+    found["sum"] = compiled(split_k._sum_kernel, {"slots_ptr": "*fp32", "out_ptr": "*bf16"}, tile, Plain(4))
+    add = elementwise.CONFIGS["flat"]
+    for dtype in DTYPES:
+        types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), f"*{dtype}")
+        constants = {"WIDE": False, "BLOCK": add.block}
+        found[f"add_{dtype}"] = compiled(elementwise._flat_kernel, types, constants, Plain(add.num_warps))
+    kernel, types, constants, config = helion_kernel()
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    plain = Plain(config.config["num_warps"], config.config["num_stages"])
+    found["helion_barrier"] = compiled(kernel, types, constants, plain)
+    print(json.dumps({"strided": strided_add(), "found": found}))
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Any]:
+    try:
+        import triton.backends.nvidia  # noqa: F401
+        from triton.compiler import ASTSource  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"this Triton compiles for no other machine: {error}")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any]) -> None:
+    row = built["found"][name]
+    assert row["spilled_bytes"] == 0, row
+    programs = 2  # on a SM, as the rule for splits reckons
+    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // programs, row
+
+
+@pytest.mark.parametrize("name", [*SPLIT_K, *OUTER_K])
+def test_wgmma_unless_fp32_or_few_rows(name: str, built: dict[str, Any]) -> None:
+    case = SPLIT_K.get(name) or OUTER_K[name]
+    assert (built["found"][name]["wgmma"] > 0) == (case.M >= 64 and case.dtype != "fp32")
+
+
+def test_the_strided_sum_compiles_with_tuples(built: dict[str, Any]) -> None:
+    assert built["strided"] == 0
+
+
+if __name__ == "__main__":
+    main()

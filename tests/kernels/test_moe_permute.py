@@ -1,0 +1,207 @@
+"""Routing, permutation and its way back, against torch in plain words and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from groupbench.kernels.moe import helion_permute, permute, routing
+
+
+@dataclass(frozen=True)
+class Routed:
+    T: int
+    k: int
+    G: int
+    H: int = 40
+    only: tuple[int, ...] = ()  # the ids there are; () is all of -1..G
+    ids: torch.dtype = torch.int64
+
+
+CASES = {
+    "empty_experts": Routed(19, 2, 6, only=(1, 4)),
+    "one_owner": Routed(33, 1, 4, only=(2,)),
+    "one_token": Routed(1, 3, 4),
+    "one_choice": Routed(1, 1, 1, only=(0,)),
+    "one_column": Routed(5, 2, 3, H=1),
+    "no_token": Routed(0, 2, 3),
+    "nothing_has_a_row": Routed(7, 2, 3, only=(-1, 3)),
+    "one_expert": Routed(37, 1, 1),
+    "odd_sizes": Routed(23, 3, 5, H=45),
+    "int32_ids": Routed(23, 3, 5, ids=torch.int32),
+    "wider_than_a_block": Routed(5, 2, 3, H=1100),
+    "one_choice_past_a_block": Routed(129, 1, 3, H=8),
+    "more_than_a_chunk": Routed(514, 2, 9, H=8),
+    "many_experts": Routed(40, 2, 300, H=8),
+}
+WAYS: dict[str, SimpleNamespace] = {
+    "triton": SimpleNamespace(permute=permute.prepare_permute, unpermute=permute.prepare_unpermute),
+    "helion": SimpleNamespace(
+        permute=helion_permute.prepare_helion_permute, unpermute=helion_permute.prepare_helion_unpermute
+    ),
+}
+each_case = pytest.mark.parametrize("case_", CASES.values(), ids=CASES)
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def ids_of(case: Routed) -> Tensor:
+    torch.manual_seed(1)
+    only = torch.tensor(case.only or range(-1, case.G + 1))
+    return only[torch.randint(len(only), (case.T, case.k))].to(case.ids)
+
+
+def in_plain_words(ids: Tensor, G: int) -> tuple[list[int], dict[int, int]]:
+    """(offs, row by flat choice): expert after expert, choice after choice."""
+    flat, offs, rows = ids.flatten().tolist(), [], {}
+    for g in range(G):
+        for choice, expert in enumerate(flat):
+            if expert == g:
+                rows[choice] = len(rows)
+        offs.append(len(rows))
+    return offs, rows
+
+
+@each_case
+@pytest.mark.parametrize("route", [routing.route, routing.route_reference], ids=["triton", "reference"])
+def test_rows_are_sorted_by_expert_then_choice(
+    case_: Routed, route: Callable[[Tensor, int], routing.Routing], device: torch.device
+) -> None:
+    ids = ids_of(case_)
+    offs, rows = in_plain_words(ids, case_.G)
+    found = route(ids.to(device), case_.G)
+    assert {x.dtype for x in (found.offs, found.position, found.source)} == {torch.int32}
+    assert found.offs.tolist() == offs
+    assert found.position.shape == ids.shape
+    assert found.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
+    assert found.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(-2, 9), max_size=40), st.integers(1, 8))
+def test_any_ids_are_routed_as_by_a_sort(ids: list[int], G: int) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = routing.route(torch.tensor(ids, dtype=torch.int64, device=device).view(-1, 1), G)
+    expected = routing.route_reference(torch.tensor(ids, dtype=torch.int64).view(-1, 1), G)
+    assert found.offs.tolist() == expected.offs.tolist()
+    assert found.position.tolist() == expected.position.tolist()
+
+
+def test_an_id_past_32_bits_is_no_expert(device: torch.device) -> None:
+    ids = torch.tensor([[2**32, 0], [2**32 + 1, -(2**32)]], device=device)
+    assert routing.route(ids, 2).position.tolist() == [[-1, 0], [-1, -1]]
+
+
+@each_way
+@each_case
+@pytest.mark.parametrize("dtype_", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+def test_there_and_back(
+    case_: Routed,
+    way: SimpleNamespace,
+    dtype_: torch.dtype,
+    device: torch.device,
+    poisoned: Callable,
+    check: Callable,
+) -> None:
+    """Rows hold their tokens' bits; back come sums of weighted rows, from memory that is NaN wherever no row is."""
+    ids = ids_of(case_)
+    offs, rows = in_plain_words(ids, case_.G)
+    x = torch.randn(case_.T, case_.H).to(dtype_)
+    weights = torch.rand(case_.T, case_.k).to(dtype_)
+    weights[torch.tensor([[c not in rows for c in range(t * case_.k, (t + 1) * case_.k)] for t in range(case_.T)],
+                         dtype=torch.bool).view(case_.T, case_.k)] = float("nan")  # fmt: skip
+    x, ids, weights = x.to(device), ids.to(device), weights.to(device)
+    with poisoned():
+        y, found_offs, position = way.permute(x, ids, case_.G)()
+    assert found_offs.tolist() == offs
+    assert y.shape == (case_.T * case_.k, case_.H)
+    for choice, row in rows.items():
+        assert torch.equal(y[row], x[choice // case_.k])
+
+    values = torch.full_like(y, float("nan"))
+    values[: len(rows)] = torch.randn(len(rows), case_.H).to(device, dtype_)
+    run = way.unpermute(values, position, weights)
+    with poisoned():
+        out, again = run(), run()
+    expected = torch.zeros(case_.T, case_.H, dtype=torch.float64, device=device)
+    for choice, row in rows.items():
+        expected[choice // case_.k] += values[row].double() * weights.flatten()[choice].double()
+    check(out, expected, dtype_)
+    assert torch.equal(out, again)
+
+
+@each_way
+def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, 13, device=device).t()[:, ::2]  # [13, 12]
+    ids = torch.randint(-1, 4, (3, 13), device=device).t()
+    weights = torch.rand(3, 13, device=device).t()
+    y, offs, position = way.permute(x, ids, 4)()
+    expected, _, expected_position = permute.permute_reference(x, ids, 4)
+    assert torch.equal(position, expected_position)
+    rows = int(offs[-1])
+    assert torch.equal(y[:rows], expected[:rows])
+    strided = torch.full((y.size(0), 20), float("nan"), device=device)[:, 3:15]
+    strided[:rows] = expected[:rows]
+    check(
+        way.unpermute(strided, position, weights)(),
+        permute.combine_reference(expected.double(), position, weights),
+        torch.float32,
+    )
+
+
+def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
+    ids = torch.tensor([[0], [1], [1]], device=device)
+    x = torch.arange(3.0, device=device)[:, None].expand(-1, 16).contiguous()
+    run = permute.prepare_permute(x, ids, 2)
+    assert run()[0][:, 0].tolist() == [0, 1, 2]
+    ids.copy_(torch.tensor([[1], [0], [-1]]))
+    rows, offs, _ = run()
+    assert rows[:2, 0].tolist() == [1, 0]
+    assert offs.tolist() == [1, 2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations look at them too, in another way")
+def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Tensor) -> None:
+        raise AssertionError("read on the host")
+
+    ids, x = torch.randint(0, 4, (9, 2)), torch.randn(9, 16)
+    run = permute.prepare_permute(x, ids, 4)
+    for name in ("tolist", "item"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    y, _, position = run()
+    permute.prepare_unpermute(y, position, torch.rand(9, 2))()
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -> None:
+    x, ids = torch.randn(4, 8, device=device), torch.zeros(4, 2, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="a row for each token"):
+        way.permute(x[:3], ids, 2)
+    with pytest.raises(ValueError, match="int32 or int64"):
+        way.permute(x, ids.float(), 2)
+    with pytest.raises(ValueError, match="experts"):
+        way.permute(x, ids, 0)
+    position = torch.zeros(4, 2, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="position"):
+        way.unpermute(x, position.long(), torch.rand(4, 2, device=device))
+    with pytest.raises(ValueError, match="weights"):
+        way.unpermute(x, position, torch.rand(4, 3, device=device))
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("H", [1, 45, 768, 2048, 2880, 4096, 7168])
+def test_blocks_of_columns_waste_little(H: int, itemsize: int) -> None:
+    config = permute.choose_config(8192, H, itemsize)
+    assert config.block_h & (config.block_h - 1) == 0
+    blocks = -(-H // config.block_h)
+    assert H < 1024 or blocks * config.block_h <= 1.15 * H
+    few = permute.choose_config(64, H, itemsize)
+    assert few.splits == blocks

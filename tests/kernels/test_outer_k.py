@@ -1,0 +1,69 @@
+"""The plain tiled product, of any size, strides and dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from groupbench.kernels import outer_k
+from groupbench.kernels.outer_k import OuterKConfig, matmul_reference, prepare_outer_k
+
+SIZES = {
+    "one_element": (1, 1, 1),
+    "one_row": (1, 70, 130),
+    "one_column": (70, 1, 130),
+    "one_tile": (64, 64, 64),
+    "one_past_a_tile": (65, 129, 65),
+    "primes": (67, 131, 101),
+    "no_rows": (0, 5, 7),
+    "no_columns": (5, 0, 7),
+    "no_k": (5, 7, 0),
+}
+LAYOUTS = (("rows", "rows"), ("rows", "columns"), ("columns", "strided"), ("strided", "rows"))  # of a and b
+
+
+def operand(rows: int, columns: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[rows, columns]; what lies between its elements is NaN."""
+    if layout == "columns":
+        return torch.randn(columns, rows).to(device, dtype).t()
+    wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)
+    wide[:, ::2] = torch.randn(rows, columns).to(device, dtype)
+    return wide[:, ::2] if layout == "strided" else wide[:, ::2].contiguous()
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="-".join)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_matches_the_reference(sizes, layouts, dtype, device, poisoned, check):
+    torch.manual_seed(0)
+    M, N, K = sizes
+    a, b = operand(M, K, layouts[0], dtype, device), operand(K, N, layouts[1], dtype, device)
+    run = prepare_outer_k(a, b)
+    with poisoned():
+        out = run()
+    check(out, matmul_reference(a, b), dtype)
+    assert torch.equal(out, run())
+
+
+@pytest.mark.parametrize("config", outer_k.CONFIGS.values(), ids=outer_k.CONFIGS)
+def test_configs_of_the_gpu_are_right_too(config, device, poisoned, check):
+    a, b = torch.randn(130, 70).to(device), torch.randn(70, 140).to(device)
+    run = prepare_outer_k(a, b, config)
+    with poisoned():
+        out = run()
+    check(out, matmul_reference(a, b), torch.float32)
+
+
+def test_a_nan_stays_in_its_row(device):
+    a, b = torch.randn(70, 130).half().to(device), torch.randn(130, 20).half().to(device)
+    a[66, 129] = float("nan")
+    bad = prepare_outer_k(a, b)().isnan()
+    assert bad[66].all()
+    assert bad.sum() == 20
+
+
+def test_refuses_tiles_that_cannot_be_multiplied(device):
+    a = torch.randn(4, 4).to(device)
+    with pytest.raises(ValueError, match="block_n=24"):
+        prepare_outer_k(a, a, OuterKConfig(16, 24, 16, num_warps=4, num_stages=1))
+    with pytest.raises(ValueError, match="expected a"):
+        prepare_outer_k(a, a[:3])

@@ -1,0 +1,234 @@
+"""Split-K: three ways to add partials, their config rule, counters that are zero again; Helion's with one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.kernels import split_k, split_k_helion
+from groupbench.kernels.split_k import SplitKConfig, split_k_reference
+
+SMALL = SplitKConfig(16, 16, 16, splits=1, num_stages=1)
+PREPARE = {
+    "fixup": split_k.prepare_fixup,
+    "two_launches": split_k.prepare_two_launches,
+    "atomic": split_k.prepare_atomic,
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    name: str
+    M: int
+    N: int
+    K: int
+    a: str = "rows"  # "columns": stored as [K, M]; "strided": every second column of a wider matrix
+    b: str = "columns"  # "rows": stored as [K, N]; "strided"
+    config: SplitKConfig | None = None
+
+
+PRODUCTS = (
+    Product("seed", 16, 16, 4096),
+    Product("one_element", 1, 1, 1),
+    Product("one_row", 1, 45, 300),
+    Product("one_column", 23, 1, 300),
+    Product("one_block_of_k", 16, 16, 64),
+    Product("primes", 7, 13, 101),
+    Product("primes_by_rows", 17, 37, 1009, b="rows"),
+    Product("a_by_columns", 33, 19, 331, a="columns"),
+    Product("both_the_other_way", 33, 19, 331, a="columns", b="rows"),
+    Product("strided", 9, 21, 203, a="strided", b="strided"),
+    Product("no_rows", 0, 5, 64),
+    Product("no_columns", 5, 0, 64),
+    Product("no_k", 5, 3, 0),
+    Product("several_tiles", 70, 100, 203),
+    Product("one_split", 20, 40, 203, config=SMALL),
+    Product("one_step", 20, 40, 203, config=replace(SMALL, splits=7)),
+    Product("a_block_each", 20, 40, 208, config=replace(SMALL, splits=13)),
+    Product("two_steps", 20, 40, 203, config=replace(SMALL, splits=7, fan_in=3)),
+    Product("two_full_steps", 20, 20, 300, config=replace(SMALL, splits=16, fan_in=4)),
+    Product("groups_of_one_left", 5, 20, 203, config=replace(SMALL, splits=10, fan_in=9)),
+)
+
+
+def operand(rows: int, columns: int, how: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[rows, columns]; what lies between its elements is NaN."""
+    if how == "columns":
+        return torch.randn(columns, rows).to(device, dtype).t()
+    if how == "strided":
+        wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)
+        wide[:, ::2] = torch.randn(rows, columns).to(device, dtype)
+        return wide[:, ::2]
+    return torch.randn(rows, columns).to(device, dtype)
+
+
+def operands(product: Product, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    a = operand(product.M, product.K, product.a, dtype, device)
+    return a, operand(product.K, product.N, product.b, dtype, device)
+
+
+@pytest.fixture(params=PREPARE.values(), ids=PREPARE)
+def prepare(request):
+    return request.param
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
+def test_matches_the_reference(prepare, product, dtype, device, poisoned, check):
+    a, b = operands(product, dtype, device)
+    run = prepare(a, b, product.config)
+    with poisoned():
+        out = run()
+    check(out, split_k_reference(a, b, 3), dtype)
+
+
+@pytest.mark.parametrize("name", ["seed", "two_steps", "several_tiles"])
+@pytest.mark.parametrize("way", ["fixup", "two_launches"])
+def test_runs_agree_to_the_bit(way, name, device, poisoned):
+    """Also after what lay in the workspace has changed: counters are zero again, and no slot is read unwritten."""
+    product = next(product for product in PRODUCTS if product.name == name)
+    run = PREPARE[way](*operands(product, torch.float32, device), product.config)
+    first = run()
+    with poisoned():
+        assert all(torch.equal(first, run()) for _ in range(3))
+    assert first.data_ptr() != run().data_ptr()
+
+
+def test_reads_its_inputs_on_every_call(prepare, device):
+    a, b = operands(PRODUCTS[0], torch.float32, device)
+    run = prepare(a, b)
+    before = run()
+    a.mul_(2)
+    assert torch.equal(run(), before * 2) or prepare is split_k.prepare_atomic
+
+
+def test_a_nan_stays_in_its_row(prepare, device):
+    a, b = operands(replace(PRODUCTS[0], M=20), torch.float16, device)
+    a[17, 999] = float("nan")
+    bad = prepare(a, b)().isnan()
+    assert bad[17].all()
+    assert bad.sum() == b.size(1)
+
+
+def in_order(order, run):
+    """The output of a call whose programs run in that order."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    ids, set_grid_idx = iter(order), interpreter_builder.set_grid_idx
+    with mock.patch.object(interpreter_builder, "set_grid_idx", lambda x, y, z: set_grid_idx(next(ids), y, z)):
+        out = run()
+    assert next(ids, None) is None, "not all programs ran"
+    return out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU orders programs as it likes")
+@pytest.mark.parametrize("config", [replace(SMALL, splits=7), replace(SMALL, splits=12, fan_in=4)], ids=["one", "two"])
+def test_the_fixups_sum_does_not_depend_on_who_comes_last(config, device):
+    a, b = operands(Product("", 16, 16, 203), torch.float32, device)
+    orders = [list(range(config.splits))[::-1], torch.randperm(config.splits).tolist()]
+    fixup, atomic = split_k.prepare_fixup(a, b, config), split_k.prepare_atomic(a, b, config)
+    expected = fixup()
+    assert all(torch.equal(in_order(order, fixup), expected) for order in orders)
+    assert not torch.equal(in_order(orders[0], atomic), atomic()), "atomics add in the order of arrival"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: (a.double(), b.double()), "not one of"),
+        (lambda a, b: (a, b.float()), "one dtype"),
+        (lambda a, b: (a, b[1:]), r"expected a \[M, K\]"),
+        (lambda a, b: (a[0], b), r"expected a \[M, K\]"),
+    ],
+    ids=["fp64", "mixed_dtypes", "other_k", "a_vector"],
+)
+def test_refuses_what_it_cannot_multiply(prepare, change, message, device):
+    with pytest.raises(ValueError, match=message):
+        prepare(*change(*operands(PRODUCTS[0], torch.float16, device)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"splits": 14}, "1 to 13 for 13 blocks"), ({"splits": 0}, "1 to 13"), ({"splits": 13, "fan_in": 3}, "fan_in=3"),
+     ({"fan_in": 1}, "fan_in=1"), ({"block_m": 8}, "block_m=8"), ({"block_k": 48}, "block_k=48")],
+    ids=str,
+)  # fmt: skip
+def test_refuses_configs_that_cannot_run(prepare, change, message, device):
+    a, b = operands(Product("", 16, 16, 208), torch.float16, device)
+    with pytest.raises(ValueError, match=message):
+        prepare(a, b, replace(SMALL, **change))
+
+
+SIZES = st.integers(1, 1 << 17)
+
+
+@given(M=st.integers(1, 300), N=SIZES, K=SIZES, dtype=st.sampled_from([torch.bfloat16, torch.float32]))
+def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
+    config = split_k.choose_config(M, N, K, dtype, sms=132)
+    assert split_k.illegal(config, K, dtype) is None
+    programs = split_k.tile_count(M, N, config) * config.splits
+    assert config.splits == 1 or programs <= 2 * 132, "more than run at once"
+    blocks = -(-K // config.block_k)
+    assert config.splits == min(blocks, split_k.MAX_SPLITS) or programs + split_k.tile_count(M, N, config) > 132
+    assert split_k.illegal(split_k.interpreter_config(M, N, K), K, dtype) is None
+
+
+HELION = (
+    Product("seed", 16, 16, 4096),
+    Product("one_element", 1, 1, 1),
+    Product("one_row", 1, 45, 300),
+    Product("one_column", 5, 1, 70),
+    Product("primes_by_rows", 7, 13, 101, b="rows"),
+    Product("several_tiles", 70, 100, 203),
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the barrier has all its programs on a GPU")
+@pytest.mark.parametrize("product", HELION, ids=[product.name for product in HELION])
+def test_helions_stages_with_one_worker(product, device, poisoned, check):
+    """A grid of one program passes its barrier in the interpreter too, so both stages can be checked here."""
+    import helion
+
+    a, b = operands(product, torch.float16, device)
+    config = split_k_helion.default_config(product.M, product.N, product.K, a.dtype, sms=132)
+    given = split_k_helion.without_ones(a, b)
+    compiled = split_k_helion.split_k_matmul_barrier.bind(given).compile_config(config)
+    with mock.patch.object(helion.runtime, "get_num_sm", lambda *args, **kwargs: 1), poisoned():
+        out = compiled(*given)[: product.M, : product.N]
+    check(out, split_k_reference(a, b), torch.float16)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a grid barrier")
+def test_helions_barrier_is_refused_without_a_gpu(device):
+    with pytest.raises(ValueError, match="cannot be interpreted"):
+        split_k_helion.prepare_barrier(*operands(PRODUCTS[0], torch.float16, device))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
+@pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
+def test_helions_barrier(product, dtype, device, poisoned, check):
+    a, b = operands(product, dtype, device)
+    run = split_k_helion.prepare_barrier(a, b)
+    with poisoned():
+        out = run()
+    check(out, split_k_reference(a, b), dtype)
+    assert torch.equal(out, run())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
+@pytest.mark.parametrize("way", ["fixup", "two_launches"])
+def test_replays_of_a_graph_agree_to_the_bit(way, device):
+    a, b = operands(Product("", 16, 16, 131072), torch.float32, device)
+    run = PREPARE[way](a, b)
+    expected = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(out, expected)
