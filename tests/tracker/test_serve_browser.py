@@ -1,0 +1,178 @@
+"""The dashboard in a real browser: it draws, it can be used by phone and in the dark, and an alert is dealt with."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.security import LOOPBACK
+
+pytestmark = pytest.mark.sqlite
+TOKEN = "a-token-of-some-length"
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture
+def address(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Iterator[str]:
+    """Where a real server shows a database with a regression, its alert, canaries and hostile texts."""
+    import uvicorn
+
+    records = []
+    for night in range(8):
+        facts = {"commit_facts": {"branch": "main", "subject": "<img src=x onerror=alert(1)>"}}
+        sizes = {"cell": {"dims": {"G": 4, "M": 4096}, "flops": 10**9, "min_bytes": 10**6}}
+        records += [
+            make(night, 1 + 0.001 * (night % 3) + (0.05 if night > 5 else 0), **facts, **sizes),
+            make(night, 2.0, backend="torch", baseline=True, **facts, **sizes),
+            make(night, backend="</script>", status="unavailable", message="<b>no</b>", **facts),
+            make(night, 1.0, operator="canary", backend="matmul", cell={"flops": 10**12, "min_bytes": 10**8}),
+            make(night, 1.0, operator="canary", backend="copy", cell={"min_bytes": 10**9}),
+        ]
+    database = stored(records)
+    assert "1 opened" in cli("gate", "--update").stderr
+    worker = ThreadPoolExecutor(1)
+    app = create_app(str(database), token=TOKEN, hosts=frozenset(LOOPBACK), jobs=Jobs(worker, patience=60))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
+    worker.shutdown()
+    listener.close()
+
+
+Browse = Callable[..., Any]
+
+
+def test_every_page_draws_without_an_error(address: str, browse: Browse) -> None:
+    """The fixture fails for whatever the console says, so that nothing breaks the content policy either."""
+    page = browse(address)
+    page.get_by_role("heading", name="What changed").wait_for()
+    for path in ("/runs", "/runs/run-007", "/series", "/compare?a=000&b=latest", "/alerts", "/alerts/1", "/login"):
+        page.goto(address + path)
+    for path, figures in (("/series/1", 3), ("/operators/grouped_gemm", 2), ("/points/1.8", 1)):
+        page.goto(address + path)
+        assert page.locator("figure[data-figure]").count() == figures, path
+        for place in page.locator("figure[data-figure]").all():
+            place.scroll_into_view_if_needed()
+            place.locator("svg.main-svg").first.wait_for()
+            assert place.get_by_role("img").first.get_attribute("aria-label")
+        # The plot's own rules are in our style sheet: without them its layers lie one below the other.
+        layer = page.locator("svg.main-svg").first
+        assert layer.evaluate("node => getComputedStyle(node).position") == "absolute"
+        assert page.locator("head style").count() == 0
+        page.get_by_text("Data as a table").first.click()
+        page.locator("figure details table tbody tr").first.wait_for()
+
+
+def test_an_alert_is_acknowledged_with_the_token(address: str, browse: Browse) -> None:
+    page = browse(f"{address}/alerts")
+    page.get_by_role("link", name="Log in", exact=True).click()
+    page.get_by_label("name").fill("Ada")
+    page.get_by_label("token").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/alerts")
+    assert TOKEN not in page.content()
+    page.get_by_label("alert 1").check()
+    page.get_by_label("reason").fill("a known change")
+    page.get_by_role("button", name="Acknowledge").click()
+    page.get_by_role("cell", name="acknowledged by Ada: a known change").wait_for()
+    assert page.url == f"{address}/alerts"
+    cookie = page.context.cookies()[0]
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    page.get_by_role("button", name="log out").click()
+    page.goto(f"{address}/alerts")
+    assert page.get_by_role("button", name="Acknowledge").count() == 0
+
+
+def test_a_view_is_shared_by_its_address(address: str, browse: Browse) -> None:
+    page = browse(f"{address}/series")
+    page.get_by_label("words").fill("torch")
+    page.get_by_label("sizes").fill("M>=64")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/series?**")
+    assert page.url == f"{address}/series?q=torch&where=M%3E%3D64"  # what was left empty is not in it
+    table = page.locator("main table tbody").inner_text()
+    assert "torch" in table
+    assert "triton" not in table
+    assert browse(page.url).locator("main table tbody").inner_text() == table
+    page.goto(f"{address}/compare")
+    page.get_by_label("A", exact=True).fill("000")
+    page.get_by_label("B", exact=True).fill("main")
+    page.get_by_label("backend").select_option("triton")
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url("**/compare?a=000&b=main&backend=triton")
+    assert "regressed" in page.locator("main table tbody").inner_text()
+
+
+def test_tables_sort_by_their_heads_and_keys_lead_everywhere(address: str, browse: Browse) -> None:
+    page = browse(f"{address}/series")
+    backends = page.locator("main table tbody tr td:nth-child(2)")
+    page.get_by_role("button", name="backend").click()
+    assert backends.all_inner_texts() == sorted(backends.all_inner_texts())
+    page.keyboard.press("Enter")
+    assert backends.all_inner_texts() == sorted(backends.all_inner_texts(), reverse=True)
+    page.goto(address)
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").inner_text() == "Skip to the content"
+
+
+@pytest.mark.parametrize("options", [PHONE, {"viewport": {"width": 1280, "height": 800}}], ids=["phone", "desk"])
+def test_no_page_is_wider_than_its_window(address: str, browse: Browse, options: Any) -> None:
+    page = browse(address, **options)
+    for path in (
+        "/",
+        "/runs/run-007",
+        "/series",
+        "/series/1",
+        "/operators/grouped_gemm",
+        "/compare?a=000&b=main",
+        "/alerts/1",
+    ):
+        page.goto(address + path)
+        wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= window, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_by_day_and_by_night(address: str, browse: Browse, scheme: str) -> None:
+    page = browse(address, color_scheme=scheme)
+    for selector in ("main p.verdict", "main .badge.bad", "main .badge.faint", "footer", "main td a", "header nav a"):
+        ink, ground = page.locator(selector).first.evaluate(
+            """node => {
+                let under = node;
+                const clear = () => getComputedStyle(under).backgroundColor === "rgba(0, 0, 0, 0)";
+                while (clear() && under.parentElement) under = under.parentElement;
+                return [getComputedStyle(node).color, getComputedStyle(under).backgroundColor];
+            }"""
+        )
+        assert contrast(ink, ground) >= 4.5, selector
+    page.get_by_role("button", name="theme").click()
+    assert page.locator("html").get_attribute("data-theme") == {"light": "dark", "dark": "light"}[scheme]
+    page.reload()
+    assert page.locator("html").get_attribute("data-theme") is not None
+
+
+def contrast(ink: str, ground: str) -> float:
+    """As the Web Content Accessibility Guidelines have it."""
+
+    def light(colour: str) -> float:
+        parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(ink), light(ground)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,102 @@
+"""Pages of alerts, and what may be done about them: acknowledge, accept, close."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from groupbench.tracker import alerts as stored
+from groupbench.tracker import filters
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.schema import Alert
+from groupbench.tracker.serve import queries
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.runs import alert_data
+from groupbench.tracker.serve.security import Person
+from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
+
+ACTIONS = ("acknowledge", "expect", "fixed", "invalid")
+_HASH = re.compile(r"[0-9a-f]{7,40}")
+_SHOWN = ("open", "all", *stored.STATES)
+
+
+def alerts(site: Site, asked: Asked) -> Page:
+    """Alerts, the newest change first."""
+    state, paging = asked.choice("state", _SHOWN, "open"), paging_of(asked)
+    states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
+    with site.database.read() as session:
+        where, form = slice_of(site, session, asked)
+        asked.done()
+        number, keys = queries.alert_keys(session, states, where, limit=paging.size, offset=paging.offset)
+        found = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
+        counts = queries.alert_counts(session)
+    data = {
+        "state": state,
+        "counts": {each: counts[each] for each in stored.STATES if counts.get(each)},
+        "paging": paging.data(number),
+        "alerts": [alert_data(found[key]) for key in keys if key in found],
+    }
+    return Page("alerts.html", data, {"path": "/alerts", "asked": asked, "states": _SHOWN, **form})
+
+
+def alert(site: Site, asked: Asked, key: int) -> Page:
+    """One alert, with everything that happened to it."""
+    asked.done()
+    with site.database.read() as session:
+        found = _one(session, key)
+    return Page("alert.html", {"alert": alert_data(found)}, {"path": f"/alerts/{key}", "asked": asked})
+
+
+def _one(session: Any, key: int) -> stored.AlertRow:
+    found = stored.find(session, keys={key})
+    if not found:
+        raise NotFound(f"no alert {key}; /alerts?state=all lists them")
+    return found[0]
+
+
+def change(site: Site, asked: Asked, person: Person) -> tuple[list[dict[str, Any]], str]:
+    """Do what a form or a program asks for; (the alerts as they are then, where the form came from).
+
+    Raises BadRequest, QueryError, NotFound, StoreError.
+    """
+    keys, action = asked.keys("alert"), asked.choice("action", ACTIONS, "")
+    reason, until = asked.text("reason"), asked.text("until")
+    who, back = asked.text("who") or person.who, asked.text("next") or "/alerts"
+    asked.text("csrf")
+    asked.done()
+    if not keys:
+        raise BadRequest("no alert was chosen; alert=KEY names one, and may be repeated")
+    if not action:
+        raise BadRequest(f"no action; give one of {', '.join(ACTIONS)}")
+    if not who:
+        raise BadRequest("who says so? give who=NAME")
+    if reason is None and action != "acknowledge":
+        raise BadRequest(f"{action} needs a reason")
+    if until is not None and action != "expect":
+        raise BadRequest("until goes with expect alone")
+    if site.writer is None:
+        raise StoreError("this server only reads")
+    now = datetime.now(UTC)
+    with site.writer.write() as session:
+        known = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
+        for key in keys:
+            if key not in known:
+                raise NotFound(f"no alert {key}; /alerts?state=all lists them")
+        if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
+            until = queries.stored_state(session, until).commit  # or git would be asked
+        if action == "acknowledge":
+            found = stored.acknowledge(session, keys, who, reason, now)
+        elif action == "expect":
+            found = stored.expect(session, keys, until, who, str(reason), now)
+        else:
+            found = stored.close(session, keys, action, who, str(reason), now)
+        return [alert_data(each) for each in found], local(back)
+
+
+def local(path: str) -> str:
+    """A path of this server; anything else is the list of alerts."""
+    plain = path.startswith("/") and not path.startswith("//") and "\\" not in path
+    return path if plain and path.isprintable() else "/alerts"

@@ -1,0 +1,265 @@
+"""The application: addresses, answers in HTML or JSON, errors that name their cause.
+
+Every page is a function of the database and the request's parameters that gives a `Page`; its data is what JSON
+shows. A browser gets the same in HTML. Views are plain functions, and run in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from groupbench.tracker.errors import StoreError, TrackerError
+from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, key_of
+from groupbench.tracker.serve.database import open_to_read, open_to_write
+from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.render import prepare, render
+from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Person, Refused, same_site
+from groupbench.tracker.serve.site import Page, Site
+from groupbench.tracker.serve.static import static_file
+
+LARGEST_FORM = 64 * 1024
+"""Bytes of a form: a thousand alerts at once."""
+
+View = Callable[..., Page]
+
+
+def create_app(
+    location: str,
+    *,
+    token: str | None = None,  # with one, alerts can be dealt with
+    hosts: frozenset[str] | None = None,  # names that a request may ask for; None is any
+    numbers: bool = False,  # and any address
+    jobs: Jobs | None = None,
+    secure: bool = False,  # reached by HTTPS alone
+) -> Starlette:
+    """The dashboard of a database. Raises StoreError."""
+    guard = Guard(token)
+    site = Site(open_to_read(location), jobs or Jobs(), guard, open_to_write(location) if guard.writes else None)
+    _warm(site)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> Any:
+        try:
+            yield
+        finally:
+            site.close()
+
+    app = Starlette(
+        routes=[
+            _page("/", runs.overview),
+            _page("/overview", runs.overview),
+            _page("/runs", runs.runs),
+            _page("/runs/{identifier:path}", runs.run),
+            _page("/series", series.search),
+            _page("/series/{key}", series.series),
+            _page("/points/{identifier}", series.point),
+            _page("/operators", operators.operators),
+            _page("/operators/{name:path}", operators.operator),
+            _page("/compare", comparing.compare),
+            Route("/alerts/change", change, methods=["POST"]),
+            _page("/alerts", alerting.alerts),
+            _page("/alerts/{key}", alerting.alert),
+            Route("/login", login_form, methods=["GET"]),
+            Route("/login", login, methods=["POST"]),
+            Route("/logout", logout, methods=["POST"]),
+            Route("/healthz", healthz, methods=["GET"]),
+            Route("/static/{name}", static, methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: _http_error, TrackerError: _told, Exception: _unforeseen},
+        lifespan=lifespan,
+    )
+    app.state.site, app.state.secure = site, secure
+    app.add_middleware(frame.Frame, hosts=hosts, numbers=numbers)
+    return app
+
+
+def _warm(site: Site) -> None:
+    """What the first request would wait for: modules, templates, plotly, choices; and the newest verdict is begun."""
+    import scipy.stats  # noqa: F401
+
+    prepare()
+    try:
+        with site.database.read() as session:
+            site.facets(session)
+        runs.overview(site, Asked([]))
+    except TrackerError:
+        pass  # said to whoever asks
+
+
+def _page(path: str, view: View) -> Route:
+    async def endpoint(request: Request) -> Response:
+        site: Site = request.app.state.site
+        asked = Asked.of_query(request.url.query)
+        given = dict(request.path_params)
+        if "key" in given:
+            try:
+                given["key"] = key_of("the key", given["key"])
+            except BadRequest as error:
+                raise NotFound(error.message) from error
+        person = site.guard.person(request)
+        page = await run_in_threadpool(view, site, asked, **given)
+        return await run_in_threadpool(_answer, request, page, person)
+
+    return Route(path, endpoint, methods=["GET"])
+
+
+def _answer(request: Request, page: Page, person: Person | None) -> Response:
+    headers = {} if page.again is None else {"Retry-After": str(page.again)}
+    if frame.wants_json(request):
+        body = msgspec.json.encode(page.data)
+        # Nothing known yet: a program is to come back.
+        status = 202 if page.data.get("state") in ("comparing", "crowded") else page.status
+        return Response(body, status, headers, "application/json")
+    return Response(render(request, page, person), page.status, headers, "text/html; charset=utf-8")
+
+
+async def change(request: Request) -> Response:
+    """POST of what is to be done about alerts."""
+    site: Site = request.app.state.site
+    pairs = await _form(request)
+    person = site.guard.writer(request, dict(pairs).get("csrf"))
+    rows, back = await run_in_threadpool(alerting.change, site, Asked(pairs), person)
+    if frame.wants_json(request):
+        return Response(msgspec.json.encode({"alerts": rows}), media_type="application/json")
+    return RedirectResponse(back, 303)
+
+
+async def login_form(request: Request) -> Response:
+    site: Site = request.app.state.site
+    asked = Asked.of_query(request.url.query)
+    back = alerting.local(asked.text("next") or "/")
+    asked.done()
+    person = site.guard.person(request)
+    page = Page("login.html", {"writes": site.guard.writes}, {"path": "/login", "asked": asked, "next": back})
+    return await run_in_threadpool(_answer, request, page, person)
+
+
+async def login(request: Request) -> Response:
+    """A session for who shows the token."""
+    site: Site = request.app.state.site
+    if not site.guard.writes:
+        raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
+    same_site(request)
+    pairs = await _form(request)
+    token = dict(pairs).get("token", "")
+    asked = Asked((name, value) for name, value in pairs if name != "token")
+    who, back = asked.text("who"), alerting.local(asked.text("next") or "/")
+    asked.done()
+    if not who:
+        raise BadRequest("who are you? give who=NAME: it stands beside what you do")
+    if not site.guard.knows(token.strip()):
+        raise Refused("that is not the server's token", 401)
+    cookie, _ = site.guard.begin(who)
+    response = RedirectResponse(back, 303)
+    response.set_cookie(
+        COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=request.app.state.secure, path="/"
+    )
+    return response
+
+
+async def logout(request: Request) -> Response:
+    site: Site = request.app.state.site
+    pairs = await _form(request)
+    site.guard.end(site.guard.writer(request, dict(pairs).get("csrf")))
+    response = RedirectResponse("/", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", path="/")
+    return response
+
+
+async def _form(request: Request) -> list[tuple[str, str]]:
+    """The fields of a form, or of a JSON object. Raises BadRequest."""
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_FORM:
+                raise BadRequest(f"the form has more than {LARGEST_FORM} bytes")
+    except ClientDisconnect as error:
+        raise BadRequest("the connection ended within the form") from error
+    if Asked.of_query(request.url.query).url("") != "":
+        raise BadRequest("what is posted stands in the form, not in the address")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return _pairs_of_json(body)
+    if kind != "application/x-www-form-urlencoded":
+        raise BadRequest(f"{kind[:60] or 'no content type'}: send a form or JSON")
+    try:
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=2_000)
+    except ValueError as error:
+        raise BadRequest(f"the form cannot be read: {error}") from error
+
+
+def _pairs_of_json(body: bytes) -> list[tuple[str, str]]:
+    try:
+        found = msgspec.json.decode(body, type=dict[str, str | int | list[str | int] | None])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the JSON cannot be read: {error}") from error
+    return [(name, str(each)) for name, value in found.items() if value is not None
+            for each in (value if isinstance(value, list) else [value])]  # fmt: skip
+
+
+async def healthz(request: Request) -> Response:
+    """Whether the database answers."""
+    site: Site = request.app.state.site
+
+    def look() -> None:
+        with site.database.read() as session:
+            site.facets(session)
+
+    await run_in_threadpool(look)
+    return Response(b'{"ok":true}', media_type="application/json")
+
+
+async def static(request: Request) -> Response:
+    asked = Asked.of_query(request.url.query)
+    asked.text("v")
+    asked.done()
+    return await run_in_threadpool(static_file, request.path_params["name"], request.headers)
+
+
+# ---- errors
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: "no such page", 405: f"{request.method} is not for this address"}.get(error.status_code, error.detail)
+    return await _said(request, error.status_code, said, error.headers)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TrackerError)
+    status = 400
+    headers = None
+    if isinstance(error, NotFound):
+        status = 404
+    elif isinstance(error, StoreError):
+        status, headers = 503, {"Retry-After": "5"}
+    elif isinstance(error, Refused):
+        status = error.status
+        headers = {"WWW-Authenticate": 'Bearer realm="groupbench"'} if status == 401 else None
+    return await _said(request, status, error.message, headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return await _said(request, 500, "this should not have happened; the server's own output tells more")
+
+
+async def _said(request: Request, status: int, message: str, headers: Any = None) -> Response:
+    if frame.wants_json(request):
+        body = msgspec.json.encode({"error": message, "status": status})
+        return Response(body, status, headers, "application/json")
+    page = Page("error.html", {"error": message}, {"path": "", "status_code": status}, status)
+    text = await run_in_threadpool(render, request, page, None)
+    return Response(text, status, headers, "text/html; charset=utf-8")

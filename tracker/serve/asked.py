@@ -1,0 +1,127 @@
+"""What a request asks for, read strictly: a wrong, unknown or repeated parameter is told, never guessed at."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from groupbench.tracker import filters
+from groupbench.tracker.errors import QueryError, TrackerError
+
+LONGEST_QUERY = 8_192
+"""Characters of a query string. What a form can send is a tenth of it."""
+
+LONGEST_VALUE = 1_000
+LARGEST_KEY = 2**62
+
+T = TypeVar("T")
+
+
+class BadRequest(TrackerError):
+    """A parameter that cannot be used: answered with 400."""
+
+
+class NotFound(TrackerError):
+    """A page, or a row, that does not exist: answered with 404."""
+
+
+class Asked:
+    """The parameters of a request. Each is asked for by name and kind; `done` refuses those that nobody asked for.
+
+    An empty value is as good as none: a form sends all of its fields.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._values: dict[str, list[str]] = {}
+        self._known: list[str] = []
+        for name, value in pairs:
+            if value.strip():
+                self._values.setdefault(name, []).append(value)
+
+    @classmethod
+    def of_query(cls, query: str) -> Asked:
+        """Of the text after the question mark. Raises BadRequest."""
+        if len(query) > LONGEST_QUERY:
+            raise BadRequest(f"the query has {len(query)} characters; {LONGEST_QUERY} are the most")
+        return cls(parse_qsl(query, keep_blank_values=True))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """All values of a parameter that may be repeated."""
+        self._known.append(name)
+        return tuple(dict.fromkeys(checked(name, value) for value in self._values.get(name, ())))
+
+    def text(self, name: str) -> str | None:
+        values = self.texts(name)
+        if len(values) > 1:
+            raise BadRequest(f"{name} is given {len(values)} times; once is enough")
+        return values[0] if values else None
+
+    def number(self, name: str, default: int, low: int = 1, high: int = LARGEST_KEY) -> int:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not low <= int(text) <= high:
+            upper = f" to {high}" if high < LARGEST_KEY else ""
+            raise BadRequest(f"{name}={text[:40]!r} is no whole number from {low}{upper}")
+        return int(text)
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text not in known:
+            raise BadRequest(f"{name}={text[:80]!r} is none of {', '.join(known)}")
+        return text
+
+    def flag(self, name: str) -> bool:
+        return self.choice(name, ("1", "0"), "0") == "1"
+
+    def date(self, name: str, *, end: bool = False) -> datetime | None:
+        """A date, a date and time, or how long ago; see `filters.instant`."""
+        text = self.text(name)
+        return None if text is None else told(name, lambda: filters.instant(text, end=end))
+
+    def keys(self, name: str) -> list[int]:
+        """Keys of rows."""
+        return [key_of(name, text) for text in self.texts(name)]
+
+    def done(self) -> None:
+        """Raises BadRequest for a parameter that was not asked for."""
+        unknown = sorted(set(self._values) - set(self._known))
+        if unknown:
+            known = ", ".join(sorted(set(self._known))) or "none"
+            raise BadRequest(f"no parameter {unknown[0][:80]!r} here; known: {known}")
+
+    def url(self, path: str, **changed: object) -> str:
+        """The path with these parameters, some of them changed; None or '' leaves one out."""
+        values = {**self._values, **{name: [str(v)] if v not in (None, "") else [] for name, v in changed.items()}}
+        query = urlencode([(name, value) for name in values for value in values[name]])
+        return f"{path}?{query}" if query else path
+
+
+def checked(name: str, value: str) -> str:
+    """A text that a person can have typed. Raises BadRequest."""
+    if len(value) > LONGEST_VALUE:
+        raise BadRequest(f"{name} has {len(value)} characters; {LONGEST_VALUE} are the most")
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
+        raise BadRequest(f"{name} holds a control character")
+    return value.strip()
+
+
+def key_of(name: str, text: str) -> int:
+    """A row's key. Raises BadRequest."""
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        raise BadRequest(f"{name} {text[:40]!r} is no key; keys are whole numbers")
+    return int(text)
+
+
+def told(name: str, ask: Callable[[], T]) -> T:
+    """What `ask` answers; a QueryError becomes a BadRequest that names the parameter."""
+    try:
+        return ask()
+    except QueryError as error:
+        raise BadRequest(f"{name}: {error.message}") from error

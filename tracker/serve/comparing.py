@@ -1,0 +1,88 @@
+"""The page of two commits side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import filters, query
+from groupbench.tracker.compare import ORDER
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.rows import Filter
+from groupbench.tracker.serve import queries, work
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.database import version
+from groupbench.tracker.serve.jobs import Working
+from groupbench.tracker.serve.runs import find_run
+from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
+
+COMMITS = 60
+"""Commits that the form offers."""
+
+
+def compare(site: Site, asked: Asked) -> Page:
+    """Two commits, branches, runs or dates: each series, judged as `groupbench compare` does."""
+    a, b, force = asked.text("a"), asked.text("b"), asked.flag("force")
+    verdict = asked.choice("verdict", ("", *ORDER), "")
+    paging = paging_of(asked)
+    with site.database.read() as session:
+        where, form = slice_of(site, session, asked)
+        asked.done()
+        if where.words:
+            raise BadRequest("compare takes names, shapes and sizes; q is for /series")
+        form["commits"] = queries.newest_commits(session, COMMITS)
+        shown = {"path": "/compare", "asked": asked, "a": a, "b": b, "force": force, "verdict": verdict, **form}
+        if a is None or b is None:
+            return Page("compare.html", {"a": None, "b": None, "state": "asking"}, shown)
+        places = (find_place(session, "a", a), find_place(session, "b", b))
+        names: dict[str, Any] = dict(where.names)
+        slice_ = Filter(**names, shape=where.shapes, where=where.sizes)
+        of = ("compare", *places, force, slice_)
+        now = version(session)
+    try:
+        answer = site.jobs.ask(of, now, work.compare, site.database.location, *places, force, slice_)
+    except QueryError as error:
+        raise BadRequest(error.message) from error
+    data: dict[str, Any] = {"a": places[0].title, "b": places[1].title}
+    if isinstance(answer, Working):
+        data |= {"state": "crowded" if answer.crowded else "comparing", "seconds": round(answer.seconds, 1)}
+        return Page("compare.html", data, shown, again=1)
+    found: work.SideBySide = answer.value
+    rows = [row for row in found.rows if not verdict or row["verdict"] == verdict]
+    data |= {
+        "state": "stale" if answer.stale else "known",
+        "counts": found.counts,
+        "geometric_mean": found.geometric_mean,
+        "compared": found.compared,
+        "differences": list(found.differences[:20]),
+        "paging": paging.data(len(rows)),
+        "rows": paging.part(rows),
+        "seconds": round(found.seconds, 2),
+    }
+    return Page("compare.html", data, shown, again=2 if answer.stale else None)
+
+
+def find_place(session: Session, name: str, word: str) -> work.Place:
+    """What a word stands for, as `sides.find_side` has it, but neither a file nor what git alone knows.
+
+    Raises BadRequest.
+    """
+    try:
+        if word.startswith("run:"):
+            return _run(find_run(session, word.removeprefix("run:")))
+        if word.startswith("@"):
+            return _run(query.run_at(session, filters.instant(word[1:], end=True)))
+        try:
+            state = queries.stored_state(session, word)
+        except BadRequest:
+            if not filters.looks_like_date(word):
+                raise
+            return _run(query.run_at(session, filters.instant(word, end=True)))
+    except (QueryError, NotFound, BadRequest) as error:
+        raise BadRequest(f"{name}: {error.message}") from error
+    return work.Place(str(state), state=state)
+
+
+def _run(run: Any) -> work.Place:
+    return work.Place(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run=run.pk)

@@ -1,0 +1,97 @@
+"""The database of the dashboard: for asking one that cannot be written through, for alerts one that can.
+
+Serving never migrates: whoever looks must not change what they look at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import event, func, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.schema import HEAD, REVISIONS, AlertEvent, Comparison, Point, Run, Series
+from groupbench.tracker.store import Store, open_store, revision_of
+
+BUSY_MS = 5_000
+"""How long a request waits for another process's lock before it says so."""
+
+READERS = 4
+"""Requests that ask the database at one time; others queue, and none is refused."""
+
+Version = tuple[int, ...]
+"""Equal as long as nothing was added: what a cached answer is kept by."""
+
+
+@dataclass(frozen=True)
+class Database:
+    """An open database, and how many may ask at once."""
+
+    location: str
+    store: Store
+    _readers: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(READERS))
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that sees one state of the database, and cannot write."""
+        with self._readers, self.store.read() as session:
+            yield session
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def open_to_read(location: str) -> Database:
+    """A database whose connections refuse to write. Raises StoreError, also for one of another revision."""
+    _check_revision(location)
+    store = open_store(location, create=False)
+    listen = {"sqlite": _read_only_sqlite, "postgresql": _read_only_postgresql}.get(store.engine.dialect.name)
+    if listen is not None:
+        store.engine.dispose()  # the connection that opened it could write
+        event.listen(store.engine, "connect", listen)
+    return Database(location, store)
+
+
+def open_to_write(location: str) -> Store:
+    """The same for alerts alone. Raises StoreError."""
+    store = open_store(location, create=False)
+    if store.engine.dialect.name == "sqlite":
+        store.engine.dispose()
+        event.listen(store.engine, "connect", _patience)
+    return store
+
+
+def version(session: Session) -> Version:
+    """What changes with every run, point, comparison and alert that is stored: a few look-ups by key."""
+    keys = (Run.id, Series.id, Point.id, Comparison.id, AlertEvent.id)
+    return tuple(session.scalar(select(func.max(key))) or 0 for key in keys)
+
+
+def _check_revision(location: str) -> None:
+    """Raises StoreError for one that this version would have to migrate first."""
+    found = revision_of(location)
+    if found in REVISIONS and found != HEAD:
+        raise StoreError(
+            f"the database is at revision {found}, and this groupbench works with {HEAD}; `groupbench runs` migrates it"
+        )
+
+
+def _patience(connection: Any, _: Any) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS:d}")
+
+
+def _read_only_sqlite(connection: Any, record: Any) -> None:
+    _patience(connection, record)
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _read_only_postgresql(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+        cursor.execute("SET statement_timeout = '30s'")
+    connection.commit()

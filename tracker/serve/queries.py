@@ -1,0 +1,367 @@
+"""Questions of the pages: each reads no more rows than the page shows, and as few more as it can.
+
+A database of a million points has tens of thousands of series, so that search, order and page are the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import filters, query
+from groupbench.tracker.environment import hardware_class
+from groupbench.tracker.points import PPM
+from groupbench.tracker.query import NAMES, chunks
+from groupbench.tracker.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
+from groupbench.tracker.schema import Alert, Commit, Point, Run, Series, table_of
+from groupbench.tracker.serve.asked import BadRequest, NotFound
+
+RECENT_RUNS = 40
+"""Of the newest runs, as many are looked at for the newest results of a page of series."""
+
+FACETS = (*NAMES, "hardware")
+"""Fields of a series that a page offers to choose from."""
+
+_TEXT = ("operator", "backend", "mode", "dtype", "shape", "hardware", "host", "protocol")
+_SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
+_SORT = (
+    Series.operator, Series.shape, Series.dtype, Series.mode, Series.host, Series.protocol, Series.hardware,
+    Series.seed, Series.backend, Series.id,
+)  # fmt: skip
+_POINT = table_of(Point).columns
+_SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to hold a larger integer
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Which series a page is about: words that all occur, exact names, shapes with wildcards, and sizes."""
+
+    words: tuple[str, ...] = ()
+    names: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (facet, the values that it may have)
+    shapes: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+    def conditions(self, session: Session) -> list[ColumnElement[bool]]:
+        """For a query of series. Raises QueryError for sizes that are none."""
+        text: Any = Series.operator
+        for name in _TEXT[1:]:
+            text = text + " " + getattr(Series, name)
+        # LIKE knows no case on SQLite; elsewhere ILIKE is the one that knows none.
+        like = text.contains if session.get_bind().dialect.name == "sqlite" else _contains_any_case(text)
+        found: list[ColumnElement[bool]] = [like(word, autoescape=True) for word in self.words]
+        found += [getattr(Series, name).in_(values) for name, values in self.names if values]
+        if self.shapes:
+            found.append(or_(*(_fits(Series.shape, pattern) for pattern in self.shapes)))
+        found += [_holds(size) for text_ in self.sizes for size in filters.sizes(text_)]
+        return found
+
+
+def _contains_any_case(text: Any) -> Any:
+    return lambda word, autoescape: func.lower(text).contains(word.lower(), autoescape=autoescape)
+
+
+def facets(session: Session) -> dict[str, list[str]]:
+    """Every value of each field that a page offers to choose from."""
+    return {name: query.names(session, name) for name in FACETS}
+
+
+def series_keys(session: Session, where: Slice) -> list[int]:
+    """Keys of all series of a slice, in the order of their names."""
+    return list(session.scalars(select(Series.id).where(*where.conditions(session)).order_by(*_SORT)))
+
+
+def problem_keys(session: Session, where: Slice) -> list[list[int]]:
+    """The same by problem, which is all of a series but its backend."""
+    statement = select(*_SORT).where(*where.conditions(session)).order_by(*_SORT)
+    return [[row[-1] for row in own] for _, own in groupby(session.execute(statement), key=lambda row: row[:-2])]
+
+
+def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
+    return query.series_rows(session, keys)
+
+
+def one_series(session: Session, key: int) -> SeriesRow:
+    found = series_rows(session, [key]).get(key)
+    if found is None:
+        raise NotFound(f"no series {key}; /series lists them")
+    return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a point, what a list shows."""
+
+    pk: int
+    series: int
+    run: int
+    started: datetime
+    status: str
+    timing: str | None
+    median_ms: float | None
+    error: float | None
+    rms: float | None
+    baseline: bool
+    environment: int
+    message: str | None
+
+    @property
+    def timed(self) -> bool:
+        return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
+
+
+def newest_runs(session: Session, number: int, until: RunRow | None = None) -> list[int]:
+    """Keys of runs, the newest first."""
+    statement = select(Run.id).order_by(Run.started.desc(), Run.id.desc()).limit(number)
+    if until is not None:
+        statement = statement.where(_not_after(until))
+    return list(session.scalars(statement))
+
+
+def recent_results(
+    session: Session, keys: Sequence[int], *, runs: int = RECENT_RUNS, until: RunRow | None = None
+) -> dict[int, list[Result]]:
+    """The newest results of each series, the oldest of them first; by series.
+
+    Those of the newest `runs` runs; for a series that none of these holds, the newest that it has.
+    """
+    newest = newest_runs(session, runs, until)
+    found: dict[int, list[Result]] = {}
+    for chunk in chunks(keys, 200):
+        for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))):
+            found.setdefault(row.series_id, []).append(_result(row))
+    missing = [key for key in keys if key not in found]
+    for chunk in chunks(missing, 200):
+        for row in session.execute(_newest_of_each(chunk, until)):
+            found[row.series_id] = [_result(row)]
+    for rows in found.values():
+        rows.sort(key=lambda row: (row.started, row.run))
+    return found
+
+
+def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
+    order = func.row_number().over(partition_by=Point.series_id, order_by=(Run.started.desc(), Run.id.desc()))
+    ranked = select(Point.id.label("id"), order.label("place")).join(Run, Point.run_id == Run.id)
+    ranked = ranked.where(Point.series_id.in_(keys))
+    if until is not None:
+        ranked = ranked.where(_not_after(until))
+    inner = ranked.subquery()
+    return _results().join(inner, inner.columns.id == _POINT.id).where(inner.columns.place == 1)
+
+
+def _not_after(run: RunRow) -> ColumnElement[bool]:
+    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
+
+
+def _results() -> Any:
+    names = ("id", "series_id", "run_id", "status", "timing", "median_ms", "error_ppm", "rms", "baseline")
+    columns = [_POINT[name] for name in (*names, "environment_id", "message")]
+    return select(*columns, Run.started).join(Run, _POINT.run_id == Run.id)
+
+
+def _result(row: Any) -> Result:
+    error = None if row.error_ppm is None else row.error_ppm / PPM
+    return Result(row.id, row.series_id, row.run_id, row.started, row.status, row.timing, row.median_ms, error,
+                  row.rms, row.baseline, row.environment_id, row.message)  # fmt: skip
+
+
+def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
+    """Points by key, in the order of their series' names, then of time."""
+    found = [point for chunk in chunks(keys) for point in query._points(session, Point.id.in_(chunk))]
+    return sorted(found, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
+
+
+def newest_points(session: Session, series: SeriesRow, number: int) -> list[PointRow]:
+    """Of one series, the oldest first."""
+    newest = select(Point.id).join(Run, Point.run_id == Run.id).where(Point.series_id == series.pk)
+    keys = session.scalars(newest.order_by(Run.started.desc(), Run.id.desc()).limit(number))
+    return points(session, list(keys))
+
+
+def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -> list[int]:
+    """Of points that these runs have of these series."""
+    statement = select(_POINT.id).where(_POINT.run_id.in_(sorted(runs)))
+    return [
+        key for chunk in chunks(series, 200) for key in session.scalars(statement.where(_POINT.series_id.in_(chunk)))
+    ]
+
+
+def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
+    """How many points each has."""
+    statement = select(Point.series_id, func.count()).group_by(Point.series_id)
+    return {
+        key: number
+        for chunk in chunks(keys)
+        for key, number in session.execute(statement.where(Point.series_id.in_(chunk)))
+    }
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What a run holds."""
+
+    statuses: dict[str, int]
+    hardware: tuple[str, ...]
+    environments: tuple[EnvironmentRow, ...]
+
+
+def count_run(session: Session, run: int) -> RunCounts:
+    """Read from the run's points alone: a join with their series would take ten times as long."""
+    statement = select(_POINT.environment_id, _POINT.status, func.count()).where(_POINT.run_id == run)
+    rows = list(session.execute(statement.group_by(_POINT.environment_id, _POINT.status)))
+    environments = query.environment_rows(session, {row[0] for row in rows})
+    statuses: dict[str, int] = {}
+    for _, status, number in rows:
+        statuses[status] = statuses.get(status, 0) + number
+    known = tuple(environments[key] for key in sorted(environments))
+    return RunCounts(statuses, tuple(sorted({hardware_class(row.facts) for row in known})), known)
+
+
+def run_stamp(session: Session, run: int) -> tuple[int, int]:
+    """Changes when a run gains or loses points; read from an index."""
+    number, last = session.execute(select(func.count(), func.max(_POINT.id)).where(_POINT.run_id == run)).one()
+    return number, last or 0
+
+
+def find_runs(
+    session: Session, where: Sequence[ColumnElement[bool]], *, limit: int, offset: int
+) -> tuple[int, list[RunRow]]:
+    """(how many there are, those of one page) the newest first."""
+    number = session.scalar(select(func.count()).select_from(Run).join(Commit).where(*where)) or 0
+    statement = select(Run.id).join(Commit).where(*where).order_by(Run.started.desc(), Run.id.desc())
+    keys = list(session.scalars(statement.limit(limit).offset(offset)))
+    rows = query.run_rows(session, keys)
+    return number, [rows[key] for key in keys]
+
+
+def run_conditions(
+    session: Session,
+    *,
+    branches: Sequence[str] = (),
+    commit: str | None = None,
+    plan: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[ColumnElement[bool]]:
+    """What a page's parameters say of runs. Raises BadRequest for a commit that no run has."""
+    found: list[ColumnElement[bool]] = []
+    if branches:
+        found.append(Commit.branch.in_(branches))
+    if plan:
+        found.append(Run.plan == plan)
+    if since is not None:
+        found.append(Run.started >= since)
+    if until is not None:
+        found.append(Run.started < until)
+    if commit:
+        state = stored_state(session, commit)
+        found.append(and_(Commit.hash == state.commit, Run.dirty == state.dirty))
+    return found
+
+
+def results_of_run(
+    session: Session, run: RunRow, where: Slice, statuses: Sequence[str], *, limit: int, offset: int
+) -> tuple[int, list[tuple[SeriesRow, Result]]]:
+    """(how many there are, those of one page) in the order of the series' names."""
+    conditions: list[ColumnElement[bool]] = [Point.run_id == run.pk]
+    if statuses:
+        conditions.append(Point.status.in_(statuses))
+    slice_ = where.conditions(session)
+    counted = select(func.count()).select_from(Point).where(*conditions)
+    if slice_:
+        counted = counted.join(Series, Point.series_id == Series.id).where(*slice_)
+    number = session.scalar(counted) or 0
+    page = select(Point.series_id).join(Series, Point.series_id == Series.id).where(*conditions, *slice_)
+    keys = list(session.scalars(page.order_by(*_SORT).limit(limit).offset(offset)))
+    series = series_rows(session, keys)
+    found = {
+        row.series_id: _result(row)
+        for chunk in chunks(keys)
+        for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id == run.pk))
+    }
+    return number, [(series[key], found[key]) for key in keys]
+
+
+def alert_keys(
+    session: Session, states: Sequence[str], where: Slice, *, limit: int, offset: int
+) -> tuple[int, list[int]]:
+    """(how many there are, those of one page) the newest change first."""
+    conditions: list[ColumnElement[bool]] = [Alert.state.in_(states)] if states else []
+    slice_ = where.conditions(session)
+    statement = select(Alert.id).join(Run, Alert.run_id == Run.id)
+    counted = select(func.count()).select_from(Alert)
+    if slice_:
+        statement = statement.join(Series, Alert.series_id == Series.id)
+        counted = counted.join(Series, Alert.series_id == Series.id)
+    number = session.scalar(counted.where(*conditions, *slice_)) or 0
+    newest = statement.where(*conditions, *slice_).order_by(Run.started.desc(), Alert.id.desc())
+    return number, list(session.scalars(newest.limit(limit).offset(offset)))
+
+
+def alert_counts(session: Session) -> dict[str, int]:
+    """Alerts by state."""
+    rows = session.execute(select(Alert.state, func.count()).group_by(Alert.state))
+    return {str(state): int(number) for state, number in rows}
+
+
+def newest_commits(session: Session, number: int) -> list[tuple[str, str | None]]:
+    """(hash, with + where the tree was dirty; subject) of what was measured last."""
+    rows = query.run_rows(session, newest_runs(session, 4 * number)).values()
+    ordered = sorted(rows, key=lambda row: (row.started, row.pk), reverse=True)
+    return list({row.commit_text: row.subject for row in ordered}.items())[:number]
+
+
+def stored_state(session: Session, text: str) -> State:
+    """What a word stands for in the database alone: `latest`, `previous`, a branch, or the start of a hash.
+
+    Unlike `query.resolve_commit`, git is not asked: a request must not start a program. Raises BadRequest.
+    """
+    statement = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id)
+    newest = statement.order_by(Run.started.desc(), Run.id.desc())
+    if text in ("latest", "previous"):
+        place = 0 if text == "latest" else 1
+        states = list(dict.fromkeys(State(*row) for row in session.execute(newest.limit(200))))
+        if len(states) <= place:
+            raise BadRequest(f"no {text} commit: the database holds runs of {len(states)}")
+        return states[place]
+    clean = statement.order_by(Run.dirty, Run.started.desc(), Run.id.desc())
+    row = session.execute(clean.where(Commit.branch == text).limit(1)).first()
+    if row is not None:
+        return State(*row)
+    prefix = text.removesuffix("+")
+    hashes = list(session.scalars(select(Commit.hash).where(query.starts(Commit.hash, prefix)).limit(6)))
+    if prefix in hashes:
+        hashes = [prefix]
+    if not hashes:
+        raise BadRequest(f"no commit or branch {text!r} is stored; /runs lists what is")
+    if len(hashes) > 1:
+        raise BadRequest(f"commit {text!r} is ambiguous: {query.some([hash_[:12] for hash_ in hashes])}")
+    trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
+    dirty = text.endswith("+") or False not in trees
+    if dirty not in trees:
+        raise BadRequest(f"commit {prefix!r} has no run" + (" of a dirty tree" if trees else ""))
+    return State(hashes[0], dirty)
+
+
+def _fits(column: Any, pattern: str) -> ColumnElement[bool]:
+    """Shell wildcards * and ?; everything else is literal. On SQLite without regard to case, as LIKE is."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return or_(column == pattern, column.like(escaped.replace("*", "%").replace("?", "_"), escape="\\"))
+
+
+def _holds(size: filters.Size) -> ColumnElement[bool]:
+    value = Series.dims[size.name].as_float()
+    ends = []
+    if size.low is not None:
+        ends.append(value >= float(max(min(size.low, _SAFE_INTEGER), -_SAFE_INTEGER)))
+    if size.high is not None:
+        ends.append(value <= float(max(min(size.high, _SAFE_INTEGER), -_SAFE_INTEGER)))
+    inside = and_(*ends)
+    if not size.outside:
+        return inside
+    return and_(value.is_not(None), case((inside, False), else_=True))

@@ -1,0 +1,188 @@
+"""HTML from a page's data. Every text is escaped by the template engine; numbers and dates get their form here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+import msgspec
+from markupsafe import Markup, escape
+from starlette.requests import Request
+
+from groupbench.tracker.serve import static
+from groupbench.tracker.serve.security import Person
+from groupbench.tracker.serve.site import Page, Site
+
+TONES = {
+    "ok": "good", "improved": "good",
+    "wrong": "bad", "regressed": "bad", "error": "bad",
+    "insufficient": "faint", "unavailable": "faint", "new": "faint", "~": "faint", "skipped": "faint",
+}  # fmt: skip
+"""Class of a verdict, a status or a state; any other is a warning."""
+
+MARKS = {"good": "✓", "bad": "✕", "warn": "!", "faint": "·"}
+"""Colour is never alone."""
+
+TEMPLATES = (
+    *("layout.html", "macros.html", "overview.html", "runs.html", "run.html", "search.html", "series.html"),
+    *("point.html", "operators.html", "operator.html", "compare.html", "alerts.html", "alert.html", "login.html"),
+    "error.html",
+)
+
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/runs", "Runs"),
+    ("/series", "Series"),
+    ("/operators", "Operators"),
+    ("/compare", "Compare"),
+    ("/alerts", "Alerts"),
+)
+
+
+def render(request: Request, page: Page, person: Person | None) -> str:
+    """The page as HTML."""
+    site: Site = request.app.state.site
+    shown = dict(page.shown)
+    path = shown.get("path") or request.url.path
+    query = f"?{request.url.query}" if request.url.query else ""
+    here = f"{path}{query}"
+    return (
+        _environment()
+        .get_template(page.template)
+        .render(
+            data=page.data,
+            again=page.again,
+            navigation=NAVIGATION,
+            section="/" + path.strip("/").partition("/")[0],
+            here=here,
+            json=f"{'/overview' if path == '/' else quote(path)}.json{query}",
+            database=_short(site.database.store.name),
+            writes=site.guard.writes,
+            person=person if person is not None and person.session else None,
+            **{"figures": {}, **shown},
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    found.filters.update(
+        ms=milliseconds, percent=percent, signed=signed_percent, date=date, commit=short_commit, number=number,
+        tone=tone, count=count, embed=embed, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
+        breakable=breakable,
+    )  # fmt: skip
+    found.globals.update(static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS)
+    return found
+
+
+def prepare() -> None:
+    """Compile every template, and load every file that they name."""
+    for name in TEMPLATES:
+        _environment().get_template(name)
+    for name in (*static.FILES, "plotly.js"):
+        static.load(name)
+    static.style_marks()
+
+
+def _template(name: str) -> str:
+    return resources.files("groupbench.tracker.serve").joinpath(name).read_text(encoding="utf-8")
+
+
+def milliseconds(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:#.4g}".rstrip(".") if ms < 1000 else f"{ms:,.0f}"
+
+
+def breakable(text: str) -> Markup:
+    """A shape, which may be broken after its commas rather than anywhere."""
+    return Markup(str(escape(text)).replace(",", ",<wbr>"))
+
+
+def seconds(given: float) -> str:
+    return f"{given:.0f} s" if given >= 1 else "less than a second"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}%"
+
+
+def signed_percent(change: float | None) -> str:
+    return "" if change is None else f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%")
+
+
+def date(when: datetime | None) -> str:
+    return "" if when is None else f"{when:%Y-%m-%d %H:%M}"
+
+
+def short_commit(text: str | None) -> str:
+    return "" if text is None else text[:10] + ("+" if text.endswith("+") else "")
+
+
+def number(given: float | None, digits: int = 3) -> str:
+    if given is None:
+        return ""
+    return f"{given:,}" if isinstance(given, int) else f"{given:.{digits}g}"
+
+
+def count(given: int, one: str, many: str | None = None) -> str:
+    return f"{given:,} {one if given == 1 else many or one + 's'}"
+
+
+def value(given: Any) -> str:
+    """Any fact, in a list of facts."""
+    if isinstance(given, bool):
+        return "yes" if given else "no"
+    if isinstance(given, float):
+        return f"{given:.6g}"
+    if isinstance(given, datetime):
+        return date(given) + " UTC"
+    if isinstance(given, dict):
+        return ", ".join(f"{name}={item}" for name, item in given.items())
+    if isinstance(given, list | tuple):
+        return ", ".join(map(str, given))
+    return "" if given is None else str(given)
+
+
+def tone(word: str | None) -> str:
+    return "faint" if not word else TONES.get(word, "warn")
+
+
+def embed(given: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = msgspec.json.encode(given).decode()
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:
+    """A line of the last latencies, never drawn steeper than its noise deserves: at least 3 % to each side."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < 2:
+        return Markup("")
+    typical = sorted(known)[len(known) // 2]
+    low, high = min(*known, 0.97 * typical), max(*known, 1.03 * typical)
+    step = (width - 6) / (len(known) - 1)
+    points = [(3 + step * i, 3 + (height - 6) * (high - v) / ((high - low) or 1)) for i, v in enumerate(known)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    x, y = points[-1]
+    return Markup(
+        f'<svg class="spark" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">'
+        f'<polyline points="{path}"/><circle cx="{x:.1f}" cy="{y:.1f}" r="2.2"/></svg>'
+    )
+
+
+def _short(name: str) -> str:
+    """A file by its name alone: its folder is nobody's business."""
+    return name if "://" in name else name.replace("\\", "/").rpartition("/")[2]

@@ -1,0 +1,180 @@
+"""Pages of runs: the overview, which tells the newest one's verdict; the list; one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import alerts as stored
+from groupbench.tracker import query
+from groupbench.tracker.environment import declared
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.record import STATUSES
+from groupbench.tracker.rows import RunRow
+from groupbench.tracker.serve import queries
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.jobs import Failed, Known, Working
+from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.serve.work import Verdict
+
+NEWEST_RUNS = 8
+NEWEST_ALERTS = 10
+_AGAIN_S = 2
+
+
+def overview(site: Site, asked: Asked) -> Page:
+    """The newest run's verdict, what changed, the alerts that are open, the newest runs."""
+    paging = paging_of(asked)
+    asked.done()
+    with site.database.read() as session:
+        run = _newest(session)
+        if run is None:
+            return Page(
+                "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
+            )
+        told, again = verdict_data(site.verdict(session, run), paging)
+        counts = queries.alert_counts(session)
+        _, keys = queries.alert_keys(session, stored.OPEN, queries.Slice(), limit=NEWEST_ALERTS, offset=0)
+        found = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
+        _, newest = queries.find_runs(session, [], limit=NEWEST_RUNS, offset=0)
+        data = {
+            "run": run_data(site, session, run),
+            "verdict": told,
+            "alerts": {
+                "counts": {state: counts[state] for state in stored.STATES if counts.get(state)},
+                "open": [alert_data(found[key]) for key in keys if key in found],
+            },
+            "runs": [run_data(site, session, row) for row in newest],
+        }
+    return Page("overview.html", data, {"path": "/", "asked": asked}, again=again)
+
+
+def runs(site: Site, asked: Asked) -> Page:
+    """The runs, the newest first."""
+    paging = paging_of(asked)
+    branches, commit, plan = asked.texts("branch"), asked.text("commit"), asked.text("plan")
+    since, until = asked.date("since"), asked.date("until", end=True)
+    asked.done()
+    with site.database.read() as session:
+        conditions = queries.run_conditions(
+            session, branches=branches, commit=commit, plan=plan, since=since, until=until
+        )
+        number, found = queries.find_runs(session, conditions, limit=paging.size, offset=paging.offset)
+        data = {"paging": paging.data(number), "runs": [run_data(site, session, row) for row in found]}
+    return Page("runs.html", data, {"path": "/runs", "asked": asked})
+
+
+def run(site: Site, asked: Asked, identifier: str) -> Page:
+    """One run: what it holds, and its verdict where that is asked for or known."""
+    paging = paging_of(asked)
+    statuses, judge = asked.texts("status"), asked.flag("verdict")
+    for status in statuses:
+        if status not in STATUSES:
+            raise BadRequest(f"no status {status[:40]!r}; known: {', '.join(STATUSES)}")
+    with site.database.read() as session:
+        where, form = slice_of(site, session, asked)
+        asked.done()
+        row = find_run(session, identifier)
+        told, again = None, None
+        verdicts: dict[int, str] = {}
+        newest = _newest(session)
+        if judge or (newest is not None and newest.pk == row.pk):
+            answer = site.verdict(session, row)
+            told, again = verdict_data(answer, Paging(1, paging.size))
+            verdicts = answer.value.by_series if isinstance(answer, Known) else {}
+        number, found = queries.results_of_run(session, row, where, statuses, limit=paging.size, offset=paging.offset)
+        counts = site.counts(session, row)
+        data = {
+            "run": run_data(site, session, row),
+            "environments": [environment_data(each) for each in counts.environments],
+            "verdict": told,
+            "paging": paging.data(number),
+            "results": [
+                {
+                    **series_facts(series),
+                    "point": f"{series.pk}.{row.pk}",
+                    "verdict": verdicts.get(series.pk),
+                    **result_data(result, series),
+                }
+                for series, result in found
+            ],
+        }
+    shown = {"path": f"/runs/{row.id}", "asked": asked, "statuses": statuses, **form}
+    return Page("run.html", data, shown, again=again)
+
+
+def find_run(session: Session, identifier: str) -> RunRow:
+    """The run whose id starts like this. Raises NotFound."""
+    try:
+        return query.find_run(session, identifier)
+    except QueryError as error:
+        raise NotFound(error.message) from error
+
+
+def _newest(session: Session) -> RunRow | None:
+    _, found = queries.find_runs(session, [], limit=1, offset=0)
+    return found[0] if found else None
+
+
+def run_data(site: Site, session: Session, row: RunRow) -> dict[str, Any]:
+    counts = site.counts(session, row)
+    statuses = {status: counts.statuses[status] for status in STATUSES if status in counts.statuses}
+    return {**run_facts(row), "hardware": list(counts.hardware), "counts": statuses}
+
+
+def environment_data(row: Any) -> dict[str, Any]:
+    facts = {name: value for name, value in declared(row.facts).items() if value is not None}
+    return {"environment": row.identity, **facts}
+
+
+def result_data(result: queries.Result, series: Any) -> dict[str, Any]:
+    """A result in a list."""
+    ms = result.median_ms
+    return {
+        "status": result.status,
+        "timing": result.timing,
+        "latency_ms": ms,
+        "error": result.error,
+        "tflops": series.flops / ms / 1e9 if result.timed and ms and series.flops else None,
+        "gbps": series.min_bytes / ms / 1e6 if result.timed and ms and series.min_bytes else None,
+        "rms": result.rms,
+        "baseline": result.baseline,
+        "message": result.message,
+    }
+
+
+def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
+    """An alert as `groupbench alerts --json` gives it, with the series' key and its events apart."""
+    events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in alert.events]
+    return {
+        **alert.flat(),
+        "series": alert.series.pk,
+        "run": alert.run.id,
+        "base_commit": None if alert.base_run is None else alert.base_run.commit_text,
+        "events": events,
+    }
+
+
+def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
+    """(a verdict as pages tell it, seconds until it is worth asking again)."""
+    if isinstance(answer, Working):
+        return {"state": "crowded" if answer.crowded else "judging", "seconds": round(answer.seconds, 1)}, _AGAIN_S
+    if isinstance(answer, Failed):
+        return {"state": "failed", "error": answer.message}, None
+    found: Verdict = answer.value
+    rows = paging.part(found.rows)
+    told = {
+        "state": "stale" if answer.stale else "known",
+        "run": found.run,
+        "word": found.word,
+        "summary": found.summary,
+        "exit_code": found.exit_code,
+        "counts": found.counts,
+        "folded": list(found.folded),
+        "paging": paging.data(len(found.rows)),
+        "rows": list(rows),
+        "unmeasured": {"total": len(found.unmeasured), "rows": list(found.unmeasured[: paging.size])},
+        "seconds": round(found.seconds, 2),
+    }
+    return told, _AGAIN_S if answer.stale else None

@@ -1,0 +1,159 @@
+"""Who may read and who may write.
+
+Reading asks for nothing but a request that means this server, by its Host header: so a foreign page cannot reach it
+under a name of its own, which its name server points here. Writing asks for the token, in an Authorization
+header or, of a person, once in a form; a session then stands for it in a cookie that no script reads and no other site
+sends. The token is never kept in a cookie, an address or a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from groupbench.tracker.errors import TrackerError
+
+COOKIE = "groupbench"
+SHORTEST_TOKEN = 16
+SESSION_S = 12 * 3600
+_MOST_SESSIONS = 1_000
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Refused(TrackerError):
+    """Nobody who may do this asked: answered with 401 or 403."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who showed the token."""
+
+    who: str  # as they call themselves; empty where a program did not say
+    csrf: str | None  # what their forms carry; None of a program, whose header no other site can send
+    session: str | None = None
+
+
+class Guard:
+    """The token and the sessions that it opened, which end with the process."""
+
+    def __init__(self, token: str | None = None) -> None:
+        if token is not None and len(token) < SHORTEST_TOKEN:
+            raise Refused(f"the token has {len(token)} characters, {SHORTEST_TOKEN} are the least; {MAKE_TOKEN}", 401)
+        self._digest = None if token is None else _digest(token)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, tuple[Person, float]] = {}  # by digest of the cookie; until when
+
+    @property
+    def writes(self) -> bool:
+        """Whether anybody may write at all."""
+        return self._digest is not None
+
+    def knows(self, token: str) -> bool:
+        """In the same time for every wrong token."""
+        return self._digest is not None and hmac.compare_digest(_digest(token), self._digest)
+
+    def begin(self, who: str) -> tuple[str, Person]:
+        """(what the cookie holds, the person) of a new session."""
+        cookie = secrets.token_urlsafe(32)
+        person = Person(who, secrets.token_urlsafe(32), _digest(cookie).hex())
+        with self._lock:
+            now = time.monotonic()
+            self._sessions = {key: kept for key, kept in self._sessions.items() if kept[1] > now}
+            while len(self._sessions) >= _MOST_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
+            self._sessions[str(person.session)] = (person, now + SESSION_S)
+        return cookie, person
+
+    def end(self, person: Person) -> None:
+        with self._lock:
+            self._sessions.pop(str(person.session), None)
+
+    def person(self, request: Request) -> Person | None:
+        """Who asks, where they showed the token. Raises Refused for a wrong one."""
+        header = request.headers.get("authorization")
+        if header is not None:
+            scheme, _, token = header.partition(" ")
+            if scheme.lower() != "bearer" or not self.knows(token.strip()):
+                raise Refused("the Authorization header does not hold the server's token", 401)
+            return Person("", None)
+        cookie = request.cookies.get(COOKIE)
+        if not cookie:
+            return None
+        with self._lock:
+            person, until = self._sessions.get(_digest(cookie).hex(), (None, 0.0))
+        return person if until > time.monotonic() else None
+
+    def writer(self, request: Request, csrf: str | None) -> Person:
+        """Who may write by this request. Raises Refused."""
+        if not self.writes:
+            raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
+        same_site(request)
+        person = self.person(request)
+        if person is None:
+            raise Refused("writing needs the token: log in, or send it as `Authorization: Bearer TOKEN`", 401)
+        if person.csrf is not None and not hmac.compare_digest((csrf or "").encode(), person.csrf.encode()):
+            raise Refused("the form is not of this session; open its page again", 403)
+        return person
+
+
+MAKE_TOKEN = "`python -c 'import secrets; print(secrets.token_urlsafe())' > token` makes one"
+
+
+def same_site(request: Request) -> None:
+    """Raises Refused for a form that another site sent."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Refused("the request comes from another site", 403)
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+        raise Refused("the request comes from another site", 403)
+
+
+def host_of(header: str) -> str:
+    """The name of a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def is_number(host: str) -> bool:
+    """Whether a host is an address rather than a name, which somebody else's name server could point here."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches an address."""
+    return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

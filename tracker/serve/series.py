@@ -1,0 +1,192 @@
+"""Pages of series: the search, one series with its history, one point with its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import query
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.report import figures, gather
+from groupbench.tracker.report.shown import Mark, RunLabel, SeriesHistory
+from groupbench.tracker.rows import HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.schema import Series
+from groupbench.tracker.serve import queries
+from groupbench.tracker.serve.asked import Asked, NotFound
+from groupbench.tracker.serve.jobs import Known
+from groupbench.tracker.serve.runs import alert_data, environment_data, result_data
+from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
+
+LAST = 500
+"""Points of a history that are drawn unless more are asked for."""
+
+MOST = 5_000
+
+MOVED = ("regressed", "improved", "suspect", "unresolved")
+
+
+def search(site: Site, asked: Asked) -> Page:
+    """Series by words, names and sizes, with the newest result of each."""
+    paging = paging_of(asked)
+    with site.database.read() as session:
+        where, form = slice_of(site, session, asked)
+        asked.done()
+        keys = site.series_keys(session, where)
+        rows = queries.series_rows(session, paging.part(keys))
+        found = [rows[key] for key in paging.part(keys)]
+        data = {"paging": paging.data(len(keys)), "series": newest_data(session, found)}
+    return Page("search.html", data, {"path": "/series", "asked": asked, **form})
+
+
+def newest_data(session: Session, found: Sequence[SeriesRow]) -> list[dict[str, Any]]:
+    """Each series with its newest result, the latencies before it, and how many points it has."""
+    keys = [row.pk for row in found]
+    results = queries.recent_results(session, keys)
+    numbers = queries.counts_of_series(session, keys)
+    newest = {own[-1].run for own in results.values()}
+    runs = query.run_rows(session, newest)
+    rows = []
+    for row in found:
+        own = results.get(row.pk, [])
+        told: dict[str, Any] = {**series_facts(row), "points": numbers.get(row.pk, 0), "newest": None, "recent_ms": []}
+        if own:
+            run = runs[own[-1].run]
+            told["newest"] = {"run": run.id, "started": run.started, "commit": run.commit_text,
+                              **result_data(own[-1], row)}  # fmt: skip
+            # Only like with like: an environment or a kind of timing of before is another scale.
+            like = (own[-1].environment, own[-1].timing)
+            told["recent_ms"] = [r.median_ms for r in own if r.timed and (r.environment, r.timing) == like]
+        rows.append(told)
+    return rows
+
+
+def series(site: Site, asked: Asked, key: int) -> Page:
+    """One series: its history with what happened to it, and its points."""
+    last, paging = asked.number("last", LAST, 1, MOST), paging_of(asked)
+    asked.done()
+    with site.database.read() as session:
+        row = queries.one_series(session, key)
+        points = queries.newest_points(session, row, last)
+        alerts = site.alerts_of(session, key)
+        runs = [point.run for point in points]
+        where = gather.places(runs)
+        bursts = gather.newest_bursts(session, points, where)
+        told = gather.histories(points, where, stored=alerts, bursts=bursts)
+        number = queries.counts_of_series(session, [key]).get(key, 0)
+        verdict = _verdict(site, session, key)
+        siblings = newest_data(session, _other_backends(session, row))
+    labels = gather.run_labels(runs)
+    history = _with_verdict(told[0], verdict, labels) if told else None
+    rows = changes(points)[::-1]
+    page = paging.part(rows)
+    data = {
+        "series": {**series_facts(row), "dims": row.dims, "flops": row.flops, "min_bytes": row.min_bytes,
+                   "points": number},
+        "verdict": verdict,
+        "shown": len(points),
+        "marks": [{"kind": m.kind, "run": labels[m.at].run, "commit": labels[m.at].commit, "text": m.text}
+                  for m in (history.marks if history else ())],
+        "levels": [{"first": labels[level.first].run, "last": labels[level.last].run, "ms": level.ms}
+                   for level in (history.levels if history else ())],
+        "alerts": [alert_data(alert) for alert in alerts],
+        "other_backends": siblings,
+        "paging": paging.data(len(rows)),
+        "points": [point_data(each) for each in page],
+    }  # fmt: skip
+    drawn: dict[str, Any] = {}
+    if history is not None:
+        if any(value is not None for value in history.ms):
+            drawn["latency"] = figures.latency_history(history, labels)
+        if any(value is not None for value in history.rms):
+            drawn["accuracy"] = figures.accuracy_history(history, labels)
+        if history.bursts:
+            drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
+    return Page("series.html", data, {"path": f"/series/{key}", "asked": asked, "figures": drawn})
+
+
+def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> SeriesHistory:
+    """With a mark where the gate sees a change that history alone does not show yet."""
+    row = verdict and verdict["told"]
+    if not row or row["verdict"] not in MOVED or row["what"] != "latency" or row["change"] is None:
+        return history
+    at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
+    if at is None or any(mark.kind == "change" and mark.at == at for mark in history.marks):
+        return history
+    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%")
+    return replace(history, marks=tuple(sorted((*history.marks, mark), key=lambda mark: mark.at)))
+
+
+def changes(points: Sequence[PointRow]) -> list[HistoryRow]:
+    """Points of one series, the oldest first, each against the latest earlier speed in its environment."""
+    rows: list[HistoryRow] = []
+    speeds: dict[tuple[str, str | None], float] = {}
+    before: PointRow | None = None
+    for point in points:
+        rows.append(HistoryRow(point, query._change(point, speeds), query._differences(before, point)))
+        before = point
+    return rows
+
+
+def point_data(row: HistoryRow) -> dict[str, Any]:
+    """A point in the table of its series: what the series says already is left out."""
+    said = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed", "speedup")
+    return {name: value for name, value in row.flat().items() if name not in said}
+
+
+def point(site: Site, asked: Asked, identifier: str) -> Page:
+    """Everything of one point, samples included."""
+    asked.done()
+    with site.database.read() as session:
+        try:
+            found = query.find_point(session, identifier)
+        except QueryError as error:
+            raise NotFound(error.message) from error
+    row = found.point
+    bursts = gather.Bursts(0, found.bursts_ms)
+    data = {
+        "point": row.id,
+        "series": {**series_facts(row.series), "dims": row.series.dims},
+        "run": {**run_facts(row.run), "command": found.command, "author": found.author, "committed": found.committed,
+                "parents": list(found.parents)},
+        "result": {name: value for name, value in row.flat().items()
+                   if name not in (*series_facts(row.series), *run_facts(row.run), "id", "dirty", "environment")},
+        "first_bad": found.first_bad,
+        "bursts_ms": found.bursts_ms,
+        "telemetry": [_whole(row) for row in found.telemetry],
+        "kernels": [_whole(row) for row in found.kernels],
+        "environment": environment_data(row.environment),
+    }  # fmt: skip
+    drawn = {}
+    if found.bursts_ms:
+        drawn["bursts"] = figures.burst_distribution([bursts], [gather.label_of(row.run)])
+    return Page("point.html", data, {"path": f"/points/{row.id}", "asked": asked, "figures": drawn})
+
+
+def _whole(row: msgspec.Struct) -> dict[str, Any]:
+    """With the fields that a record leaves out."""
+    return {name: getattr(row, name) for name in row.__struct_fields__}
+
+
+def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
+    """What the newest run's verdict says of a series, where it is known by now."""
+    _, newest = queries.find_runs(session, [], limit=1, offset=0)
+    if not newest:
+        return None
+    answer = site.verdict(session, newest[0], patience=0)
+    if not isinstance(answer, Known) or key not in answer.value.by_series:
+        return None
+    row = next((row for row in answer.value.rows if row["series"] == key), None)
+    return {"run": newest[0].id, "verdict": answer.value.by_series[key], "stale": answer.stale, "told": row}
+
+
+def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:
+    same = [getattr(Series, name) == getattr(row, name)
+            for name in ("operator", "shape", "dtype", "mode", "host", "protocol", "hardware", "seed")]  # fmt: skip
+    keys = list(session.scalars(select(Series.id).where(*same, Series.id != row.pk).order_by(Series.backend).limit(50)))
+    rows = queries.series_rows(session, keys)
+    return [rows[key] for key in keys]

@@ -1,0 +1,177 @@
+"""What all pages share: the database, what is worked out beside it, who may write, and a few answers that keep."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import alerts, filters
+from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.rows import RunRow, SeriesRow
+from groupbench.tracker.schema import Alert, Series
+from groupbench.tracker.serve import queries, work
+from groupbench.tracker.serve.asked import Asked, BadRequest, told
+from groupbench.tracker.serve.database import Database, version
+from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
+from groupbench.tracker.serve.security import Guard
+from groupbench.tracker.store import Store
+
+T = TypeVar("T")
+
+PER_PAGE = 50
+MOST_PER_PAGE = 500
+_KEPT_RUNS = 2_000
+_KEPT_LISTS = 24
+
+SERIES_FACTS = ("operator", "backend", "mode", "dtype", "shape", "hardware", "host", "protocol", "seed")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a view answers with. `data` is all that is shown, and is the answer in JSON; `shown` is how."""
+
+    template: str
+    data: dict[str, Any]
+    shown: Mapping[str, Any] = field(default_factory=dict)  # figures, links, choices of a form
+    status: int = 200
+    again: int | None = None  # seconds until it is worth asking again: something is being worked out
+
+
+class Site:
+    """The open dashboard."""
+
+    def __init__(self, database: Database, jobs: Jobs, guard: Guard, writer: Store | None = None) -> None:
+        self.database, self.jobs, self.guard, self.writer = database, jobs, guard, writer
+        self._lock = threading.Lock()
+        self._facets: tuple[int, dict[str, list[str]]] | None = None
+        self._counts: dict[int, tuple[tuple[int, int], queries.RunCounts]] = {}
+        self._lists: OrderedDict[Hashable, tuple[int, list[Any]]] = OrderedDict()
+
+    def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
+        """Keys of all series of a slice, in their order: the next page asks for the same."""
+        return self._listed(session, ("series", where), lambda: queries.series_keys(session, where))
+
+    def problem_keys(self, session: Session, where: queries.Slice) -> list[list[int]]:
+        """The same by problem."""
+        return self._listed(session, ("problems", where), lambda: queries.problem_keys(session, where))
+
+    def _listed(self, session: Session, of: Hashable, ask: Callable[[], list[Any]]) -> list[Any]:
+        last = _last_series(session)
+        with self._lock:
+            kept = self._lists.get(of)
+        if kept is None or kept[0] != last:
+            kept = (last, ask())
+        with self._lock:
+            self._lists[of] = kept
+            self._lists.move_to_end(of)
+            while len(self._lists) > _KEPT_LISTS:
+                self._lists.popitem(last=False)
+        return kept[1]
+
+    def facets(self, session: Session) -> dict[str, list[str]]:
+        """What there is to choose from."""
+        last = _last_series(session)
+        kept = self._facets
+        if kept is None or kept[0] != last:
+            kept = self._facets = (last, queries.facets(session))
+        return kept[1]
+
+    def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
+        """What a run holds: counted once."""
+        stamp = queries.run_stamp(session, run.pk)
+        kept = self._counts.get(run.pk)
+        if kept is None or kept[0] != stamp:
+            kept = (stamp, queries.count_run(session, run.pk))
+            with self._lock:
+                if len(self._counts) >= _KEPT_RUNS:
+                    self._counts.clear()
+                self._counts[run.pk] = kept
+        return kept[1]
+
+    def verdict(self, session: Session, run: RunRow, *, patience: float | None = None) -> Known | Working | Failed:
+        """The gate's verdict on a run. A page shows the rest where there is none."""
+        of, where = ("verdict", run.pk), self.database.location
+        try:
+            return self.jobs.ask(of, version(session), work.judge, where, run.id, patience=patience)
+        except TrackerError as error:
+            return Failed(error.message)
+
+    def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
+        """Those of one series: most have none, which an index tells."""
+        keys = set(session.scalars(select(Alert.id).where(Alert.series_id == series)))
+        return alerts.find(session, keys=keys) if keys else []
+
+    def close(self) -> None:
+        self.jobs.close()
+        if self.writer is not None:
+            self.writer.close()
+        self.database.close()
+
+
+def _last_series(session: Session) -> int:
+    """Series are only ever added: as long as their last key is the same, so are they."""
+    return session.scalar(select(func.max(Series.id))) or 0
+
+
+def slice_of(site: Site, session: Session, asked: Asked) -> tuple[queries.Slice, dict[str, Any]]:
+    """(the slice that a request asks for, the choices of its form). Raises BadRequest, also for an unknown name."""
+    choices = site.facets(session)
+    words = asked.text("q")
+    names = {name: asked.texts(name) for name in queries.FACETS}
+    for name, values in names.items():
+        for value in values:
+            if value not in choices[name]:
+                known = ", ".join(choices[name][:12]) + (", …" if len(choices[name]) > 12 else "")
+                raise BadRequest(f"no {name} {value[:80]!r}; known: {known or 'none'}")
+    shapes, sizes = asked.texts("shape"), asked.texts("where")
+    for text in sizes:
+        told("where", partial(filters.sizes, text))
+    given = {"q": words or "", **names, "shape": shapes, "where": sizes}
+    where = queries.Slice(tuple((words or "").split()), tuple(names.items()), shapes, sizes)
+    return where, {"choices": {name: values for name, values in choices.items() if len(values) > 1}, "given": given}
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Which part of a long list a page shows."""
+
+    number: int  # of the page, from 1
+    size: int
+
+    @property
+    def offset(self) -> int:
+        return (self.number - 1) * self.size
+
+    def part(self, whole: Sequence[T]) -> Sequence[T]:
+        """Of a list in hand."""
+        return whole[self.offset : self.offset + self.size]
+
+    def data(self, total: int) -> dict[str, int]:
+        return {"page": self.number, "per_page": self.size, "pages": max(1, -(-total // self.size)), "total": total}
+
+
+def paging_of(asked: Asked) -> Paging:
+    return Paging(asked.number("page", 1, 1, 10**6), asked.number("per_page", PER_PAGE, 1, MOST_PER_PAGE))
+
+
+def series_facts(series: SeriesRow) -> dict[str, Any]:
+    return {"series": series.pk, **{name: getattr(series, name) for name in SERIES_FACTS}}
+
+
+def run_facts(run: RunRow) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "started": run.started,
+        "commit": run.commit_text,
+        "branch": run.branch,
+        "subject": run.subject,
+        "plan": run.plan,
+        "trigger": run.trigger,
+    }

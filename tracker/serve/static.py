@@ -1,0 +1,79 @@
+"""The files that pages load: a fixed set, each known by its name alone. No address becomes a path."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from groupbench.tracker.serve.asked import NotFound
+
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+FILES = {
+    "serve.css": ("groupbench.tracker.serve", "serve.css"),
+    "serve.js": ("groupbench.tracker.serve", "serve.js"),
+    "plotly.css": ("groupbench.tracker.serve", "plotly.css"),
+    "icon.svg": ("groupbench.tracker.serve", "icon.svg"),
+    "draw.js": ("groupbench.tracker.report", "draw.js"),
+    "tables.js": ("groupbench.tracker.report", "tables.js"),
+}
+"""name: (package, file); and plotly.js, which comes from plotly's own package."""
+
+
+@dataclass(frozen=True)
+class File:
+    body: bytes
+    packed: bytes  # by gzip
+    digest: str
+    kind: str
+
+
+@lru_cache(maxsize=16)
+def load(name: str) -> File:
+    """A file by its name. Raises NotFound."""
+    if name == "plotly.js":
+        body = _plotly()
+    elif name in FILES:
+        package, file = FILES[name]
+        body = resources.files(package).joinpath(file).read_bytes()
+    else:
+        raise NotFound(f"no file {name[:80]!r}")
+    kind = _TYPES[name.rpartition(".")[2]]
+    return File(body, gzip.compress(body, 6, mtime=0), hashlib.sha256(body).hexdigest()[:16], kind)
+
+
+def address(name: str) -> str:
+    """Where a page loads it from: another address whenever it changes, so that browsers may keep it for good."""
+    return f"/static/{name}?v={load(name).digest}"
+
+
+@lru_cache(maxsize=1)
+def style_marks() -> tuple[str, ...]:
+    """Names of elements that keep plotly's map library from making a style element, which the content policy forbids.
+
+    It looks for the element that it would have made by a name of 64 digits, and makes none where it finds one.
+    """
+    return tuple(re.findall(r'getElementById\("([0-9a-f]{64})"\)', load("plotly.js").body.decode()))
+
+
+def static_file(name: str, headers: Headers) -> Response:
+    file = load(name)
+    tag = f'"{file.digest}"'
+    answer = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": tag, "Vary": "Accept-Encoding"}
+    if headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=answer)
+    if "gzip" in headers.get("accept-encoding", ""):
+        return Response(file.packed, headers={**answer, "Content-Encoding": "gzip"}, media_type=file.kind)
+    return Response(file.body, headers=answer, media_type=file.kind)
+
+
+def _plotly() -> bytes:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().encode()

@@ -1,0 +1,152 @@
+"""The work of `jobs`, done in a process of its own: what goes in and what comes out can be pickled."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from groupbench.tracker.rows import Filter, State
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A run's verdict, as pages show it."""
+
+    run: str
+    run_pk: int
+    word: str
+    summary: str
+    exit_code: int
+    counts: dict[str, int]
+    folded: tuple[str, ...]  # a line for each reason that several series share
+    rows: tuple[dict[str, Any], ...]  # what else changed or has something to be said of it, the gravest first
+    unmeasured: tuple[dict[str, Any], ...]  # expected, but without a result, and why
+    by_series: dict[int, str] = field(repr=False)  # the verdict on each
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two sides compared, as pages show it."""
+
+    a: str
+    b: str
+    counts: dict[str, int]
+    geometric_mean: float | None
+    compared: int  # series that have a ratio
+    differences: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...] = field(repr=False)  # each series, the gravest first
+    seconds: float = 0.0
+
+
+def judge(location: str, run: str) -> Verdict:
+    """The verdict on the run of an id. Raises TrackerError."""
+    from groupbench.tracker import query
+    from groupbench.tracker.gate import judge_run
+    from groupbench.tracker.rows import MEASURED
+    from groupbench.tracker.serve.database import open_to_read
+
+    began = time.perf_counter()
+    database = open_to_read(location)
+    try:
+        with database.read() as session:
+            found = judge_run(session, query.find_run(session, run))
+    finally:
+        database.close()
+    lines, rest = found.folded
+    return Verdict(
+        run=found.run.id,
+        run_pk=found.run.pk,
+        word=found.word,
+        summary=found.summary,
+        exit_code=found.exit_code,
+        counts=found.counts,
+        folded=tuple(lines),
+        rows=tuple(
+            {
+                "series": row.series.pk,
+                **row.flat(),
+                "since": row.since,
+                "head": _head(row),
+                "base": _base(row),
+                "head_run": None if row.span is None else row.span.head.id,
+            }
+            for row in rest
+        ),
+        unmeasured=tuple(
+            {
+                "series": row.series.pk,
+                **{name: getattr(row.series, name) for name in ("operator", "backend", "mode", "shape", "dtype")},
+                "status": "absent" if row.point is None else row.point.status,
+                "verdict": row.verdict,
+                "reason": row.note,
+            }
+            for row in found.rows
+            if row.point is None or row.point.status not in MEASURED
+        ),
+        by_series={row.series.pk: row.verdict for row in found.rows},
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _head(row: Any) -> str | None:
+    return None if row.span is None else row.span.head.commit_text
+
+
+def _base(row: Any) -> str | None:
+    return None if row.span is None or row.span.base is None else row.span.base.commit_text
+
+
+@dataclass(frozen=True)
+class Place:
+    """A side of a comparison: a run, or all runs of a state of the code."""
+
+    title: str
+    run: int | None = None
+    state: State | None = None
+
+
+def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> SideBySide:
+    """Every series of either side. Raises TrackerError."""
+    from groupbench.tracker import query, sides
+    from groupbench.tracker.compare import ORDER, Comparison, compare_series
+    from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.serve.database import open_to_read
+
+    began = time.perf_counter()
+    database = open_to_read(location)
+    found = []
+    try:
+        with database.read() as session:
+            for place in (a, b):
+                if place.run is not None:
+                    points = query.points_of_run(session, query.run_rows(session, [place.run])[place.run])
+                else:
+                    assert place.state is not None
+                    points = query.points_of_state(session, place.state)
+                found.append(sides.Side(place.title, tuple(points), place.state))
+    finally:
+        database.close()
+    if found[0].points == found[1].points:
+        raise QueryError(f"A and B are the same {a.title}; give two")
+    series = {point.series.sort_key: point.series for side in found for point in side.points}
+    allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
+    at_a, at_b = (
+        sides.by_series([point for point in side.points if point.series.sort_key in allowed]) for side in found
+    )
+    pairs = [
+        compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force) for key in sorted({*at_a, *at_b})
+    ]
+    whole = Comparison(found[0], found[1], tuple(pairs))
+    ordered = sorted(pairs, key=lambda pair: (ORDER.index(pair.verdict), -abs((pair.ratio or 1.0) - 1.0)))
+    return SideBySide(
+        a=a.title,
+        b=b.title,
+        counts=whole.counts,
+        geometric_mean=whole.geometric_mean,
+        compared=sum(pair.ratio is not None for pair in pairs),
+        differences=whole.differences,
+        rows=tuple({"series": pair.series.pk, **pair.flat()} for pair in ordered),
+        seconds=time.perf_counter() - began,
+    )
