@@ -43,6 +43,7 @@ LATEST = 9
 """Of the newest results, as many at most decide whether a level is back."""
 
 _SIGMAS = 3.0
+_ASKED = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
 
 
@@ -155,12 +156,19 @@ def find(
     if until is not None:
         before = or_(Run.started < until.started, and_(Run.started == until.started, Run.id <= until.pk))
         statement = statement.join(Run, Alert.run_id == Run.id).where(before)
-    rows = list(session.scalars(statement))
-    if keys is not None:
-        rows = [row for row in rows if row.id in keys]
-    if series is not None:
-        rows = [row for row in rows if row.series_id in series]
-    found = _rows(session, rows)
+    # Few are asked for by key; of many, all are read and the others left out, since a statement holds only so many.
+    if keys is not None and len(keys) <= _ASKED:
+        statement = statement.where(Alert.id.in_(keys))
+    if series is not None and len(series) <= _ASKED:
+        statement = statement.where(Alert.series_id.in_(series))
+    found = _rows(
+        session,
+        [
+            row
+            for row in session.scalars(statement)
+            if (keys is None or row.id in keys) and (series is None or row.series_id in series)
+        ],
+    )
     return sorted(found, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,
                                             alert.series.backend, alert.pk))  # fmt: skip
 

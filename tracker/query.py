@@ -236,17 +236,12 @@ def history(
     ranges = [commits_between(session, text) for text in where.commits]
     branch = [Commit.branch.in_(where.branch)] if where.branch else []
     found = [
-        p for chunk in chunks(series) for p in _points(session, Point.series_id.in_(chunk), *branch, series=series)
+        p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), *branch, series=series)
     ]
     place = {pk: i for i, pk in enumerate(sorted(series, key=lambda pk: series[pk].sort_key))}
     rows: list[HistoryRow] = []
-    before: PointRow | None = None
-    speeds: dict[tuple[str, str | None], float] = {}
-    for point in sorted(found, key=lambda p: (place[p.series.pk], p.run.started, p.run.pk)):
-        if before is None or before.series.pk != point.series.pk:
-            before, speeds = None, {}
-        row = HistoryRow(point, _change(point, speeds), _differences(before, point))
-        before = point
+    for row in changes(sorted(found, key=lambda p: (place[p.series.pk], p.run.started, p.run.pk))):
+        point = row.point
         inside = (where.since is None or point.run.started >= where.since) and (
             where.until is None or point.run.started < where.until
         )
@@ -264,7 +259,7 @@ def find_point(session: Session, text: str) -> PointDetail:
     if given is None:
         raise QueryError(f"{text!r} is no id; `groupbench history --ids` shows those of points, such as 12.3")
     key = and_(Point.series_id == int(given[1]), Point.run_id == int(given[2]))
-    found = _points(session, key)
+    found = points_where(session, key)
     if not found:
         raise QueryError(f"no point {text!r}; `groupbench history --ids` shows them")
     (point,) = found
@@ -300,7 +295,7 @@ def run_at(session: Session, when: datetime) -> RunRow:
 
 
 def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
-    return sorted(_points(session, Run.id == run.pk), key=lambda point: point.series.sort_key)
+    return sorted(points_where(session, Run.id == run.pk), key=lambda point: point.series.sort_key)
 
 
 def outcomes_of_run(session: Session, run: RunRow) -> dict[int, Outcome]:
@@ -312,12 +307,12 @@ def outcomes_of_run(session: Session, run: RunRow) -> dict[int, Outcome]:
 
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:
     """Points of many runs, by series and time."""
-    found = [point for chunk in chunks(keys) for point in _points(session, Run.id.in_(chunk))]
+    found = [point for chunk in chunks(keys) for point in points_where(session, Run.id.in_(chunk))]
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
 def points_of_state(session: Session, state: State) -> list[PointRow]:
-    found = _points(session, Commit.hash == state.commit, Run.dirty == state.dirty)
+    found = points_where(session, Commit.hash == state.commit, Run.dirty == state.dirty)
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
@@ -407,11 +402,24 @@ def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:
     return kept[::-1]
 
 
+def changes(points: Iterable[PointRow]) -> list[HistoryRow]:
+    """Points, by series and the oldest first, each against the latest earlier speed in its environment."""
+    rows: list[HistoryRow] = []
+    before: PointRow | None = None
+    speeds: dict[tuple[str, str | None], float] = {}
+    for point in points:
+        if before is None or before.series.pk != point.series.pk:
+            before, speeds = None, {}
+        rows.append(HistoryRow(point, _change(point, speeds), _differences(before, point)))
+        before = point
+    return rows
+
+
 def _before(run: RunRow) -> ColumnElement[bool]:
     return or_(Run.started < run.started, and_(Run.started == run.started, Run.id < run.pk))
 
 
-def _points(
+def points_where(
     session: Session, *conditions: ColumnElement[bool], series: Mapping[int, SeriesRow] | None = None
 ) -> list[PointRow]:
     """Points in no order; `series` are rows in hand already."""

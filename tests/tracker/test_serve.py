@@ -608,7 +608,16 @@ def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
     addresses = re.findall(r'(?:src|href)="(/static/[^"]+)"', html)
     assert {address.partition("?")[0] for address in addresses} == {
         f"/static/{name}"
-        for name in ("serve.css", "serve.js", "draw.js", "tables.js", "plotly.js", "plotly.css", "icon.svg")
+        for name in (
+            "colours.css",
+            "serve.css",
+            "serve.js",
+            "draw.js",
+            "tables.js",
+            "plotly.js",
+            "plotly.css",
+            "icon.svg",
+        )
     }
     for address in addresses:
         answer = client.get(address)

@@ -79,7 +79,7 @@ def render(report: Report, plotly: str) -> str:
     return Template(piece("page.html")).substitute(
         title=escape(f"{judged.word} at {judged.run.state}"),
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (plotly, script)),
-        style=piece("style.css"),
+        style=piece("colours.css") + piece("style.css"),
         word=judged.word,
         summary=_commands(_said(judged)[0]),
         about=_about(report),
@@ -157,7 +157,7 @@ def embed(value: Any) -> str:
 
 
 def piece(name: str) -> str:
-    """A file of this package: page.html, style.css, tables.js, draw.js, page.js."""
+    """A file of this package: page.html, colours.css, style.css, tables.js, draw.js, page.js."""
     return resources.files("groupbench.tracker.report").joinpath(name).read_text(encoding="utf-8").rstrip()
 
 

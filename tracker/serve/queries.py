@@ -172,7 +172,7 @@ def _result(row: Any) -> Result:
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
     """Points by key, in the order of their series' names, then of time."""
-    found = [point for chunk in chunks(keys) for point in query._points(session, Point.id.in_(chunk))]
+    found = [point for chunk in chunks(keys) for point in query.points_where(session, Point.id.in_(chunk))]
     return sorted(found, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
 
 

@@ -14,7 +14,7 @@ from groupbench.tracker import query
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.report import figures, gather
 from groupbench.tracker.report.shown import Mark, RunLabel, SeriesHistory
-from groupbench.tracker.rows import HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.rows import HistoryRow, SeriesRow
 from groupbench.tracker.schema import Series
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, NotFound
@@ -82,7 +82,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         siblings = newest_data(session, _other_backends(session, row))
     labels = gather.run_labels(runs)
     history = _with_verdict(told[0], verdict, labels) if told else None
-    rows = changes(points)[::-1]
+    rows = query.changes(points)[::-1]
     page = paging.part(rows)
     data = {
         "series": {**series_facts(row), "dims": row.dims, "flops": row.flops, "min_bytes": row.min_bytes,
@@ -119,17 +119,6 @@ def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels
         return history
     mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%")
     return replace(history, marks=tuple(sorted((*history.marks, mark), key=lambda mark: mark.at)))
-
-
-def changes(points: Sequence[PointRow]) -> list[HistoryRow]:
-    """Points of one series, the oldest first, each against the latest earlier speed in its environment."""
-    rows: list[HistoryRow] = []
-    speeds: dict[tuple[str, str | None], float] = {}
-    before: PointRow | None = None
-    for point in points:
-        rows.append(HistoryRow(point, query._change(point, speeds), query._differences(before, point)))
-        before = point
-    return rows
 
 
 def point_data(row: HistoryRow) -> dict[str, Any]:

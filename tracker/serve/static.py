@@ -16,6 +16,7 @@ from groupbench.tracker.serve.asked import NotFound
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = {
+    "colours.css": ("groupbench.tracker.report", "colours.css"),
     "serve.css": ("groupbench.tracker.serve", "serve.css"),
     "serve.js": ("groupbench.tracker.serve", "serve.js"),
     "plotly.css": ("groupbench.tracker.serve", "plotly.css"),
