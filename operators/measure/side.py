@@ -90,7 +90,8 @@ class Side:
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
         if fresh:
-            self._timed = _ended(self._timed)
+            _end(self._timed)
+            self._timed = None
         self._timed = self._started(self._timed)
         adopted = self._ask(Request("adopt", self._job))
         return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
@@ -107,7 +108,9 @@ class Side:
 
     def end(self) -> None:
         """End the cell's processes, at once."""
-        self._checker, self._timed = _ended(self._checker), _ended(self._timed)
+        _end(self._checker)
+        _end(self._timed)
+        self._checker = self._timed = None
 
     def _started(self, worker: Worker | None) -> Worker:
         worker = worker or Worker(self._device, self._timeout_s)
@@ -135,7 +138,7 @@ class Side:
         )
 
 
-def _ended(worker: Worker | None) -> None:
+def _end(worker: Worker | None) -> None:
     if worker is not None:
         worker.kill()
         worker.close()
