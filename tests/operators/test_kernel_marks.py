@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 
 from groupbench.tracker.record import Accuracy, Cell, Commit, Environment, Latency, Record, Run, encode
 
@@ -226,3 +227,50 @@ def test_the_page_is_up_to_date(marks: ModuleType) -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text()):
         assert (PAGE.parent / target).exists(), target
+
+
+COPY = "copy,N=16384"
+COPIED = "fastest of ours over copy bandwidth on min_bytes, each"
+
+
+def test_copies_are_held_to_the_device_copy(marks: ModuleType) -> None:
+    shape = "T=8192,k=8,G=128,H=2048,routing=zipf(1.2)"
+    records = [
+        record("torch", 1.0, COPY, "canary"),
+        record("torch", 3.0, shape, "moe_permute"),
+        record("triton", 1.25, shape, "moe_permute"),
+        record("helion", 1.06, shape, "moe_permute"),
+    ]
+    assert rows(marks.tables(records, []))[COPIED][1:4] == ["1", "0.943", f"0.943 (`{shape}`)"]
+    assert rows(marks.tables(records[:3], []))[COPIED][-1] == "**miss**"
+
+
+def test_what_takes_as_long_as_its_launch_is_not_held_to_the_copy(marks: ModuleType) -> None:
+    records = [record("torch", 1.0, COPY, "canary"), record("triton", 1.0, "N=268435456", "vector_add")]
+    assert rows(marks.tables(records, []))[COPIED][-1] == "pass"
+    slow = record("triton", 9.0, "N=1048576", "vector_add")
+    few = replace(slow, cell=replace(slow.cell, min_bytes=2**21))
+    assert COPIED not in rows(marks.tables([records[0], few], []))
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"), [("triton_atomic", "pass"), ("triton_fixup", "**miss**")], ids=["atomics may", "others not"]
+)
+def test_only_atomics_may_differ_between_two_runs(marks: ModuleType, backend: str, said: str) -> None:
+    shape = "M=16,N=16,K=4096,W=nk"
+    records = [
+        record("torch_mm", 1.0, shape, "split_k_matmul"),
+        record("helion_barrier", 1.0, shape, "split_k_matmul", accuracy=Accuracy(rms=1e-3, repeatable=True)),
+        record(backend, 1.0, shape, "split_k_matmul", accuracy=Accuracy(rms=1e-3, repeatable=False)),
+    ]
+    row = rows(marks.tables(records, []))["bitwise equal in two runs"]
+    assert row[3] == f"all but {backend}"
+    assert row[-1] == said
+
+
+def test_modes_have_marks_of_their_own(marks: ModuleType) -> None:
+    shape = "T=8192,k=2,G=8,H=4096,F=14336,routing=multinomial"
+    pair = [record("torch", 2.5, shape, "moe_layer"), record("triton", 2.0, shape, "moe_layer")]
+    assert rows(marks.tables(pair, []))["fastest Triton backend over torch"][-2:] == [">= 1.3", "**miss**"]
+    both = [replace(one, cell=replace(one.cell, mode="fwd_bwd")) for one in pair]
+    assert rows(marks.tables(both, []))["fastest Triton backend over torch"][-2:] == [">= 1.2", "pass"]
