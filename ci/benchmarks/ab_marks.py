@@ -2,7 +2,7 @@
 
     --simulate          the sequential test alone, on noise of known kinds (minutes of one core; no device)
     --minutes N         comparisons on this machine, at most N minutes of them; again and it goes on where it stopped
-    --report            the table of what DIR holds
+    --report [FILE]     the table of what DIR, or a file of it, holds; tests/data/h100_ab.jsonl.gz is an H100's
 
 Comparisons are of two kinds. *Like sides*: two copies of this checkout. *Planted*: a Triton matrix product beside the
 same one over 0.5 to 2 % more columns of K, which are zeros on one side of the product: more work, the same result. Both
@@ -13,6 +13,7 @@ it is done. Needs neither git nor a network. `--device cpu` tries it out, with l
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import shutil
@@ -151,12 +152,12 @@ def main() -> None:
     parser.add_argument("--idle", type=float, help="seconds of rest before bursts")
     parser.add_argument("--samples", type=int, help="runs a burst")
     parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--report", nargs="?", type=Path, const=Path(), metavar="FILE")
     given = parser.parse_args()
     if given.simulate:
         simulate()
-    elif given.report:
-        report(given.out / "ab.jsonl")
+    elif given.report is not None:
+        report(given.out / "ab.jsonl" if given.report == Path() else given.report)
     else:
         measure(given)
 
@@ -243,7 +244,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Comparisons of a file; a last line that was cut short is passed over."""
     if not path.exists():
         return
-    for line in path.read_bytes().splitlines():
+    content = path.read_bytes()
+    for line in (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines():
         try:
             yield json.loads(line)
         except ValueError:

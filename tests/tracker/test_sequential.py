@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groupbench.tracker.ab_result import rule_for
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.sequential import (
     GROSS_BLOCKS,
@@ -231,3 +235,31 @@ def test_components_are_told_apart() -> None:
     placement, burst = components(blocks.tolist())
     assert placement == pytest.approx(0.003, rel=0.15) and burst == pytest.approx(0.002, rel=0.15)
     assert math.isnan(components([[0.0], [0.1], [0.2]])[1])
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "h100_ab.jsonl.gz"
+
+
+def recorded() -> Iterator[tuple[str, Rule, list[float]]]:
+    """(what was compared, its rule, differences of its blocks) of each comparison on an H100."""
+    for line in gzip.decompress(RECORDED.read_bytes()).splitlines():
+        told = json.loads(line)
+        sides = [[float(np.mean(np.log(block[side]))) for block in told["bursts"]] for side in ("base_ms", "head_ms")]
+        rule = rule_for(told["timing"], told["base_ms"])
+        yield told["head"]["title"], rule, [head - base for base, head in zip(*sides, strict=True)]
+
+
+def test_a_gpu_s_like_sides_are_never_called_different_and_what_is_planted_is() -> None:
+    found: dict[str, Counter[str]] = {}
+    for title, rule, blocks in recorded():
+        looks = (decide(blocks[:number], rule).verdict for number in range(1, len(blocks) + 1))
+        verdict = next((verdict for verdict in looks if verdict != "continue"), "continue")
+        found.setdefault(title, Counter())[verdict] += 1
+    assert found["like"].total() == 190
+    assert found["like"]["different"] == 0
+    assert found["like"]["same"] >= 170, "most of them take a few seconds"
+    for planted in ("0.5 % at 0.3 ms", "1 % at 0.15 ms", "2 % at 0.15 ms", "3 % at 10 us"):
+        verdicts = found[f"planted {planted}"]
+        assert verdicts["same"] == 0, planted
+        # The latency that the rule is made from was another when the comparison began: a look more may be wanted.
+        assert verdicts["different"] >= 0.95 * verdicts.total() > 14, planted
