@@ -84,8 +84,8 @@ def _import_error(name: str) -> str | None:
 
 
 def _operators(device: str, capability: tuple[int, int] | None) -> tuple[Backends, ...]:
+    from groupbench.operators.measure.selection import default_dtypes
     from groupbench.operators.operator import Target
-    from groupbench.operators.plan import default_dtypes
     from groupbench.operators.registry import get_operator, operator_names
 
     found = []

@@ -19,13 +19,14 @@ import itertools
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
 
@@ -118,20 +119,14 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
 
     Raises UsageError for anything that does not exist.
     """
-    operator = get_operator(selection.operator, selection.plugins)
-    if selection.mode not in operator.modes:
-        raise UsageError(f"{operator.name} has no mode {selection.mode!r}; there are: {', '.join(operator.modes)}")
-    operator = operator.in_mode(selection.mode)
-    dtypes = selection.dtypes or default_dtypes(operator, device)
-    for dtype in dtypes:
-        if dtype not in operator.dtypes:
-            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+    operator = select_mode(get_operator(selection.operator, selection.plugins), selection.mode)
+    dtypes = select_dtypes(operator, selection.dtypes, device)
     names = [get_backend(operator, name).name for name in selection.only or [b.name for b in operator.backends]]
     skipped = {get_backend(operator, name).name for name in selection.skip}
     names = [name for name in dict.fromkeys(names) if name not in skipped]
     if not names:
         raise UsageError("--only and --skip leave no backend")
-    shapes = select_shapes(operator, selection, device)
+    shapes = shapes_of(operator, selection, device)
     return [
         Job(
             operator=operator.name,
@@ -151,33 +146,10 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
     ]
 
 
-def select_shapes(operator: Operator, selection: Selection, device: str) -> list[str]:
-    """Texts of the shapes that suites, --shapes, --input-id and --num-inputs pick, each once."""
-    suites = selection.suites or (() if selection.shapes else (default_suite(operator, device),))
-    shapes: list[Any] = []
-    for suite in suites:
-        if suite not in operator.suites:
-            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
-        shapes += operator.suites[suite]
-    try:
-        shapes += [operator.parse_shape(text) for text in selection.shapes]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    texts = list(dict.fromkeys(map(str, shapes)))
+def shapes_of(operator: Operator, selection: Selection, device: str) -> list[str]:
+    """Texts of the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError."""
+    texts = select_shapes(operator, selection.suites, selection.shapes, device)
     return [texts[i] for i in input_ids(len(texts), selection.input_ids, selection.num_inputs)]
-
-
-def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:
-    """The operator's first dtype; on a CPU fp16 where it has it, since Triton's interpreter computes bf16 wrongly."""
-    return ("fp16",) if device == "cpu" and "fp16" in operator.dtypes else operator.dtypes[:1]
-
-
-def default_suite(operator: Operator, device: str) -> str:
-    """The operator's first suite on a GPU; on a CPU, where that may take hours, one made for it."""
-    for name in (device, "smoke" if device == "cpu" else ""):
-        if name in operator.suites:
-            return name
-    return next(iter(operator.suites))
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:

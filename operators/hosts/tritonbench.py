@@ -24,6 +24,7 @@ from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Machine
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.selection import default_dtypes
 from groupbench.operators.measure.worker import kill_group
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.session import Session
@@ -78,7 +79,7 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
         own=op,
         mode=options["mode"],
         plugins=plugins,
-        shapes=tuple(plan.select_shapes(operator.in_mode(options["mode"]), selection, device)),
+        shapes=tuple(plan.shapes_of(operator.in_mode(options["mode"]), selection, device)),
         seed=options["seed"],
         protocol=Protocol(options["protocol"], options["bursts"], options["samples"], idle_s=options["idle"]),
     )
@@ -104,7 +105,7 @@ def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
 
 
 def _cpu_dtypes(op: str) -> tuple[str, ...]:
-    return plan.default_dtypes(get_operator(op), "cpu") if op in operator_names() else ("fp16",)
+    return default_dtypes(get_operator(op), "cpu") if op in operator_names() else ("fp16",)
 
 
 def _arguments(op: str, options: dict[str, Any], device: str) -> list[str]:

@@ -195,18 +195,14 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
 
     Raises UsageError for what does not exist.
     """
+    from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(selection["operator"], tuple(selection.get("plugins") or ()))
     mode = selection.get("mode") or "fwd"
-    if mode not in operator.modes:
-        raise UsageError(f"{operator.name} has no mode {mode!r}; there are: {', '.join(operator.modes)}")
-    operator = operator.in_mode(mode)
-    default_dtype = "fp16" if device == "cpu" and "fp16" in operator.dtypes else operator.dtypes[0]
-    dtypes = selection.get("dtypes") or (default_dtype,)
-    for dtype in dtypes:
-        if dtype not in operator.dtypes:
-            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+    operator = select_mode(operator, mode)
+    dtypes = select_dtypes(operator, selection.get("dtypes") or (), device)
+    shapes = select_shapes(operator, selection.get("suites") or (), selection.get("shapes") or (), device)
     backends = [get_backend(operator, name) for name in selection.get("backends") or ()] or list(operator.backends)
     return [
         {
@@ -217,29 +213,10 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
             "mode": mode,
             "unavailable": _reason(backend, device, dtype, capability),
         }
-        for shape in _shapes(operator, selection, device)
+        for shape in shapes
         for dtype in dtypes
         for backend in backends
     ]
-
-
-def _shapes(operator: Any, selection: dict[str, Any], device: str) -> list[str]:
-    suites = list(selection.get("suites") or ())
-    texts = list(selection.get("shapes") or ())
-    if not suites and not texts:
-        # A GPU's suites may take hours on a CPU.
-        named = [name for name in (device, "smoke" if device == "cpu" else "") if name in operator.suites]
-        suites = [*named, *operator.suites][:1]
-    shapes: list[Any] = []
-    for suite in suites:
-        if suite not in operator.suites:
-            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
-        shapes += operator.suites[suite]
-    try:
-        shapes += [operator.parse_shape(text) for text in texts]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return list(dict.fromkeys(map(str, shapes)))
 
 
 def _reason(backend: Any, device: str, dtype: str, capability: tuple[int, int] | None) -> str | None:

@@ -12,9 +12,9 @@ import torch
 from click.testing import CliRunner
 
 from groupbench.operators import grouped_gemm_bias_add_permute as op
-from groupbench.operators import plan
 from groupbench.operators.grouped_gemm_bias_add_permute import FusedShape, GroupSize, parse_shape
 from groupbench.operators.measure import accuracy
+from groupbench.operators.measure.selection import default_suite
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tolerances import TOLERANCES
@@ -42,7 +42,7 @@ def test_the_first_suite_is_the_example_and_multiplies_first() -> None:
     shape = OPERATOR.suites["example"][0]
     assert shape == parse_shape("example_mul")
     assert shape.dims == {"G": 8, "M": 262144, "N": 2048, "K": 256}
-    assert plan.default_suite(OPERATOR, "cpu") == "smoke"
+    assert default_suite(OPERATOR, "cpu") == "smoke"
     assert {shape.op for shape in OPERATOR.suites["smoke"]} == set(op.OPS)
 
 

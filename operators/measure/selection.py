@@ -1,0 +1,58 @@
+"""What of an operator is measured where nothing else is said, and what names stand for.
+
+Beside the code that measures, since a comparison of commits asks other trees' operators in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.operator import Operator
+
+
+def select_mode(operator: Operator, mode: str) -> Operator:
+    """The operator in that mode. Raises UsageError where it has none such."""
+    if mode not in operator.modes:
+        raise UsageError(f"{operator.name} has no mode {mode!r}; there are: {', '.join(operator.modes)}")
+    return operator.in_mode(mode)
+
+
+def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tuple[str, ...]:
+    """Those that are named, or the default. Raises UsageError for what the operator does not have."""
+    for dtype in dtypes:
+        if dtype not in operator.dtypes:
+            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+    return tuple(dtypes) or default_dtypes(operator, device)
+
+
+def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[str]:
+    """Texts of the shapes of suites, or else of the default one, and of those given as text: each once.
+
+    Raises UsageError for what does not exist.
+    """
+    if not suites and not texts:
+        suites = (default_suite(operator, device),)
+    shapes = []
+    for suite in suites:
+        if suite not in operator.suites:
+            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
+        shapes += operator.suites[suite]
+    try:
+        shapes += [operator.parse_shape(text) for text in texts]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return list(dict.fromkeys(map(str, shapes)))
+
+
+def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:
+    """The operator's first dtype; on a CPU fp16 where it has it, since Triton's interpreter computes bf16 wrongly."""
+    return ("fp16",) if device == "cpu" and "fp16" in operator.dtypes else operator.dtypes[:1]
+
+
+def default_suite(operator: Operator, device: str) -> str:
+    """The operator's first suite on a GPU; on a CPU, where that may take hours, one made for it."""
+    for name in (device, "smoke" if device == "cpu" else ""):
+        if name in operator.suites:
+            return name
+    return next(iter(operator.suites))
