@@ -153,6 +153,7 @@ SMOKE: dict[str, MoeShape] = {
     "elsewhere": MoeShape(21, 3, 3, 48, 40, E=8, routing="multinomial"),
     "odd": MoeShape(9, 2, 5, 45, 33, routing="multinomial"),
     "one_token": MoeShape(1, 1, 1, 64, 48),
+    "no_token": MoeShape(0, 2, 4, 64, 48),
 }
 
 

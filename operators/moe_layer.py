@@ -199,7 +199,7 @@ def torch_layer(x: LayerInputs) -> Callable[[Tensor, Tensor, Tensor, Tensor], Te
             weighted = y * weights.flatten().index_select(0, order)[:, None]
             return torch.zeros_like(tokens).index_add(0, order // k, weighted)[:, :H]
         position = torch.empty_like(order).scatter_(0, order, row)
-        return (y.index_select(0, position).view(T, k, -1) * weights[:, :, None]).sum(1)[:, :H]
+        return (y.index_select(0, position).view(T, k, y.shape[1]) * weights[:, :, None]).sum(1)[:, :H]
 
     return layer
 

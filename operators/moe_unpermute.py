@@ -79,7 +79,7 @@ def prepare_torch(x: UnpermuteInputs) -> Run:
     nobody = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
 
     def run() -> Tensor:
-        rows = x.y.index_select(0, at).view(T, k, -1)
+        rows = x.y.index_select(0, at).view(T, k, x.y.shape[1])
         if nobody is not None:
             rows = rows.masked_fill(nobody, 0)
         return (rows * x.weights[:, :, None]).sum(1)

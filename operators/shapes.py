@@ -181,10 +181,13 @@ def parse(text: str) -> GroupedShape:
     try:
         if "=" in text:
             return _parse_fields(text)
-        numbers = [int(part) for part in text.split(",")]
+        numbers = text.split(",")
+        odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
+        if odd:
+            raise ValueError(f"{odd[0]!r} is no suite's shape and no whole number")
         if len(numbers) != 4:
             raise ValueError(f"{len(numbers)} numbers")
-        return uniform(*numbers)
+        return uniform(*map(int, numbers))
     except (ValueError, OverflowError) as error:
         raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
 
@@ -209,6 +212,8 @@ def _parse_fields(text: str) -> GroupedShape:
     if "routing" in fields:
         raise ValueError("M_g lists the rows, so routing has no say")
     rows = tuple(int(row) for row in fields["M_g"].split("|"))
+    if len(rows) not in (1, G):
+        raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
     if len(rows) == 1 and 1 <= G <= MAX_GROUPS:
         rows *= G
     return GroupedShape(G, sum(rows), N, K, listed=rows, **options)

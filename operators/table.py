@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Value = float | bool | str | None
 
+RESTLESS = 0.5
+"""Spread of a cell's bursts from which on its latency is none."""
+
 
 def median_ms(latency: Latency) -> float:
     """Median over bursts of each burst's median."""
@@ -26,6 +29,12 @@ def spread(latency: Latency) -> float:
     """Half the range of the bursts' medians, relative to the median."""
     medians = [statistics.median(burst) for burst in latency.bursts_ms]
     return (max(medians) - min(medians)) / 2 / median_ms(latency)
+
+
+def is_restless(record: Record) -> bool:
+    """Whether its bursts are so far apart that something else must have had the machine in between."""
+    latency = record.latency
+    return latency is not None and latency.timing != "interpreted" and spread(latency) > RESTLESS
 
 
 def _speed(record: Record) -> float | None:

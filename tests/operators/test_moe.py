@@ -113,6 +113,7 @@ def test_smoke_holds_the_corners() -> None:
     assert any(shape.choices > shape.M for shape in shapes), "experts elsewhere"
     assert any(shape.H % 8 and shape.F % 8 for shape in shapes), "sizes that TMA cannot take"
     assert any(shape.G == 1 for shape in shapes)
+    assert any(shape.T == 0 for shape in shapes)
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
