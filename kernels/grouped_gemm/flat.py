@@ -171,7 +171,7 @@ def zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: t
 
 
 @triton.jit
-def _store(desc, start, size, row, column, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def store_rows(desc, start, size, row, column, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write a tile at `row` of an expert's rows start..start + size; the hardware drops what lies past them.
 
     triton.tools.ragged_tma has this as `store_ragged`, which Triton's interpreter cannot run.
@@ -232,14 +232,14 @@ def store_tile(
     SPLIT_STORE: tl.constexpr,
 ):
     if SWAP:
-        _store(desc, start, size, row, column, acc.to(DTYPE).T, BLOCK_M, BLOCK_N)
+        store_rows(desc, start, size, row, column, acc.to(DTYPE).T, BLOCK_M, BLOCK_N)
     elif SPLIT_STORE:
         halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
         left, right = tl.split(halves)
-        _store(desc, start, size, row, column, left.to(DTYPE), BLOCK_M, BLOCK_N // 2)
-        _store(desc, start, size, row, column + BLOCK_N // 2, right.to(DTYPE), BLOCK_M, BLOCK_N // 2)
+        store_rows(desc, start, size, row, column, left.to(DTYPE), BLOCK_M, BLOCK_N // 2)
+        store_rows(desc, start, size, row, column + BLOCK_N // 2, right.to(DTYPE), BLOCK_M, BLOCK_N // 2)
     else:
-        _store(desc, start, size, row, column, acc.to(DTYPE), BLOCK_M, BLOCK_N)
+        store_rows(desc, start, size, row, column, acc.to(DTYPE), BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -325,6 +325,7 @@ def prepare_flat(
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: FlatConfig | None = None,
     trusted: bool = False,  # shapes and offsets are known to be right: no look at them, which waits for the device
+    zero_rest: bool = True,  # else rows past offs[-1], which may be most of them, are left as they are allocated
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
 
@@ -357,7 +358,7 @@ def prepare_flat(
             create_ragged_descriptor(out, block_out),
             out,
             offs,
-            M,
+            M if zero_rest else 0,
             N,
             K,
             G=G,

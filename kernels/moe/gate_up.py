@@ -32,7 +32,7 @@ from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels.grouped_gemm import flat
-from groupbench.kernels.grouped_gemm.flat import FlatConfig, _store, expert_of, expert_tiles
+from groupbench.kernels.grouped_gemm.flat import FlatConfig, expert_of, expert_tiles, store_rows
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES, illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
@@ -186,10 +186,10 @@ def _gate_up_kernel(
         column = tile_f * BLOCK_F
         gate, up = _products(a_desc, w_desc, start + row, g, column, steps, PRECISION, BLOCK_M, BLOCK_F, BLOCK_K, SWAP)
         if SAVE:
-            _store(gate_desc, start, size, row, column, gate.to(DTYPE), BLOCK_M, BLOCK_F)
-            _store(up_desc, start, size, row, column, up.to(DTYPE), BLOCK_M, BLOCK_F)
+            store_rows(gate_desc, start, size, row, column, gate.to(DTYPE), BLOCK_M, BLOCK_F)
+            store_rows(up_desc, start, size, row, column, up.to(DTYPE), BLOCK_M, BLOCK_F)
         act = gate / (1 + tl.exp(-gate)) * up
-        _store(act_desc, start, size, row, column, act.to(DTYPE), BLOCK_M, BLOCK_F)
+        store_rows(act_desc, start, size, row, column, act.to(DTYPE), BLOCK_M, BLOCK_F)
 
 
 def gate_up(
