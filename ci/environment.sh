@@ -2,10 +2,25 @@
 # requirements, with the versions of ci/constraints.txt.
 #
 #   groupbench_environment EXTRAS      e.g. "measure,report"
+#   groupbench_help SCRIPT ARGUMENTS   prints what SCRIPT says of itself, and exits, where they hold -h or --help
 #
 # PYTHON names the interpreter to make it from (3.11 or newer). GROUPBENCH_VENV names an environment that is used as
 # it is, for images that come with one and for machines without a network; the code that runs is this checkout's.
 # shellcheck shell=bash
+
+# What the comment at a script's top says, if one of the arguments asks for help.
+groupbench_help() {
+    local script=$1 word
+    shift
+    for word; do
+        case $word in
+            -h | --help)
+                awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$script"
+                exit 0
+                ;;
+        esac
+    done
+}
 
 groupbench_environment() {
     local extras=$1 stamp

@@ -5,7 +5,8 @@
 #   bash ci/nightly.sh [PLAN] [OPTION ...]
 #
 # PLAN is ci/nightly.toml unless named; options go to tritonbench (--budget MINUTES, --device cpu, --commit HASH, ...).
-# Leaves groupbench.db, report.html, the night's records under records/ and the verdict in CI's formats under artifacts/.
+# Leaves groupbench.db, report.html, the night's records under records/ and the verdict in CI's formats under artifacts/,
+# where what an earlier one left is removed first.
 # A night that is interrupted is gone on with by the same command, on the same commit and within a day; what a budget
 # left out is what the next night begins with. docs/ci.md tells more.
 #
@@ -23,6 +24,16 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 . ci/environment.sh
+groupbench_help ci/nightly.sh "$@"
+for option; do
+  case $option in
+    --version | --list-*) why="prints, and measures nothing: tritonbench $option" ;;
+    --records | --records=*) why="is this script's to say: GROUPBENCH_RECORDS names the folder" ;;
+    *) continue ;;
+  esac
+  echo "groupbench: ${option%%=*} $why" >&2
+  exit 2
+done
 groupbench_environment "measure,report,test" || exit 2
 
 plan=ci/nightly.toml
@@ -47,6 +58,8 @@ fi
 records_folder=${GROUPBENCH_RECORDS:-records}
 artifacts=${GROUPBENCH_ARTIFACTS:-artifacts}
 mkdir -p "$records_folder" "$artifacts" || exit 2
+# What another verdict left there could be taken for this night's, or be posted as such.
+rm -f "$artifacts"/{summary.md,comment.md,gate.xml,gate.sarif,verdict.json,badge.svg,badge.json,alerts.atom} || exit 2
 database=${GROUPBENCH_DB:-groupbench.db}
 case $database in *://*) ;; *) mkdir -p "$(dirname "$database")" || exit 2 ;; esac
 
@@ -82,7 +95,9 @@ ended=$records_folder/.newest-$(basename "$GROUPBENCH_ALONE" .lock)
 previous=()
 [ -f "$ended" ] && [ -f "$records_folder/$(cat "$ended")" ] && previous=(--previous "$records_folder/$(cat "$ended")")
 
+new=''
 begin() {
+  new=yes
   night=$(date -u +%Y%m%dT%H%M%SZ)-$$.jsonl
   echo "$night" >"$unfinished" || exit 2
 }
@@ -100,7 +115,11 @@ if [ "$measured" -eq 4 ]; then # another commit's night, say: stored as far as i
   measured=$?
 fi
 if [ "$measured" -eq 2 ] || [ ! -s "$records_folder/$night" ]; then
-  rm -f "$unfinished"
+  if [ -n "$new" ]; then
+    rm -f "$unfinished"
+  else # a word misspelled must not cost what was measured
+    echo "groupbench: the night that was interrupted is kept; to begin another, remove $unfinished" >&2
+  fi
   exit 2
 fi
 

@@ -4,7 +4,8 @@
 #   bash ci/pull-request.sh BASE [HEAD]
 #
 # BASE is a branch or a commit; HEAD (this checkout's commit) is measured beside the merge base of both. Each line of
-# ci/pull-request.txt is the options of one `groupbench ab`. Leaves artifacts/comment.md for `groupbench post`.
+# ci/pull-request.txt, which needs a GPU, is the options of one `groupbench ab`. Leaves artifacts/comment.md for
+# `groupbench post`, removes an earlier one first, and adds to artifacts/comparisons.jsonl.
 #
 # Exit codes: 0 nothing got worse, 1 something is slower, less accurate or wrong, 2 usage, 3 something failed or was not
 # resolved, 75 another measures on this GPU, 130 interrupted.
@@ -15,10 +16,14 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 . ci/environment.sh
+groupbench_help ci/pull-request.sh "$@"
+# However this ends, what another verdict left there is not this one's.
+artifacts=${GROUPBENCH_ARTIFACTS:-artifacts}
+mkdir -p "$artifacts" && rm -f "$artifacts/comment.md" || exit 2
 groupbench_environment "measure,report,test" || exit 2
 
-if [ "$#" -lt 1 ] || [ "$#" -gt 2 ]; then
-  echo "usage: bash ci/pull-request.sh BASE [HEAD]" >&2
+if [ "$#" -lt 1 ] || [ "$#" -gt 2 ] || [ "${1#-}" != "$1" ]; then
+  echo "usage: bash ci/pull-request.sh BASE [HEAD]; --help tells more" >&2
   exit 2
 fi
 list=${GROUPBENCH_AB:-ci/pull-request.txt}
@@ -26,22 +31,30 @@ if [ ! -r "$list" ]; then
   echo "groupbench: cannot read $list, which says what is compared" >&2
   exit 2
 fi
-head=$(git rev-parse --verify --quiet --end-of-options "${2:-HEAD}^{commit}") ||
-  { echo "groupbench: git knows no commit ${2:-HEAD}" >&2 && exit 2; }
-base=$(git merge-base "$1" "$head") ||
+commit() {
+  git rev-parse --verify --quiet --end-of-options "$1^{commit}" && return
+  echo "groupbench: git knows no commit $1 here; is it misspelled, or not fetched?" >&2
+  return 2
+}
+head=$(commit "${2:-HEAD}") || exit 2
+base=$(commit "$1") || exit 2
+base=$(git merge-base "$base" "$head") ||
   { echo "groupbench: $1 and ${head:0:10} have no common commit here; fetch the whole history" >&2 && exit 2; }
+if [ "$base" = "$head" ]; then
+  echo "groupbench: $1 holds ${head:0:10} already: there is nothing to compare. Name an earlier commit, HEAD~1 say;" \
+    "what is not committed yet: groupbench ab HEAD . --operator NAME" >&2
+  exit 2
+fi
 
 if [ -z "${GROUPBENCH_ALONE:-}" ]; then
   exec python -m groupbench.operators.alone --wait "${GROUPBENCH_WAIT_MINUTES:-60}" -- \
     bash ci/pull-request.sh "$base" "$head"
 fi
 
-artifacts=${GROUPBENCH_ARTIFACTS:-artifacts}
-mkdir -p "$artifacts" || exit 2
 tables=$(mktemp) || exit 2
 trap 'rm -f "$tables"' EXIT
 worst=0 compared=0
-while read -r -a options; do
+while read -r -a options || [ "${#options[@]}" -gt 0 ]; do # the last line may lack its end
   [ "${#options[@]}" -eq 0 ] || [ "${options[0]:0:1}" = "#" ] && continue
   compared=$((compared + 1))
   printf '\n\x60%s\x60\n\n' "${options[*]}" >>"$tables"

@@ -67,7 +67,7 @@ def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
             break
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise Busy(f"{device} is measured on by {_holder(handle)}; try again later, or wait") from None
+                raise Busy(f"{device} is measured on by {_holder(handle)}") from None
             time.sleep(POLL_S)
     holder = {
         "pid": os.getpid(),
@@ -98,11 +98,53 @@ def _open(path: Path) -> int:
 
 
 def _holder(handle: int) -> str:
+    """Who has the lock, and what to do: whoever took it, or what is left of it where that was killed."""
+    later = "; try again later, or wait"
     try:
         held = json.loads(os.pread(handle, 65_536, 0))
-        return "pid {pid} of {user} on {host} since {since}: {command} (in {folder})".format(**held)
+        taker = "pid {pid} of {user} on {host} since {since}: {command} (in {folder})".format(**held)
+        pid, host = held["pid"], held["host"]
     except (ValueError, KeyError, TypeError):
-        return "another process"
+        return f"another process{later}"
+    if host != platform.node():  # its processes are not among ours
+        return taker + later
+    holders = _holders(handle)
+    left = [holder for holder, parent in holders.items() if parent not in holders]
+    if pid in holders:
+        return taker + later
+    if not left:  # another user's, or a system that does not tell
+        over = not Path(f"/proc/{pid}").exists()
+        return taker + (", which is over, but not all that it started" if over else "") + later
+    pids = " ".join(map(str, left))
+    return f"pid {pids}: {_command(left[0])}, which {taker} started and left behind; wait, or end it: kill {pids}"
+
+
+def _holders(handle: int) -> dict[int, int]:
+    """{process: its parent} of all here that have the lock of this file, as far as this user may look.
+
+    Whoever waits has the file open too: the lock is told by the kernel's notes on each open file.
+    """
+    file = os.fstat(handle)
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            for link in (process / "fd").iterdir():
+                there = link.stat()
+                if (there.st_dev, there.st_ino) != (file.st_dev, file.st_ino):
+                    continue
+                if "FLOCK" in (process / "fdinfo" / link.name).read_text():
+                    status = (process / "stat").read_text()
+                    found[int(process.name)] = int(status.rpartition(")")[2].split()[1])
+        except OSError:  # another user's, or over
+            continue
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return shlex.join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1])
+    except OSError:
+        return "a command that is over"
 
 
 def _user() -> str:

@@ -23,6 +23,9 @@ PLAN_SAYS = (
     *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "seed"),
 )
 
+# What TritonBench has nothing like.
+BUILTIN_ALONE = ("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware")
+
 
 def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
     """`a,b --only c` as (a, b, c)."""
@@ -82,6 +85,10 @@ class _GreedyShapes(click.Command):
     help="bf16, fp16, fp32, fp8, by comma. [bf16; fp16 on a CPU]",
 )
 @click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option("--gpus", metavar="all|0,1,...", help="GPUs of this host, a queue each. [a plan: all; else the first]")
+@click.option("--scheduler", metavar="tcp://HOST:PORT", help="Measure on the workers of a Dask scheduler.")
+@click.option("--slurm", metavar="NAME=VALUE,...", help="Measure by SLURM jobs, such as partition=gpu,constraint=h100.")
+@click.option("--hardware", metavar="PATTERN", help="Only cards of this model, such as 'NVIDIA H100*'.")
 @click.option("--metrics", callback=_commas, help="Columns, by comma; --list-metrics names them.")
 @click.option("--baseline", help="Backend that speed-up is over.")
 @click.option("--rtol", type=_Finite(min=0), help="Relative tolerance, in place of the table's.")
@@ -166,14 +173,34 @@ def _run(options: dict[str, Any]) -> int:
         raise UsageError(
             f"unknown option or argument: {' '.join(options['rest'])} (TritonBench's own flags need its host)"
         )
-    own = next((name for name in ("budget", "resume", "previous") if options[name]), None)
+    own = next((name for name in BUILTIN_ALONE if options[name]), None)
     if own and on_tritonbench:
         raise UsageError(f"--{own} is the built-in host's: add --host builtin")
+    if not on_tritonbench and any(options[name] for name in ("gpus", "scheduler", "slurm", "hardware")):
+        return _run_fleet(options)
     device = builtin.resolve_device(options["device"])
     session = _session(options)
     if on_tritonbench:
         return tritonbench.measure(options, device, session)
-    return builtin.measure(_selections(options, device, session), device, session)
+    selections = _selections(options, device, session)
+    if options["plan"] is not None and device == "cuda":
+        from groupbench.operators.fleet import host
+
+        if where := host.for_plan(device):
+            return host.measure(selections, device, session, where)
+    return builtin.measure(selections, device, session)
+
+
+def _run_fleet(options: dict[str, Any]) -> int:
+    """On the GPUs that were named, here or elsewhere; what is far away has a GPU unless --device says otherwise."""
+    from groupbench.operators.fleet import host
+    from groupbench.operators.hosts import builtin
+
+    where = host.place(options)
+    far = where.far and options["device"] == "auto"
+    device = builtin.resolve_device("cuda" if far else options["device"])
+    session = _session(options)
+    return host.measure(_selections(options, device, session), device, session, where)
 
 
 def _check_plan_alone(context: click.Context) -> None:

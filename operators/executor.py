@@ -259,6 +259,11 @@ def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
     )
 
 
+def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: str) -> Record:
+    """The record of a cell that no process of its own speaks for: it says why."""
+    return _record(job, machine, run, status, message)
+
+
 def _record(
     job: Job,
     machine: Machine,

@@ -65,10 +65,13 @@ def left_out(path: Path) -> frozenset[Key]:
     return frozenset(key_of_cell(record.cell) for record in read_run(path) if record.status == "skipped")
 
 
-def go_on(path: Path, commit: Commit, environment: Environment, plan: str | None) -> tuple[Run, list[Record]] | None:
+def go_on(
+    path: Path, commit: Commit, environment: Environment, plan: str | None, fleet: bool = False
+) -> tuple[Run, list[Record]] | None:
     """(the run, its records but for what was skipped) of a file that an interrupted run left; None where it left none.
 
-    The file is left with those records alone, so that a cell measured now has one record and not two.
+    The file is left with those records alone, so that a cell measured now has one record and not two. The cards and
+    hosts of a `fleet` may have changed since, its software not.
     Raises CannotResume, UsageError.
     """
     found = read_run(path)
@@ -77,9 +80,14 @@ def go_on(path: Path, commit: Commit, environment: Environment, plan: str | None
     run, measured_on = found[0].run, found[0].environment
     began = f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC"
     if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # who knows what changed meanwhile
-        raise CannotResume(f"{began} at commit {named(run.commit)}; this is {named(commit)}")
+        text = f"{began} at commit {named(run.commit)}; this is {named(commit)}"
+        if run.commit.dirty or commit.dirty:
+            text += " (+ is for changes that are not committed, as `git status` lists them: the code may be another)"
+        raise CannotResume(text)
     if run.plan != plan:
         raise CannotResume(f"{began} by plan {run.plan}, not {plan}")
+    if fleet:
+        measured_on = _software(measured_on, environment)
     if _alike(measured_on) != _alike(environment):
         unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
         raise CannotResume(f"{began} in another environment: {', '.join(unlike)} changed")
@@ -103,6 +111,13 @@ def named(commit: Commit) -> str:
 def _alike(environment: Environment) -> Environment:
     """Without the machine's name, which is a container's number where each start is a new container."""
     return msgspec.structs.replace(environment, host=None)
+
+
+def _software(measured_on: Environment, environment: Environment) -> Environment:
+    """`environment` with the software of `measured_on`, where both are known."""
+    names = ("device", "driver", "cuda", "python", "torch", "triton", "helion", "tritonbench", "settings")
+    both = [name for name in names if getattr(measured_on, name) and getattr(environment, name)]
+    return msgspec.structs.replace(environment, **{name: getattr(measured_on, name) for name in both})
 
 
 def _rewrite(path: Path, records: list[Record]) -> None:

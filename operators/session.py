@@ -24,6 +24,10 @@ EXIT_WRONG = 1
 EXIT_INCOMPLETE = 3
 EXIT_INTERRUPTED = 130
 
+FEW_PROBLEMS = 3
+LONG_LINE = 200
+"""What was left out is named up to here, of problems and of characters; beyond, it is counted."""
+
 
 @dataclass
 class Session:
@@ -49,10 +53,11 @@ class Session:
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
 
-    def open(self, host: str, environment: Environment) -> None:
+    def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
         """Say where this runs, and make sure, before anything is measured, that its results can be written.
 
-        With `resume`, `records` holds afterwards what is measured already. Raises UsageError, CannotResume.
+        With `resume`, `records` holds afterwards what is measured already. The environment of a `fleet` is that of one
+        of its cards. Raises UsageError, CannotResume.
         """
         import msgspec
 
@@ -64,14 +69,15 @@ class Session:
                 check_writable(path)
         found = None
         if self.resume and self.records_path is not None:
-            found = resume.go_on(self.records_path, commit, environment, self.plan)
+            found = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
         self.run, self.records = found or (self._new_run(commit), [])
-        device = environment.gpu or f"CPU ({environment.cpu})"
+        device = environment.gpu or ("GPU" if environment.device == "cuda" else f"CPU ({environment.cpu})")
         versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
         known = [text for text in versions if not text.endswith(" None")]
         self.say(f"groupbench: {host} · {device} · {' · '.join(known)} · commit {resume.named(commit)}")
         if found:
-            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: {len(self.records)} cells are measured")
+            done = f"{len(self.records)} cells are measured already"
+            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: {done}")
 
     def _new_run(self, commit: Commit) -> Run:
         return Run(
@@ -112,6 +118,12 @@ class Session:
             self._draw(self.plot)
         counts = Counter(record.status for record in self.records)
         self.say(f"{len(self.records)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        restless = sum(table.is_restless(record) for record in self.records)
+        if restless:
+            self.say(
+                f"{restless} cells scatter by more than {100 * table.RESTLESS:.0f} % from burst to burst: something "
+                "else works on this machine; `groupbench doctor` looks for it"
+            )
         skipped = [record for record in self.records if record.status == "skipped"]
         if skipped:
             self.say(f"left out: {_problems(skipped)}")
@@ -167,13 +179,23 @@ class Session:
 
 
 def _problems(records: list[Record]) -> str:
-    """`grouped_gemm fwd bf16 one_owner (7 cells), ... and 3 more: why`; at most five problems by name."""
+    """`grouped_gemm fwd bf16 one_owner (7 cells): why`; more than a few problems are counted, by operator and mode."""
     cells = [record.cell for record in records]
-    counts = Counter(f"{cell.operator} {cell.mode} {cell.dtype} {cell.shape}" for cell in cells)
-    named = [f"{problem} ({n} cell{'s' if n > 1 else ''})" for problem, n in counts.items()]
-    more = [f"and {len(named) - 5} more"] if len(named) > 5 else []
+    counts = Counter((f"{cell.operator} {cell.mode}", f"{cell.dtype} {cell.shape}") for cell in cells)
+    text = ", ".join(f"{operator} {shape} ({_counted(n, 'cell')})" for (operator, shape), n in counts.items())
+    if len(counts) > FEW_PROBLEMS or len(text) > LONG_LINE:
+        problems = Counter(operator for operator, _ in counts)
+        sizes = Counter(f"{cell.operator} {cell.mode}" for cell in cells)
+        text = ", ".join(
+            f"{operator} ({_counted(sizes[operator], 'cell')} of {_counted(n, 'problem')})"
+            for operator, n in problems.items()
+        )
     why = "; ".join(dict.fromkeys(record.message or "" for record in records))
-    return f"{', '.join([*named[:5], *more])}: {why}"
+    return f"{text}: {why}"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def check_writable(path: Path) -> None:

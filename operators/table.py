@@ -94,7 +94,7 @@ def _problem(record: Record) -> tuple[str, ...]:
 
 
 def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:
-    """One row a cell. Rows of a problem stand together."""
+    """One row a cell; those that were skipped are counted elsewhere. Rows of a problem stand together."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -110,6 +110,8 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
     base = baselines(records, baseline)
     previous: tuple[str, ...] | None = None
     for record in records:
+        if record.status == "skipped":
+            continue
         problem = _problem(record)
         fresh = problem != previous
         if fresh and previous is not None:
@@ -145,7 +147,7 @@ def _status_text(record: Record) -> str:
     if record.status == "ok":
         repeats = record.accuracy is None or record.accuracy.repeatable is not False
         return "[green]ok[/green]" if repeats else "[green]ok[/green], but two runs differ"
-    style = "dim" if record.status in ("unavailable", "skipped") else "bold red"
+    style = "dim" if record.status == "unavailable" else "bold red"
     return f"[{style}]{record.status}[/{style}] {escape(record.message or '')}"
 
 

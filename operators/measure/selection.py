@@ -6,6 +6,7 @@ Beside the code that measures, since a comparison of commits asks other trees' o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Operator
@@ -33,7 +34,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
     """
     if not suites and not texts:
         suites = (default_suite(operator, device),)
-    shapes = []
+    shapes: list[Any] = []
     for suite in suites:
         if suite not in operator.suites:
             raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")

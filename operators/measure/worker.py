@@ -137,9 +137,10 @@ def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> An
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        connection.send((True, function(*args)))
-    except ModuleNotFoundError as error:
-        connection.send((False, f"{error.name} is not installed: pip install 'groupbench[measure]'"))
-    except Exception as error:
-        connection.send((False, f"{type(error).__name__}: {error}"))
+    with contextlib.suppress(OSError):  # of the pipe: whoever asked was interrupted meanwhile
+        try:
+            connection.send((True, function(*args)))
+        except ModuleNotFoundError as error:
+            connection.send((False, f"{error.name} is not installed: pip install 'groupbench[measure]'"))
+        except Exception as error:
+            connection.send((False, f"{type(error).__name__}: {error}"))

@@ -29,10 +29,9 @@ bursts = 1
 samples = 2
 """
 
-COMPARISONS = """# one cell, of which any machine is sure
+COMPARISONS = """# one cell, of which any machine is sure; the last line has no end
 
---operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 5 --min-effect 900
-"""
+--operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 5 --min-effect 900"""
 
 LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
 

@@ -123,8 +123,12 @@ def slow(checkout: Checkout) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout, slow: tuple[str, ...]) -> None:
+    old = checkout.folder / "artifacts/comment.md"
+    old.parent.mkdir()
+    old.write_text("nothing got worse")  # somebody else's
     first = checkout.start(*slow)
     until(checkout.folder / "started", first)
+    assert not old.exists()
     meanwhile = checkout.run(*slow)
     assert meanwhile.returncode == 75
     assert f"pid {first.pid} of " in meanwhile.stderr and "nightly.sh" in meanwhile.stderr
@@ -136,6 +140,13 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
         assert "the same command goes on with this night" in err
+        kept = f"the night that was interrupted is kept; to begin another, remove {checkout.folder / 'records'}"
+        for option, code, says in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
+            printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
+            assert (printed.returncode, says in printed.stderr) == (code, True), printed.stderr
+            assert (kept in printed.stderr) == (option == "--budjet")
+            assert list((checkout.folder / "records").glob(".unfinished*"))
+        assert printed.stdout.startswith("The night: ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
     assert not (checkout.folder / "groupbench.db").exists()  # half a night is judged by nobody
     (checkout.folder / "go").touch()
     second = checkout.run(*slow)
@@ -280,7 +291,10 @@ def test_a_change_that_is_wrong(checkout: Checkout) -> None:
 USAGE = {
     "nothing": ((), {}, "usage: bash ci/pull-request.sh BASE"),
     "an unknown head": (("HEAD", "nonsense"), {}, "nonsense"),
-    "an unknown base": (("nonsense",), {}, "no common commit"),
+    "an unknown base": (("nonsense",), {}, "git knows no commit nonsense"),
+    "an option": (("--nonsense",), {}, "usage: bash ci/pull-request.sh BASE"),
+    "itself": (("HEAD",), {}, "nothing to compare"),
+    "what is its ancestor's": (("HEAD", "HEAD~1"), {}, "nothing to compare"),
     "no list": (("HEAD~1",), {"GROUPBENCH_AB": "none.txt"}, "none.txt"),
     "an empty list": (("HEAD~1",), {"GROUPBENCH_AB": "/dev/null"}, "names no comparison"),
 }
@@ -288,6 +302,18 @@ USAGE = {
 
 @pytest.mark.parametrize(("args", "environment", "says"), USAGE.values(), ids=USAGE)
 def test_usage_of_a_comparison(args: Any, environment: dict[str, str], says: str, checkout: Checkout) -> None:
+    old = checkout.folder / "artifacts/comment.md"
+    old.parent.mkdir()
+    old.write_text("nothing got worse")
     done = checkout.run("bash", "ci/pull-request.sh", *args, **environment)
     assert done.returncode == 2
     assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not old.exists()  # or it would be posted as this one's
+
+
+def test_help_of_a_comparison(checkout: Checkout) -> None:
+    done = checkout.run("bash", "ci/pull-request.sh", "HEAD~1", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bash ci/pull-request.sh BASE [HEAD]" in done.stdout and "GROUPBENCH_AB " in done.stdout
+    assert not (checkout.folder / "artifacts").exists()

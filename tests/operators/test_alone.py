@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,24 @@ def test_the_second_is_told_who_is_first_and_the_lock_goes_with_its_holder(start
     third = start(*SAY)
     out, err = third.communicate(timeout=60)
     assert third.returncode == 0, err
+
+
+def test_what_a_killed_holder_left_behind_is_named(start: Start) -> None:
+    first = start("bash", "-c", "sleep 60 & echo $!; wait")
+    assert first.stdout is not None
+    left = int(first.stdout.readline())
+    try:
+        first.kill()
+        first.wait()
+        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1"))  # has the file open too, and no lock
+        second = start(*SAY)
+        err = second.communicate(timeout=60)[1]
+        assert second.returncode == 75
+        assert f"pid {left}: sleep 60, which pid {first.pid} of " in err
+        assert err.endswith(f" started and left behind; wait, or end it: kill {left}\n")
+    finally:
+        os.kill(left, signal.SIGTERM)
+    assert waiting.wait(60) == 0
 
 
 def test_waiting(start: Start) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -257,6 +259,18 @@ def test_probe_says_what_is_missing() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(GroupbenchError, match="--device cpu"):
             executor.probe("cuda")
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    """As after an interrupt: the process that asked is gone."""
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        worker._call(int, ("5",), theirs)
+        worker._call(int, ("five",), theirs)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_call_says_how_its_process_died() -> None:

@@ -87,7 +87,10 @@ def test_only_the_last_run_of_a_file_counts(night: Callable[..., Path]) -> None:
 OLD = datetime.now(UTC) - timedelta(hours=25)
 REFUSED: dict[str, tuple[dict[str, Any], tuple[Commit, Environment, str | None], str]] = {
     "another commit": ({}, (Commit(hash="d" * 40), HERE, "night"), "commit cccccccccc; this is dddddddddd"),
-    "uncommitted changes": ({}, (Commit(hash="c" * 40, dirty=True), HERE, "night"), "cccccccccc+"),
+    "uncommitted changes": (
+        *({}, (Commit(hash="c" * 40, dirty=True), HERE, "night")),
+        "this is cccccccccc+ (+ is for changes that are not committed, as `git status` lists them",
+    ),
     "another plan": ({}, (NOW, HERE, "other"), "plan night, not other"),
     "no plan": ({}, (NOW, HERE, None), "plan night"),
     "another torch": ({}, (NOW, msgspec.structs.replace(HERE, torch="2.14.0"), "night"), "torch"),

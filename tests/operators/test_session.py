@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.session import Session, check_writable
-from groupbench.tracker.record import Environment, Record, read
+from groupbench.tracker.record import Environment, Latency, Record, encode, read
 
 Make = Callable[..., Record]
 CPU = Environment(device="cpu", cpu="a CPU", torch="2.13.0")
@@ -56,6 +57,35 @@ def test_an_interrupt_keeps_what_was_measured(make: Make, tmp_path: Path, capsys
     assert "2 cells: 1 ok, 1 skipped" in capsys.readouterr().out
 
 
+def test_what_was_left_out_is_told_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(problems: int, shape: str = "G=1,M_g={},N=3,K=4") -> list[str]:
+        skipped = [
+            make(name, ms=None, status="skipped", message="interrupted", shape=shape.format(m))
+            for m in range(problems)
+            for name in ("torch_loop", "triton")
+        ]
+        run(Session(commit="abcdef0123"), [make("other", shape="G=1,M_g=9,N=3,K=4"), *skipped], interrupt=True)
+        out = capsys.readouterr().out.splitlines()
+        rows = [line.split()[1] for line in out if line.startswith("G=")]
+        assert rows == ["other"]
+        return [line for line in out if "interrupted" in line]
+
+    assert told(1) == ["left out: grouped_gemm fwd fp16 G=1,M_g=0,N=3,K=4 (2 cells): interrupted"]
+    assert told(38) == ["left out: grouped_gemm fwd (76 cells of 38 problems): interrupted"]
+    long = "G=200,M_g=" + "|".join("1" * 200) + ",N=3,K=4"
+    assert told(1, long) == ["left out: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
+
+
+def test_going_on_says_how_far_it_was(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    begun = Session(commit="abcdef0123456789", records_path=path)
+    begun.open("test host", CPU)
+    assert begun.run is not None
+    path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
+    Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
+    assert "1 cells are measured already" in capsys.readouterr().out
+
+
 def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run(Session(commit="abcdef0123456789", branch="side"), [make()])
     first = capsys.readouterr().out.splitlines()[0]
@@ -81,6 +111,15 @@ def test_csv_has_standard_output_to_itself(make: Make, capsys: pytest.CaptureFix
     assert out == "x_val;torch_loop-latency\nG=1,M_g=2,N=3,K=4;2.0\naverage;2.0\n"
     assert "groupbench: test host" in err
     assert "1 cells: 1 ok" in err
+
+
+def test_what_scatters_wildly_is_said(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    wild = make(ms=2.0)
+    wild = msgspec.structs.replace(wild, latency=Latency(timing="cpu", bursts_ms=((1.0,), (60.0,))))
+    run(Session(), [wild, make(ms=2.0)])
+    assert "1 cells scatter by more than 50 % from burst to burst" in capsys.readouterr().out
+    run(Session(), [make(ms=2.0)])
+    assert "scatter" not in capsys.readouterr().out
 
 
 def test_files(make: Make, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from groupbench.tracker import ab
 from groupbench.tracker.ab import AbCell, AbError, AbResult, Bench, Block, Side, SideAccuracy
 from groupbench.tracker.ab_side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
+from groupbench.tracker.cli.ab import left_out
 from groupbench.tracker.stats import sequential
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
@@ -417,3 +418,12 @@ def test_what_cannot_be_compared_is_said_in_one_line(groupbench_ab: Any, args: t
     done = groupbench_ab(*args)
     assert done.returncode == (3 if "--setup" in args else 2)
     assert says in done.stderr.splitlines()[-1] and not done.stdout
+
+
+def test_what_is_left_out_for_one_reason_is_one_line() -> None:
+    notes = [f"gemm/{name} G={g} bf16: unavailable: needs: a GPU" for g in range(9) for name in ("flat", "worklist")]
+    assert left_out([*notes, "gemm/new G=1 bf16: not in the base, main"]) == [
+        "left out: 18 cells of gemm/flat, gemm/worklist: unavailable: needs: a GPU",
+        "left out: gemm/new G=1 bf16: not in the base, main",
+    ]
+    assert left_out([]) == []

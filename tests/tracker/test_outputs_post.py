@@ -404,7 +404,9 @@ def test_examples_of_the_page_run(
     cli: Cli, forge: Forge, night: Any, page: Path, example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     night()
-    page.rename(page.with_name("comment.md"))
+    artifacts = page.with_name("artifacts")
+    artifacts.mkdir()
+    page.rename(artifacts / "comment.md")
     monkeypatch.chdir(page.parent)
     _, *args = example.split()
     result = cli(*args)

@@ -159,8 +159,8 @@ def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:
 
     names = ("operator", "backends", "shapes", "suites", "dtypes", "mode", "plugins")
     cells, notes = bench.cells(given["device"], **{name: given[name] for name in names})
-    for note in notes:
-        say(f"left out: {note}")
+    for line in left_out(notes):
+        say(line)
     if not cells:
         return []
     device = bench.device
@@ -170,6 +170,19 @@ def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:
     return [
         replace(cell, samples=given["samples"], idle_s=given["idle"], cudagraph=given["cudagraph"]) for cell in cells
     ]
+
+
+def left_out(notes: list[str]) -> list[str]:
+    """A line for each reason of notes `operator/backend shape dtype: reason`: a suite leaves out many cells for one."""
+    reasons: dict[str, list[str]] = {}
+    for note in notes:
+        cell, _, reason = note.partition(": ")
+        reasons.setdefault(reason, []).append(cell)
+    lines = []
+    for reason, cells in reasons.items():
+        backends = ", ".join(dict.fromkeys(cell.partition(" ")[0] for cell in cells))
+        lines.append(f"left out: {cells[0] if len(cells) == 1 else f'{len(cells)} cells of {backends}'}: {reason}")
+    return lines
 
 
 def _check_records(path: Path | None) -> None:

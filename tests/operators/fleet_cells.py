@@ -1,0 +1,94 @@
+"""What a fleet measures in tests: cells that cost nothing, and faults of the worker itself. Workers import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from groupbench.operators import executor
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.executor import Machine
+from groupbench.operators.fleet import batch as batches
+from groupbench.operators.fleet.batch import Batch, Card
+from groupbench.operators.fleet.local import Slot
+from groupbench.operators.measure import environment
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run
+
+RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
+FAST = Protocol(bursts=1, samples=1)
+
+
+def machine(cpu: str = "a CPU", **facts: object) -> Machine:
+    return Machine(Environment(device="cpu", cpu=cpu, memory_mib=64_000, **facts), None)  # type: ignore[arg-type]
+
+
+def card(name: str, uuid: str | None = None) -> Card:
+    return Card(name, machine(gpu_uuid=uuid), "code")
+
+
+def job(number: int = 0, backend: str = "torch_loop", **fields: object) -> Job:
+    facts = {"dtype": "fp16", "device": "cpu", "protocol": FAST} | fields
+    return Job("grouped_gemm", backend, f"G=1,M_g={number + 1},N=4,K=4", **facts)  # type: ignore[arg-type]
+
+
+def work(count: int, run: Run = RUN, first: int = 0) -> list[Batch]:
+    jobs = [job(n, backend) for n in range(first, first + count) for backend in ("torch_loop", "torch_grouped_mm")]
+    return batches.batches(jobs, run, 20.0, batches.code())
+
+
+def instant(batch: Batch) -> list[Record]:
+    """Records without measuring; `host` says which process made them, and with which variables."""
+    where = machine(host=f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+    found = [executor.unmeasured(j, where, batch.run, "unavailable", "costs nothing") for j in batch.jobs]
+    return [_ok(record) for record in found]
+
+
+def _ok(record: Record) -> Record:
+    import msgspec
+
+    return msgspec.structs.replace(record, status="ok", message=None, accuracy=Accuracy(rms=1e-4))
+
+
+def slow(batch: Batch) -> list[Record]:
+    time.sleep(0.02)
+    return instant(batch)
+
+
+def hangs(batch: Batch) -> list[Record]:
+    time.sleep(600)
+    return []
+
+
+def refuses(batch: Batch) -> list[Record]:
+    raise GroupbenchError(f"not here: {batch}")
+
+
+def dies(batch: Batch) -> list[Record]:
+    """Of its third problem, always."""
+    if batch.jobs[0].shape.startswith("G=1,M_g=3,"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return instant(batch)
+
+
+def dies_once(batch: Batch) -> list[Record]:
+    """Of its third problem, until a file says that it has."""
+    mark = Path(os.environ["FLEET_MARK"])
+    if batch.jobs[0].shape.startswith("G=1,M_g=3,") and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return instant(batch)
+
+
+def look_at_slot(slot: Slot) -> Card:
+    """Of a process of this host, without torch."""
+    return Card(slot.name, machine(), batches.code())
+
+
+def look(device: str, dask_worker: object = None) -> Card:
+    """Of a worker, without torch."""
+    return Card(str(dask_worker.name), Machine(environment.detect("cpu"), None), batches.code())  # type: ignore[union-attr, attr-defined]
