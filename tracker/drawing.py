@@ -7,6 +7,7 @@ needs plotille, a picture matplotlib, neither a browser; both come with the extr
 from __future__ import annotations
 
 import os
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ PANELS = 24
 _NARROWEST, _WIDEST, _HEIGHT = 40, 120, 12
 _AXIS = 13
 """Columns that plotille's axis of y takes."""
+_TITLE = 76
+"""Characters of a line of a picture's title."""
 _BAR = " ▏▎▍▌▋▊▉█"
 
 
@@ -103,7 +106,7 @@ def _plotille() -> Any:
     try:
         import plotille
     except ImportError:
-        raise DrawError("--plot needs plotille: python -m pip install 'groupbench[plot]'") from None
+        raise DrawError("--plot needs plotille: python -m pip install -e '.[plot]'") from None
     return plotille
 
 
@@ -111,7 +114,7 @@ def _matplotlib() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DrawError("--plot FILE needs matplotlib: python -m pip install 'groupbench[plot]'") from None
+        raise DrawError("--plot FILE needs matplotlib: python -m pip install -e '.[plot]'") from None
     return Figure
 
 
@@ -274,18 +277,24 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
     for index, curve in enumerate(panel.curves):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         found = [x for x, y in enumerate(curve.y) if y is not None]
-        axes.plot(
-            found, [curve.y[x] for x in found], color=colour, marker=marker, markersize=4, linewidth=1.3,
-            label=_plain(curve.name),
-        )  # fmt: skip
+        label = _plain(curve.name)
+        for stretch in _stretches(found, panel.breaks):
+            axes.plot(
+                stretch, [curve.y[x] for x in stretch], color=colour, marker=marker, markersize=4, linewidth=1.3,
+                label=label,
+            )  # fmt: skip
+            label = "_nolegend_"
         if curve.low and curve.high:
             low, high = ([bound[x] or curve.y[x] for x in found] for bound in (curve.low, curve.high))
             axes.vlines(found, low, high, color=colour, alpha=0.35, linewidth=2.5)  # of bursts: a stall is one of them
     for number, (tick, what) in enumerate(panel.breaks):
         axes.axvline(tick - 0.5, color="#888888", linestyle=":", linewidth=1)
+        late = tick > len(panel.ticks) / 2  # its words go to the left, or they would run into the legend
         axes.annotate(
-            _plain(what[:40]), (tick - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -4 - 9 * (number % 3)),
-            textcoords="offset points", fontsize=6, va="top", color="#666666",
+            _plain(_brief(what)), (tick - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(-3 if late else 3, -4 - 9 * (number % 3)), textcoords="offset points", fontsize=6, va="top",
+            ha="right" if late else "left", color="#666666",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
     step = max(1, -(-len(panel.ticks) // 12))
     axes.set_xticks(range(0, len(panel.ticks), step), [_plain(t) for t in panel.ticks[::step]], rotation=30, ha="right")
@@ -297,7 +306,7 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
             _logarithmic(axes.yaxis, axes.set_yscale)
         else:
             axes.set_ylim(bottom, top)
-    axes.set_title(_plain(panel.title), fontsize=9, loc="left")
+    axes.set_title(_plain(textwrap.fill(panel.title, _TITLE, break_on_hyphens=False)), fontsize=9, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
     axes.tick_params(labelsize=7)
     axes.grid(True, color="#e5e5e5", linewidth=0.6)
@@ -305,6 +314,21 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _stretches(found: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[list[int]]:
+    """Ticks that a line may join: across a break, values are not of one kind."""
+    ends = [tick for tick, _ in breaks]
+    stretches: dict[int, list[int]] = {}
+    for x in found:
+        stretches.setdefault(sum(x >= end for end in ends), []).append(x)
+    return list(stretches.values()) or [[]]
+
+
+def _brief(what: str, most: int = 48) -> str:
+    """With long names, such as a card's, cut behind the signs by which they are told apart."""
+    words = [word if len(word) <= 16 else f"{word[:12]}…" for word in what.split()]
+    return _shortened(" ".join(words), most)
 
 
 def _draw_comparison(axes: Any, panel: Comparison) -> None:

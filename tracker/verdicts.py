@@ -100,7 +100,7 @@ class Judged:
     def columns(cls) -> tuple[str, ...]:
         return (
             *("verdict", "what", "cause", *_SERIES, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
-            *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note"),
+            *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
         )
 
     def flat(self) -> dict[str, Any]:
@@ -109,6 +109,7 @@ class Judged:
             **{name: getattr(self, name) for name in told},
             **{name: getattr(self.series, name) for name in _SERIES},
             "latency_ms": None if self.point is None else self.point.median_ms,
+            "timing": None if self.point is None else self.point.timing,
             "rms": None if self.point is None else self.point.rms,
             "commits": None if self.span is None else self.span.text,
             "subject": None if self.span is None else self.span.head.subject,

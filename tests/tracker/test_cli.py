@@ -66,7 +66,9 @@ def test_the_short_help_is_that_of_the_command(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["nope"], ["--nope"], ["ingest"], ["compare", "a"], ["history", "--json", "x"]], ids=str
+    "args",
+    [["nope"], ["--nope"], ["ingest"], ["compare", "a"], ["history", "--json", "x"], ["gate", "--json", "--csv"]],
+    ids=str,
 )
 def test_usage_is_one_line(cli: Cli, args: list[str]) -> None:
     assert cli(*args).exit_code == 2

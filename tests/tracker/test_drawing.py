@@ -109,6 +109,29 @@ def test_pictures(suffix: str, tmp_path: Path) -> None:
         assert head == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_line_ends_where_the_environment_does_and_the_words_stay_within() -> None:
+    from matplotlib.figure import Figure
+
+    card = "gpu_uuid GPU-332f98b9-e88f-ebe3-490a-3c2366119dde → GPU-12920978-c777-bf80-1591-342f3bb24834"
+    ticks = tuple("abcdefgh")
+    title = "grouped_gemm fwd bf16 G=4,M_g=2048,N=2048,K=2048,B=shared tritonbench tritonbench:triton_do_bench NVIDIA"
+    for place in (1, 7):
+        trend = Trend(title, "ms", ticks, (Curve("triton_flat", (1.0,) * 4 + (None,) + (2.0,) * 3),), ((place, card),))
+        figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        drawing._draw_trend(axes, trend)
+        figure.canvas.draw()
+        lines = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+        assert lines == ([[0], [1, 2, 3, 5, 6, 7]] if place == 1 else [[0, 1, 2, 3, 5, 6], [7]])
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["triton_flat"]
+        (words,) = axes.texts
+        assert words.get_text() == "gpu_uuid GPU-332f98b9… → GPU-12920978…"
+        box, room = words.get_window_extent(), axes.get_window_extent()
+        assert room.x0 <= box.x0 and box.x1 <= room.x1
+        assert axes.title.get_window_extent().width == 0  # titles stand to the left
+        assert axes._left_title.get_window_extent().x1 <= 0.97 * figure.bbox.width
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     assert drawing.terminal([], 80, coloured=False) == ""
     drawing.picture([], tmp_path / "p.png")
@@ -130,7 +153,7 @@ def test_a_picture_that_cannot_be_written() -> None:
 @pytest.mark.parametrize(("package", "where"), [("plotille", ""), ("matplotlib.figure", "p.png")])
 def test_a_package_that_is_missing(package: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DrawError, match=re.escape("groupbench[plot]")):
+    with pytest.raises(DrawError, match=re.escape("pip install -e '.[plot]'")):
         drawing.check(where)
 
 

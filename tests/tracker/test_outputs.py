@@ -321,6 +321,15 @@ def test_what_changed_together_is_told_once() -> None:
     assert result_of([worse]).groups[0].change == "rms ×4.5"
 
 
+def test_an_interpreter_s_time_is_no_latency() -> None:
+    rows = [judged(1, "new", loud=True), judged(2, "wrong")]
+    result = result_of([replace(row, point=replace(row.point, timing="interpreted", median_ms=6.927)) for row in rows])
+    for text in (summary.render(result), comment.render(result)):
+        assert "interpreted" in rendered(text).outside
+        assert "6.927" not in text
+    assert [row["timing"] for row in json.loads(render_json(result))["series"]] == ["interpreted"] * 2
+
+
 @pytest.mark.parametrize("verdict", ORDER)
 @pytest.mark.parametrize("strict", (False, True))
 def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
@@ -535,8 +544,9 @@ def cli_any(cli: Cli, *args: str) -> CliResult:
         (("webhook",), "GROUPBENCH_WEBHOOK"),
         (("webhook=ftp://x",), "https://"),
         (("junit=x", "sarif=./x"), "two outputs cannot be one file"),
+        (("badge=x.png",), "badge=x.png: a badge ends with .svg"),
     ],
-    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice"],
+    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice", "png"],
 )
 def test_usage_is_checked_before_anything_is_judged(cli: Cli, slower: Path, given: tuple[str, ...], said: str) -> None:
     result = cli("gate", *[text for one in given for text in ("-o", one)])

@@ -105,6 +105,28 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     assert "the last before: 004ccccccc" in changed
 
 
+def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make: Any) -> None:
+    shapes = [f"G=4,N={size}" for size in range(1, 5)]
+    stored([make(0, backend=name, shape=shape) for name in ("a", "b") for shape in shapes])
+    stored([make(1, backend="a", shape=shapes[0])])
+    html = page()
+    changed = html.text[html.text.index("What changed") : html.text.index("Operators")]
+    assert changed.count("absent from this one") == 2
+    for told in ("grouped_gemm a: 3 series", "grouped_gemm b: 4 series", "G=4,N=4"):
+        assert told in changed, told
+    for empty in ("effect", "before", "now", "first commit"):  # a column of nothing
+        assert empty not in changed, empty
+    assert sum(link.startswith("#op-grouped_gemm/s") for link in html.links) == 7 + 1  # and the result's own
+
+
+def test_an_interpreter_s_time_is_no_latency(page: Any, stored: Any, make: Any) -> None:
+    stored([make(0, ms=6.927, timing="interpreted", status="wrong", message="0.5 outside")])
+    text = page().text
+    changed = text[text.index("What changed") : text.index("Operators")]
+    assert "interpreted" in changed
+    assert "6.93" not in changed
+
+
 @pytest.mark.usefixtures("plain_statistics")
 def test_a_worse_error_is_told_as_an_error_and_no_latency(page: Any, stored: Any, make: Any) -> None:
     stored([make(night, rms=2e-3 if night < 5 else 9e-3) for night in range(6)])
@@ -228,7 +250,7 @@ def test_without_plotly_it_says_what_to_install(
     stored([make()])
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     result = cli("report")
-    assert (result.exit_code, "pip install 'groupbench[report]'" in result.stderr) == (2, True)
+    assert (result.exit_code, "pip install -e '.[report]'" in result.stderr) == (2, True)
 
 
 def test_a_place_that_cannot_be_written(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:

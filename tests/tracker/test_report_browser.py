@@ -104,6 +104,7 @@ def test_a_change_leads_to_its_series(browse: Browse, report: Path) -> None:
     assert article.evaluate("node => { const y = node.getBoundingClientRect().top; return 0 <= y && y < innerHeight; }")
     page.goto(at(report, "op-grouped_gemm/s1"))
     page.reload()
+    page.locator("#s1 .latency .point").first.wait_for()  # opened by its address
     assert page.locator("article:focus").get_attribute("id") == "s1"
 
 
@@ -121,7 +122,7 @@ def test_plots_are_drawn_when_they_are_looked_at(browse: Browse, report: Path) -
     page.wait_for_selector("[data-figure=map-0] .js-plotly-plot .heatmaplayer image, .heatmaplayer .hm")
     last = page.locator("#op-grouped_gemm article").last
     assert last.locator(".js-plotly-plot").count() == 0
-    last.scroll_into_view_if_needed()
+    last.locator("summary").first.click()
     last.locator(".latency .js-plotly-plot .point").first.wait_for()
     last.locator(".accuracy .js-plotly-plot .point").first.wait_for()
     last.locator(".bursts .js-plotly-plot .box").first.wait_for()
@@ -141,6 +142,21 @@ def test_the_reader_chooses_the_baseline(browse: Browse, report: Path) -> None:
     assert page.locator("[data-figure=map-0] .heatmap-label, [data-figure=map-0] text", has_text="▼ 0.60×").count()
 
 
+def test_histories_are_folded_until_somebody_looks(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    opened(page, "op-grouped_gemm")
+    cards = page.locator("#op-grouped_gemm article")
+    assert (cards.count(), page.locator("#op-grouped_gemm .plots").count()) == (13, 0)
+    assert sum(card.bounding_box()["height"] for card in cards.all()) < 13 * 60
+    page.get_by_label("Filter the histories of grouped_gemm").fill("triton")
+    page.get_by_role("button", name="Open all that are listed").click()
+    assert page.locator("#op-grouped_gemm .plots").count() == 4
+    page.goto(at(report, "op-canary"))
+    opened(page, "op-canary")
+    assert page.locator("#op-canary .plots").count() == 2  # few stay open
+    assert page.locator("#op-canary .unfold").count() == 0
+
+
 def test_every_plot_has_its_data_as_text(browse: Browse, report: Path) -> None:
     page = browse(at(report, "op-grouped_gemm"))
     roof = page.locator("[data-figure=roofline]")
@@ -149,7 +165,7 @@ def test_every_plot_has_its_data_as_text(browse: Browse, report: Path) -> None:
     assert roof.locator("th").all_inner_texts()[:3] == ["backend", "problem", "FLOP/byte"]
     assert roof.locator("tbody tr").count() == 12
     card = page.locator("#op-grouped_gemm article").first
-    card.scroll_into_view_if_needed()
+    card.locator("summary").first.click()
     for name, rows in (("latency", 13), ("accuracy", 12), ("bursts", 10)):
         part = card.locator(f".{name}")
         part.locator("summary").click()
@@ -247,7 +263,7 @@ def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> No
         assert page.evaluate("document.documentElement.scrollWidth") == 375, place
     page.locator("[data-figure=map-0] .js-plotly-plot .xaxislayer-above text").first.wait_for()
     card = page.locator("#op-grouped_gemm article").first
-    card.scroll_into_view_if_needed()
+    card.locator("summary").first.click()
     card.locator(".latency .point").first.wait_for()
     box = page.locator("#results-op-grouped_gemm").locator("xpath=..")
     assert box.evaluate("node => node.scrollWidth > node.clientWidth")  # what is wide scrolls by itself

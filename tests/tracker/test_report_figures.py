@@ -114,6 +114,28 @@ def test_points_stand_below_the_roof_at_their_intensity() -> None:
 # ---- history
 
 
+def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
+    low = Ceilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
+    figure = figures.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
+    told = [note["text"] for note in figure["layout"]["annotations"]]
+    assert told == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
+    assert "below 0.042 TFLOP/s and 9.6 GB/s." in figure["layout"]["meta"]["alt"]
+
+
+@pytest.mark.parametrize("intensity", [0.5, 30.0, 4000.0])
+def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
+    """Each begins or ends at the edge that it could run over."""
+    points = [RoofPoint("a", "p", "bf16", round(intensity * 10**8), 10**8, 20.0)]
+    layout = figures.roofline(points, CEILINGS)["layout"]
+    roof, slope = layout["annotations"]
+    left, right = layout["xaxis"]["range"]
+    assert (roof["xanchor"], roof["x"]) == ("right", 1)
+    assert (slope["xanchor"], slope["x"]) == ("left", 0)
+    assert (roof["xref"], slope["xref"]) == ("x domain", "x domain")
+    assert left < right
+    assert len(layout["xaxis"]["title"]["text"]) < 45  # letters that a phone has room for
+
+
 def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
     told = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
     found = by_name(figures.latency_history(told, RUNS))
@@ -235,6 +257,16 @@ def test_a_change_an_environment_and_a_level_are_found(stored: Any, make: Any, r
         assert [level.ms for level in told.levels] == pytest.approx([1.0, 1.0, 1.1], rel=2e-3)
         assert [bursts.run for bursts in told.bursts] == [28, 29]
         assert [len(burst) for burst in told.bursts[-1].ms] == [7] * 5
+
+
+def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: Any) -> None:
+    """As an H100 measured them: 0.096 ms in one night, 0.322 in the next two."""
+    stored([make(night, ms) for night, ms in enumerate((0.0963, 0.3218, 0.3225))])
+    stored([make(night, ms, backend="quiet") for night, ms in enumerate((0.3221, 0.3218, 0.3225))])
+    quiet, far = sorted(report().pages[0].histories, key=lambda one: one.series.backend)
+    assert (far.levels, [(level.first, level.last) for level in quiet.levels]) == ((), [(0, 2)])
+    level = by_name(figures.latency_history(quiet))["level"]
+    assert level["x"] == [0, 2]  # from its first result to its last
 
 
 def test_a_step_within_one_commit_is_a_change_of_canaries_alone(stored: Any, make: Any, report: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -164,11 +165,14 @@ def test_a_series_is_found_by_words_names_shapes_and_sizes(stored: Any, make: An
 def test_long_lists_come_in_parts(stored: Any, make: Any, serve: Client) -> None:
     stored([make(shape=f"G=4,N={n}") for n in range(7)])
     client = serve()
-    parts = [client.get(f"/series.json?per_page=3&page={page}").json() for page in (1, 2, 3, 4)]
-    assert [len(part["series"]) for part in parts] == [3, 3, 1, 0]
+    parts = [client.get(f"/series.json?per_page=3&page={page}").json() for page in (1, 2, 3)]
+    assert [len(part["series"]) for part in parts] == [3, 3, 1]
     assert parts[0]["paging"] == {"page": 1, "per_page": 3, "pages": 3, "total": 7}
     assert len({row["series"] for part in parts for row in part["series"]}) == 7
     assert 'href="/series?per_page=3&amp;page=3"' in client.get("/series?per_page=3&page=2").text
+    beyond = client.get("/series.json?per_page=3&page=5000")
+    assert (beyond.status_code, beyond.json()["error"]) == (404, "no page 5000 of this list; the last is 3")
+    assert client.get("/series?q=nothing+like+it").status_code == 200  # an empty list has one page
 
 
 def test_new_series_are_found_at_once(stored: Any, make: Any, serve: Client) -> None:
@@ -771,6 +775,8 @@ def test_jobs_are_done_by_a_process_of_their_own(nights: Any) -> None:
         (("--write", "--host", "0.0.0.0"), None, "--write needs a token"),
         (("--write",), "short", "16 are the least"),
         (("--token-file", "FILE"), None, "goes with --write"),
+        (("--write", "--token-file", "EMPTY"), None, "EMPTY: its first line is empty"),
+        (("--write", "--token-file", "NONE"), None, "'NONE' does not exist"),
         (("--host", "no.such.host.invalid"), None, "cannot listen on"),
         (("--port", "70000"), None, "70000"),
     ],
@@ -782,6 +788,7 @@ def test_it_does_not_start(
     if token:
         monkeypatch.setenv("GROUPBENCH_TOKEN", token)
     (tmp_path / "FILE").write_text(TOKEN)
+    (tmp_path / "EMPTY").touch()
     monkeypatch.chdir(tmp_path)
     result = cli("serve", *args)
     assert result.exit_code == 2
@@ -789,8 +796,54 @@ def test_it_does_not_start(
 
 
 @pytest.mark.sqlite
-def test_it_runs_by_its_command_and_ends_by_ctrl_c(nights: Any, tmp_path: Path) -> None:
-    import signal
+def test_who_connects_and_asks_nothing_is_sent_away(nights: Any, monkeypatch: Any) -> None:
+    import socket
+    import urllib.request
+
+    import uvicorn
+
+    from groupbench.tracker.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    worker = ThreadPoolExecutor(1)
+    app = create_app(str(nights), hosts=frozenset(LOOPBACK), jobs=Jobs(worker))
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = listener.getsockname()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http=connection.Connection, log_level="error", limit_concurrency=3, timeout_graceful_shutdown=1
+        )
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        idle = [socket.create_connection(where, 30) for _ in range(4)]
+        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: local")  # and never the rest
+        for one in idle:
+            assert one.recv(100) == b""
+            one.close()
+        with socket.create_connection(where, 30) as kept:  # who has asked may ask again
+            for _ in range(2):
+                kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                told = kept.recv(10_000)
+                while not told.endswith(b"}"):
+                    told += kept.recv(10_000) or b"closed}"
+                assert told.startswith(b"HTTP/1.1 200 ")
+                time.sleep(0.7)
+        with urllib.request.urlopen(f"http://127.0.0.1:{where[1]}/healthz", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        worker.shutdown()
+        listener.close()
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (0,))], ids=["int", "term"])
+def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
+    nights: Any, tmp_path: Path, number: int, codes: tuple[int, ...]
+) -> None:
     import socket
     import urllib.request
 
@@ -811,9 +864,10 @@ def test_it_runs_by_its_command_and_ends_by_ctrl_c(nights: Any, tmp_path: Path) 
             assert raw.recv(100).startswith(b"HTTP/1.1 400 ")
         busy = subprocess.run([*command[:-3], "--port", address[0].rpartition(":")[2]], capture_output=True, text=True)
         assert (busy.returncode, "give another" in busy.stderr) == (2, True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
+        process.send_signal(number)
+        assert process.wait(30) in codes
         rest = process.stderr.read()
+        assert "leaked" not in rest
         assert TOKEN not in line + rest
         assert "Traceback" not in rest
     finally:

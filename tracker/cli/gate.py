@@ -12,6 +12,7 @@ from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
     Column,
     Format,
+    latency,
     milliseconds,
     output_formats,
     plain,
@@ -48,7 +49,7 @@ COLUMNS = (
     Column("shape", "shape", wraps=True),
     Column("dtype", "dtype"),
     Column("before ms", "before_ms", milliseconds, right=True),
-    Column("now ms", "latency_ms", milliseconds, right=True),
+    Column("now ms", "now", right=True),
     Column("change", "change", signed_percent, right=True),
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
@@ -169,10 +170,14 @@ def _write(found: Gate, form: Format | None) -> None:
         alike, rest = found.folded
         for line in alike:
             click.echo(printable(shortened(line)))
-        rows = [row.flat() | {"interval": interval(row)} for row in rest]
+        rows = [row.flat() | {"interval": interval(row), "now": now(row)} for row in rest]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
+
+
+def now(row: Judged) -> str:
+    return "" if row.point is None else latency(row.point.median_ms, row.point.timing)
 
 
 def interval(row: Judged) -> str:

@@ -16,6 +16,9 @@ import click
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
 
+INTERPRETED = "interpreted"
+"""The timing of kernels that Triton's interpreter ran."""
+
 _NARROWEST = 16
 """Columns that a text may be folded to."""
 
@@ -47,10 +50,20 @@ def plain(keys: Sequence[str]) -> list[Column]:
 
 
 def output_formats(command: F) -> F:
-    """`--json`, `--csv`, `--md`: gives the command `form`."""
+    """`--json`, `--csv`, `--md`: gives the command `form`. More than one of them is wrong usage."""
     for name, text in (("md", "Markdown"), ("csv", "CSV"), ("json", "JSON")):
-        command = click.option(f"--{name}", "form", flag_value=name, help=f"Write {text}.")(command)
+        command = click.option(
+            f"--{name}", f"as_{name}", is_flag=True, expose_value=False, callback=_take_format, help=f"Write {text}."
+        )(command)
     return command
+
+
+def _take_format(context: click.Context, option: click.Parameter, given: bool) -> None:
+    form, name = context.params.setdefault("form", None), (option.name or "").removeprefix("as_")
+    if given and form is not None:
+        raise click.UsageError(f"--{form} and --{name}: give one of them")
+    if given:
+        context.params["form"] = name
 
 
 def write_json(value: Any) -> None:
@@ -86,6 +99,11 @@ def printable(text: str) -> str:
 
 def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def latency(ms: float | None, timing: str | None) -> str:
+    """Milliseconds; what the interpreter took is no latency, and is not shown as one."""
+    return INTERPRETED if timing == INTERPRETED else milliseconds(ms)
 
 
 def signed_percent(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -51,11 +52,10 @@ def serve(
         import uvicorn
 
         from groupbench.tracker.serve.app import create_app
+        from groupbench.tracker.serve.connection import MOST, Connection
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
     except ModuleNotFoundError as error:
-        raise ServeError(
-            f"serve needs {error.name}, which is not installed: pip install 'groupbench[serve]'"
-        ) from error
+        raise ServeError(f"serve needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
     token = _token(token_file) if write else None
     with _listening(host, port) as listener:
         alone = is_loopback(listener.getsockname()[0])
@@ -69,10 +69,19 @@ def serve(
         if not alone:
             say(f"everybody who reaches {host} can read it")
         config = uvicorn.Config(
-            app, http="h11", ws="none", log_level="warning", access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=20, limit_concurrency=200, timeout_graceful_shutdown=3,
+            app, http=Connection, ws="none", log_level="warning", access_log=False, server_header=False,
+            proxy_headers=False, timeout_keep_alive=20, limit_concurrency=MOST, timeout_graceful_shutdown=3,
         )  # fmt: skip
+        signal.signal(signal.SIGTERM, _end)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _end(number: int, frame: object) -> None:
+    """After uvicorn has shut down it raises the signal again: the process ends as one that was asked to, and tidies up.
+
+    By the signal itself it would leave its worker's semaphores for Python to complain about.
+    """
+    raise SystemExit(0)
 
 
 def _token(file: Path | None) -> str:
@@ -84,6 +93,8 @@ def _token(file: Path | None) -> str:
             token = file.read_text(encoding="utf-8").partition("\n")[0].strip()
         except (OSError, ValueError) as error:
             raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+        if not token:
+            raise click.UsageError(f"{file}: its first line is empty, and is to be the token; {MAKE_TOKEN}")
     else:
         token = os.environ.get(TOKEN, "").strip()
     if not token:

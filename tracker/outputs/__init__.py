@@ -58,6 +58,8 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> Target:
         if not place.startswith(("https://", "http://")):
             raise OutputError(f"webhook: needs an URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
         return Target(form, place)
+    if form == "badge" and place and not place.lower().endswith((".svg", ".json")):
+        raise OutputError(f"badge={place}: a badge ends with .svg, or with .json for shields.io")
     named = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
     if not place and not named:
         raise OutputError(f"{form}: needs a file, {form}=FILE" + (f" or {SUMMARY_FILE}" if form == "summary" else ""))

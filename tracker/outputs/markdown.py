@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from groupbench.tracker.cli.output import milliseconds, printable, signed_percent
+from groupbench.tracker.cli.output import INTERPRETED, latency, milliseconds, printable, signed_percent
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.outputs.result import Group, Place, Result
 from groupbench.tracker.terminal import shortened
@@ -128,14 +128,13 @@ def _changed(row: Judged, result: Result) -> list[str]:
     if row.what == "accuracy":
         before, now, unit = _rms(row.before_rms), _rms(None if point is None else point.rms), " rms"
     else:
-        before, now = milliseconds(row.before_ms), milliseconds(None if point is None else point.median_ms)
-        unit = " ms"
+        before, now, unit = milliseconds(row.before_ms), _now(row), " ms"
     interval = "" if row.low is None or row.high is None else f"{signed_percent(row.low)} .. {signed_percent(row.high)}"
     return [
         *_names(row, result),
         row.what or "",
         before and before + unit,
-        now and now + unit,
+        now if now == INTERPRETED else now and now + unit,
         signed_percent(row.change),
         interval,
         row.cause or "",
@@ -152,7 +151,7 @@ def every(page: Page, result: Result) -> None:
         [
             row.verdict,
             *_names(row, result),
-            milliseconds(None if row.point is None else row.point.median_ms),
+            _now(row),
             signed_percent(row.change),
             _rms(None if row.point is None else row.point.rms),
             str(row.n),
@@ -166,6 +165,10 @@ def _names(row: Judged, result: Result) -> list[str]:
     series = row.series
     label = shortened(printable(result.label(series)), _SHAPE)
     return [code(shown(series.operator, _NAME)), code(shown(series.backend, _NAME)), code(label)]
+
+
+def _now(row: Judged) -> str:
+    return "" if row.point is None else latency(row.point.median_ms, row.point.timing)
 
 
 def _rms(value: float | None) -> str:

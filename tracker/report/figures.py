@@ -149,8 +149,8 @@ def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
         })  # fmt: skip
     best = max(points, key=lambda point: point.share(ceilings), default=None)
     alt = (
-        f"Roofline of {len(points)} results by {len(backends)} backends, below {ceilings.tflops:.0f} TFLOP/s and "
-        f"{ceilings.gbps:.0f} GB/s."
+        f"Roofline of {len(points)} results by {len(backends)} backends, below {_digits(ceilings.tflops)} TFLOP/s and "
+        f"{_digits(ceilings.gbps)} GB/s."
     )
     if best is not None:
         alt += f" The nearest to its ceiling is {best.backend} at {best.problem}: {100 * best.share(ceilings):.0f}%."
@@ -163,18 +163,18 @@ def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
             "margin": {"l": 60, "r": 12, "t": 16, "b": 50},
             "showlegend": True,
             "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
-            "xaxis": _log_axis("FLOP per byte, each input read once, each output written once", low, high),
-            "yaxis": _log_axis("TFLOP/s", lowest / 1.6, highest * 1.6),
-            "annotations": [
+            "xaxis": _log_axis("FLOP per byte that must be moved", low, high),
+            "yaxis": _log_axis("TFLOP/s", lowest / 1.6, highest * 2),
+            "annotations": [  # held by the edges that they could run over where the window is narrow
                 {
-                    "x": math.log10(ridge), "y": math.log10(ceilings.tflops), "xanchor": "left",
-                    "yanchor": "bottom", "showarrow": False,
-                    "text": f"{ceilings.tflops:.0f} TFLOP/s, {plain(ceilings.dtype)} matmul canary",
+                    "xref": "x domain", "x": 1, "y": math.log10(ceilings.tflops), "xanchor": "right",
+                    "yanchor": "bottom", "yshift": 4, "showarrow": False,
+                    "text": f"{_digits(ceilings.tflops)} TFLOP/s, {plain(ceilings.dtype)} matmul canary",
                 },
                 {
-                    "x": math.log10(low * ridge) / 2, "y": math.log10(ceilings.gbps * math.sqrt(low * ridge) / 1e3),
-                    "xanchor": "right", "yanchor": "bottom", "showarrow": False,
-                    "text": f"{ceilings.gbps:.0f} GB/s, copy canary",
+                    "xref": "x domain", "x": 0, "y": math.log10(ceilings.tflops), "xanchor": "left",
+                    "yanchor": "top", "showarrow": False,
+                    "text": f"{_digits(ceilings.gbps)} GB/s, copy canary",
                 },
             ],
             "meta": {"kind": "roofline", "alt": alt},
@@ -191,7 +191,7 @@ def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = No
         x: list[float | None] = []
         y: list[float | None] = []
         for level in history.levels:
-            x += [level.first - 0.4, level.last + 0.4, None]
+            x += [level.first, level.last, None]
             y += [_round(level.ms, 5), _round(level.ms, 5), None]
         data.append({
             "type": "scatter", "mode": "lines", "name": "level", "x": x[:-1], "y": y[:-1], "hoverinfo": "skip",
@@ -439,6 +439,11 @@ def _distance(high: float | None, low: float | None) -> float:
 def _round(value: float | None, digits: int) -> float | None:
     """For JSON: so many significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _digits(value: float) -> str:
+    """Two that count, and no more of a small number than of a large one: a processor's ceiling is 0.042 TFLOP/s."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _cut(text: str, length: int) -> str:

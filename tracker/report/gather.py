@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import alerts, gate, query
 from groupbench.tracker.alerts import AlertRow
 from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.judge import FLOOR, MIN_EFFECT
+from groupbench.tracker.judge import FLOOR, GROSS, MIN_EFFECT, YOUNG
 from groupbench.tracker.packing import unpack_samples
 from groupbench.tracker.report.shown import (
     Bursts,
@@ -285,7 +285,7 @@ def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int
 
 
 def _levels(own: Sequence[PointRow], at: Sequence[int], changed: set[int]) -> list[Level]:
-    levels: list[Level] = []
+    levels: list[Level | None] = []
     stretch: list[int] = []
     for i, point in enumerate(own):
         if not point.timed:
@@ -294,13 +294,20 @@ def _levels(own: Sequence[PointRow], at: Sequence[int], changed: set[int]) -> li
             levels.append(_level(own, at, stretch))
             stretch = []
         stretch.append(i)
-    return [*levels, _level(own, at, stretch)] if stretch else levels
+    if stretch:
+        levels.append(_level(own, at, stretch))
+    return [level for level in levels if level is not None]
 
 
-def _level(own: Sequence[PointRow], at: Sequence[int], stretch: Sequence[int]) -> Level:
+def _level(own: Sequence[PointRow], at: Sequence[int], stretch: Sequence[int]) -> Level | None:
+    """None where too few results stand far apart: a change among them could not be found, and they are no level."""
     ordered = sorted(own[i].median_ms or 0.0 for i in stretch)
     n = len(ordered)
-    return Level(at[stretch[0]], at[stretch[-1]], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    far = GROSS[own[stretch[-1]].timing or "gpu"] * middle
+    if n < YOUNG and max(middle - ordered[0], ordered[-1] - middle) > far:
+        return None
+    return Level(at[stretch[0]], at[stretch[-1]], middle)
 
 
 # ---- backends against each other
@@ -420,6 +427,12 @@ def _roof_note(alike: Sequence[PointRow], ceilings: Ceilings, held: RunRow, run:
     others = sorted({point.series.dtype for point in alike} - {ceilings.dtype})
     if others:
         notes.append(f"The ceiling was measured in {ceilings.dtype}; that of {', '.join(others)} is another.")
+    above = sum(_roof_point(point).share(ceilings) > 1 for point in alike)
+    if above:
+        notes.append(
+            f"{above} of {len(alike)} results {'lies' if above == 1 else 'lie'} above the ceiling: it is what one "
+            "library call reached, and no bound of the machine."
+        )
     return " ".join(notes) or None
 
 

@@ -8,7 +8,19 @@
   const title = document.title;
   const built = new Set();
 
-  function card(series) {
+  // Plots are made when the card is opened: a hundred histories are a list first.
+  function fold(article, head, plots) {
+    const details = document.createElement("details");
+    const summary = document.createElement("summary");
+    summary.append(head);
+    details.append(summary);
+    details.addEventListener("toggle", () => { if (details.open) fill(); });
+    const fill = () => { if (plots) { details.append(plots()); plots = null; } };
+    article.unfold = () => { fill(); details.open = true; };
+    article.append(details);
+  }
+
+  function card(series, folded) {
     const article = document.createElement("article");
     article.id = "s" + series.id;
     article.tabIndex = -1;
@@ -20,14 +32,18 @@
     tag.textContent = series.verdict || "not in this run";
     tag.className = "tag " + series.tone;
     head.append(series.backend + " ", tag, " ", rest);
-    article.append(head);
     if (series.none !== undefined) {
       const empty = document.createElement("p");
       empty.className = "note";
       empty.textContent = "No result: " + series.none;
-      article.append(empty);
+      article.append(head, empty);
       return article;
     }
+    if (folded) fold(article, head, () => plots(series)); else article.append(head, plots(series));
+    return article;
+  }
+
+  function plots(series) {
     const plots = document.createElement("div");
     plots.className = "plots";
     for (const [name, caption] of [["latency", "Latency"], ["bursts", "Bursts"], ["accuracy", "Accuracy"]]) {
@@ -41,8 +57,7 @@
       plots.append(part);
       groupbenchFigures.later(figure, series[name], runs);
     }
-    article.append(plots);
-    return article;
+    return plots;
   }
 
   function build(section) {
@@ -58,7 +73,11 @@
     }
     const roof = section.querySelector('[data-figure="roofline"]');
     if (roof) groupbenchFigures.later(roof, data.roofline, runs);
-    section.querySelector(".series").append(...data.series.map(card));
+    const list = section.querySelector(".series");
+    list.append(...data.series.map((series) => card(series, "folded" in list.dataset)));
+    section.querySelector(".unfold")?.addEventListener("click", () => {
+      for (const article of list.children) if (!article.hidden) article.unfold?.();
+    });
   }
 
   function go(moved) {
@@ -74,6 +93,7 @@
     const found = series && /^s\d+$/.test(series) && section.querySelector("#" + series);
     if (found) {
       found.hidden = false;
+      found.unfold?.();
       found.scrollIntoView({ block: "start" });
       found.focus({ preventScroll: true });
     } else if (moved) {

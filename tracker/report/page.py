@@ -22,6 +22,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import query
+from groupbench.tracker.cli.output import INTERPRETED
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.files import whole_file
@@ -29,7 +30,7 @@ from groupbench.tracker.report import figures
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
 from groupbench.tracker.report.table import Cell, filter_box, number, percent, table
-from groupbench.tracker.rows import MEASURED, PointRow, RunRow
+from groupbench.tracker.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.verdicts import ORDER, QUIET, Gate, Judged
 
 TONES = {
@@ -49,6 +50,11 @@ MAP_CELLS = 20_000
 
 _LONG = 1000
 """Characters of a message that the page shows: a compiler's can fill it."""
+
+_UNFOLDED = 4
+"""An operator of more series than this has their histories folded: a hundred of them are 50,000 pixels."""
+
+_INTERPRETED = Cell(INTERPRETED, "number faint")
 
 
 def build(session: Session, *, run: str | None = None, limit: int = 200, min_effect: float | None = None) -> str:
@@ -107,20 +113,27 @@ def write(path: Path, text: str) -> None:
 def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
     """What the plots of an operator need: heat maps by baseline, the roofline, three figures for each series."""
     verdicts = {row.series.pk: row.verdict for row in report.gate.rows}
-    ceilings = page.roofline.ceilings
+    ceilings, shared = page.roofline.ceilings, _shared(page)
     return {
         "maps": [
             {name: figures.speedup_heatmap(one.rows, one.backends, name) for name in baselines(one)}
             for one in page.speeds
         ],
         "roofline": None if ceilings is None else figures.roofline(page.roofline.points, ceilings),
-        "series": [_series(history, report, verdicts.get(history.series.pk)) for history in page.histories],
+        "series": [_series(history, report, verdicts.get(history.series.pk), shared) for history in page.histories],
     }
 
 
-def _series(history: SeriesHistory, report: Report, verdict: str | None) -> dict[str, Any]:
+def _shared(page: OperatorPage) -> dict[str, str]:
+    """What is alike in all series of an operator: told once above their histories."""
+    held = {name: {getattr(one.series, name) for one in page.histories} for name in ("hardware", "host", "protocol")}
+    return {name: values.pop() for name, values in held.items() if len(values) == 1}
+
+
+def _series(history: SeriesHistory, report: Report, verdict: str | None, shared: Mapping[str, str]) -> dict[str, Any]:
     series = history.series
-    rest = (series.mode, series.dtype, series.shape, series.hardware, series.host, series.protocol)
+    place = [getattr(series, name) for name in ("hardware", "host", "protocol") if name not in shared]
+    rest = (series.mode, series.dtype, series.shape, *place)
     told: dict[str, Any] = {
         "id": series.pk,
         "backend": series.backend,
@@ -166,7 +179,7 @@ def plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ReportError("the report needs plotly: pip install 'groupbench[report]'") from error
+        raise ReportError("the report needs plotly: pip install -e '.[report]'") from error
     # Maps would be asked for there, of which we draw none.
     return get_plotlyjs().replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
 
@@ -251,31 +264,61 @@ def _changed(judged: Gate, slugs: Mapping[str, str]) -> str:
     told = "".join(f"<p>{_commands(line)}</p>" for line in alike)
     if not rest:
         return told or "<p>Nothing that could be told.</p>"
-    head = "verdict series effect before now cause first,commit note"
-    return told + table(head, [_change(row, slugs) for row in rest], name="What changed", identifier="changed")
+    head = ["verdict", "series", "effect", "before", "now", "cause", "first,commit", "note"]
+    lines = [_change(rows, slugs) for rows in _together(rest)]
+    used = [i for i in range(len(head)) if any(not _empty(line[i]) for line in lines)]
+    return told + table(
+        " ".join(head[i] for i in used),
+        [[line[i] for i in used] for line in lines],
+        name="What changed",
+        identifier="changed",
+    )
 
 
-def _change(row: Judged, slugs: Mapping[str, str]) -> list[Cell | str | None]:
+def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
+    """Series that are missing for one reason are one line: nothing else is to be said of each."""
+    groups: dict[tuple[object, ...], list[Judged]] = {}
+    for row in rows:
+        alone = row.series.pk if row.verdict != "missing" or row.change is not None else None
+        key = (row.verdict, row.what, row.series.operator, row.series.backend, row.note, alone)
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _empty(cell: Cell | str | None) -> bool:
+    return not (cell.text or cell.more) if isinstance(cell, Cell) else not cell
+
+
+def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> list[Cell | str | None]:
+    """The line of one series, or of several that are told together."""
+    row = rows[0]
     series, point = row.series, row.point
+    if len(rows) > 1:
+        name = Cell(
+            f"{series.operator} {series.backend}: {len(rows)} series",
+            "shape",
+            items=tuple((_problem(one.series), _address(one, slugs)) for one in rows),
+        )
+    else:
+        name = Cell(f"{series.operator} {series.backend}", "shape", href=_address(row, slugs), more=_problem(series))
     accuracy = row.what == "accuracy"
     before = row.before_rms if accuracy else row.before_ms
     now = None if point is None else point.rms if accuracy else point.median_ms
     unit = " rms" if accuracy else " ms"
     return [
         Cell(row.verdict, "tag " + TONES.get(row.verdict, "warn"), sort=ORDER.index(row.verdict), more=row.what),
-        Cell(
-            f"{series.operator} {series.backend}",
-            "shape",
-            href=_address(row, slugs),
-            more=f"{series.shape} · {series.dtype} · {series.mode}",
-        ),
+        name,
         replace(percent(row.change, signed=True), more=_interval(row)),
         _with_unit(before, unit),
-        _with_unit(now, unit),
+        _INTERPRETED if point is not None and point.timing == INTERPRETED and not accuracy else _with_unit(now, unit),
         row.cause,
         _first_commit(row),
         Cell(_cut(row.note), "message"),
     ]
+
+
+def _problem(series: SeriesRow) -> str:
+    return f"{series.shape} · {series.dtype} · {series.mode}"
 
 
 def _address(row: Judged, slugs: Mapping[str, str]) -> str | None:
@@ -326,18 +369,22 @@ def _operators(report: Report, slugs: Mapping[str, str]) -> str:
 
 
 def _operator(page: OperatorPage, report: Report, slug: str) -> str:
+    folded = len(page.histories) > _UNFOLDED
+    alike = " · ".join(_shared(page).values())
+    where = f' <span class="where">{escape(alike)}</span>' if alike else ""
     return "\n".join([
         *(_map(one, number) for number, one in enumerate(page.speeds) if baselines(one)),
         "<h3>Roofline</h3>",
         _roofline(page),
         "<h3>Results</h3>",
         _results(page, report, slug),
-        "<h3>History</h3>",
+        f'<h3>History{where}</h3>',
         '<p class="note">Bars reach from the fastest to the slowest burst, the broad line is the level. '
         "<b>◆</b> a change of the level, <b>◇</b> what the gate says of the newest, <b>▲</b> an alert, "
         "<b>□</b> another environment, across which nothing is compared, <b>✕</b> a result that is not ok.</p>",
         filter_box(f"#{slug} article", f"the histories of {page.name}"),
-        '<div class="series"></div>',
+        '<p class="note"><button type="button" class="unfold">Open all that are listed</button></p>' if folded else "",
+        f'<div class="series"{" data-folded" if folded else ""}></div>',
     ])  # fmt: skip
 
 
@@ -378,8 +425,8 @@ def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> lis
     series = point.series
     speedup = over / point.median_ms if over and point.timed and point.median_ms else None
     latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
-    if point.timing == "interpreted":
-        latency = Cell("interpreted", "number faint")
+    if point.timing == INTERPRETED:
+        latency = _INTERPRETED
     return [
         Cell(series.shape, "shape"),
         series.dtype,

@@ -19,6 +19,7 @@ class Cell:
     href: str | None = None  # within the page
     sort: float | None = None
     more: str | None = None  # a second, fainter line
+    items: Sequence[tuple[str, str | None]] = ()  # folded below it: texts, and where they lead
 
 
 def table(
@@ -69,12 +70,18 @@ def percent(value: float | None, signed: bool = False) -> Cell:
 def _td(cell: Cell | str | None) -> str:
     found = cell if isinstance(cell, Cell) else Cell(cell)
     text = _breakable(found.text)
-    if found.href is not None:
-        text = f'<a href="{escape(found.href)}">{text}</a>'
+    text = _linked(text, found.href)
+    if found.items:
+        listed = "".join(f"<li>{_linked(_breakable(item), href)}</li>" for item, href in found.items)
+        text = f"<details><summary>{text}</summary><ul>{listed}</ul></details>"
     if found.more:
         text += f'<span class="more">{_breakable(found.more)}</span>'
     order = "" if found.sort is None else f' data-sort="{found.sort:.6g}"'
     return f"<td{_class(found.style)}{order}>{text}</td>"
+
+
+def _linked(text: str, href: str | None) -> str:
+    return text if href is None else f'<a href="{escape(href)}">{text}</a>'
 
 
 def _breakable(text: str | None) -> str:

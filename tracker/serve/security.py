@@ -121,7 +121,7 @@ class Guard:
         return person
 
 
-MAKE_TOKEN = "`python -c 'import secrets; print(secrets.token_urlsafe())' > token` makes one"
+MAKE_TOKEN = "`(umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > token)` makes one"
 
 
 def same_site(request: Request) -> None:

@@ -17,7 +17,7 @@ from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.rows import RunRow, SeriesRow
 from groupbench.tracker.schema import Alert, Series
 from groupbench.tracker.serve import queries, work
-from groupbench.tracker.serve.asked import Asked, BadRequest, told
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, told
 from groupbench.tracker.serve.database import Database, version
 from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
 from groupbench.tracker.serve.security import Guard
@@ -154,7 +154,11 @@ class Paging:
         return whole[self.offset : self.offset + self.size]
 
     def data(self, total: int) -> dict[str, int]:
-        return {"page": self.number, "per_page": self.size, "pages": max(1, -(-total // self.size)), "total": total}
+        """Raises NotFound where a list of `total` has no such page: a program that turns pages is to see the end."""
+        pages = max(1, -(-total // self.size))
+        if self.number > pages:
+            raise NotFound(f"no page {self.number} of this list; the last is {pages}")
+        return {"page": self.number, "per_page": self.size, "pages": pages, "total": total}
 
 
 def paging_of(asked: Asked) -> Paging:
