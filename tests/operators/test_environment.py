@@ -6,6 +6,7 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,8 +59,12 @@ def test_a_package_that_is_not_installed_has_no_version() -> None:
 
 
 def test_a_machine_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(self: Path, *args: object, **kwargs: object) -> str:
-        raise FileNotFoundError
+    read_text = Path.read_text
+
+    def missing(self: Path, *args: Any, **kwargs: Any) -> str:
+        if self.is_relative_to("/proc"):
+            raise FileNotFoundError
+        return read_text(self, *args, **kwargs)  # packages' metadata, say
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert environment.detect("cpu").cpu
