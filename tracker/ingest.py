@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -30,6 +30,9 @@ _SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
 
 _LONGEST_NAME = 1000
 """Bytes of a text that an index holds: PostgreSQL takes about 2,700 for all of an entry."""
+
+NOT_REACHED = "skipped"
+"""The status of what a run has not come to yet: the result of its going on takes the place of it."""
 
 _BATCH = 500
 """Records looked up and inserted at once: enough to make statements rare, few enough to hold in memory."""
@@ -55,25 +58,28 @@ def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
     """The records of a stream with their line numbers, checked one by one and against each other.
 
     Holds none of them: what is remembered of each is a hash. Raises IngestError, which names the line: a
-    record that is malformed or cannot be stored, or two records of one run and series that say different
+    record that is malformed or cannot be stored, or two results of one run and series that say different
     things; or a stream without any record.
     """
+    empty = True
     seen: dict[tuple[str, str], tuple[int, int]] = {}
     try:
         for number, record in read(lines):
             problem = unstorable(record)
             if problem:
                 raise IngestError(f"{source}: line {number}: {problem}")
-            key = (record.run.id, series_identity(record))
-            content = content_of(record)
-            first, before = seen.setdefault(key, (number, content))
-            if before != content:
-                said = f"contradicts line {first}, same run and series"
-                raise IngestError(f"{source}: line {number}: {said} ({_named(record.cell)})")
+            if record.status != NOT_REACHED:
+                key = (record.run.id, series_identity(record))
+                content = content_of(record)
+                first, before = seen.setdefault(key, (number, content))
+                if before != content:
+                    said = f"contradicts line {first}, same run and series"
+                    raise IngestError(f"{source}: line {number}: {said} ({_named(record.cell)})")
+            empty = False
             yield number, record
     except RecordError as error:
         raise IngestError(f"{source}: {error}") from error
-    if not seen:
+    if empty:
         raise IngestError(f"{source}: holds no record")
 
 
@@ -145,6 +151,13 @@ def unstorable(record: Record) -> str | None:
 encode = msgspec.json.Encoder().encode
 
 
+class _Stored(NamedTuple):
+    """A point of a run, as far as another result of its cell is compared with it."""
+
+    content: int
+    status: str
+
+
 class _Writer:
     """Adds records within one transaction, remembering what it has looked up."""
 
@@ -154,7 +167,7 @@ class _Writer:
         self.states: dict[tuple[str, str, bool], None] = {}
         self.latest: tuple[Run, int] | None = None  # runs come in blocks
         self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
-        self.points: dict[int, dict[int, int]] = {}  # of each run: series to content
+        self.points: dict[int, dict[int, _Stored]] = {}  # of each run, by series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
         self.environments: dict[bytes, tuple[int, str]] = {}
         self.kernels: dict[bytes, int] = {}
@@ -163,16 +176,16 @@ class _Writer:
         identities = [series_identity(record) for _, record in batch]
         self._look_up_series(batch, identities)
         self._look_up_kernels(batch)
-        rows: list[dict[str, Any]] = []
+        rows: dict[tuple[int, int], dict[str, Any]] = {}  # by run and series: a file may hold what took its place
         for (number, record), identity in zip(batch, identities, strict=True):
             try:
                 row = self._point(record, identity)
             except IngestError as error:
                 raise IngestError(f"{source}: line {number}: {error}") from error
             if row is not None:
-                rows.append(row)
+                rows[row["run_id"], row["series_id"]] = row
         if rows:
-            self.session.execute(insert(schema.table_of(schema.Point)), rows)
+            self.session.execute(insert(schema.table_of(schema.Point)), list(rows.values()))
         self.added += len(rows)
 
     def _point(self, record: Record, identity: str) -> dict[str, Any] | None:
@@ -183,11 +196,15 @@ class _Writer:
         values = point_values(record, environment_content, identity)
         before = self.points[run].get(series)
         if before is not None:
-            if before != values["content"]:
+            if before.content == values["content"] or record.status == NOT_REACHED:
+                self.known += 1
+                return None
+            if before.status != NOT_REACHED:
                 raise IngestError(f"run {record.run.id} is stored with another result for {_named(record.cell)}")
-            self.known += 1
-            return None
-        self.points[run][series] = values["content"]
+            # The run went on since and measured it.
+            own = (schema.Point.run_id == run, schema.Point.series_id == series)
+            self.session.execute(delete(schema.Point).where(*own))
+        self.points[run][series] = _Stored(values["content"], record.status)
         newer = {name: getattr(record.cell, name) for name in _SERIES_FACTS}
         newer = {name: value for name, value in newer.items() if value and value != facts[name]}
         if newer:
@@ -221,8 +238,9 @@ class _Writer:
     def _find_run(self, given: Run) -> tuple[schema.Run, schema.Commit]:
         run = self.session.scalar(select(schema.Run).where(schema.Run.uuid == given.id))
         if run is not None:
-            points = select(schema.Point.series_id, schema.Point.content).where(schema.Point.run_id == run.id)
-            self.points[run.id] = dict(self.session.execute(points).all())
+            columns = (schema.Point.series_id, schema.Point.content, schema.Point.status)
+            points = self.session.execute(select(*columns).where(schema.Point.run_id == run.id))
+            self.points[run.id] = {series: _Stored(content, status) for series, content, status in points}
             return run, self.session.get_one(schema.Commit, run.commit_id)
         known = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == given.commit.hash))
         commit = known or schema.Commit(hash=given.commit.hash)

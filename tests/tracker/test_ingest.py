@@ -146,6 +146,28 @@ def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored:
     assert tables(db) == before
 
 
+@pytest.mark.parametrize("split", [True, False], ids=["stored between", "one stream"])
+def test_what_a_run_had_not_reached_gives_way_to_its_result(
+    cli: Cli, write: Any, make: Any, db: Path, split: bool
+) -> None:
+    begun = [make(backend="torch"), make(status="skipped", message="the budget was over")]
+    gone_on = [make(backend="torch"), make()]
+    files = [write(begun, "begun"), write(gone_on, "gone-on")] if split else [write(begun + gone_on)]
+    result = cli("ingest", *files)
+    assert result.exit_code == 0, result.stderr
+    assert {record.cell.backend: record.status for record in all_records(db)} == {"torch": "ok", "triton": "ok"}
+
+
+def test_a_result_stays_where_the_run_is_told_to_have_stopped_before_it(
+    cli: Cli, write: Any, make: Any, stored: Any, db: Path
+) -> None:
+    stored([make()])
+    before = tables(db)
+    result = cli("ingest", write([make(status="skipped", message="the budget was over")]))
+    assert (result.exit_code, tables(db)) == (0, before)
+    assert "0 points added, 1 already known" in result.stdout
+
+
 def test_a_run_is_of_one_commit(cli: Cli, write: Any, make: Any, db: Path) -> None:
     result = cli("ingest", write([make(), make(backend="b", commit="other")]))
     assert "line 2: run run-000 is of commit" in result.stderr
