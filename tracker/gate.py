@@ -312,15 +312,17 @@ class _Judge:
             return replace(row, verdict="ok", loud=row.since <= OLD, note=_joined("A/B: the same", cause.note))
         if compared is not None and confirmed:
             return _confirmed(row)
+        undecided = ""
         if compared is not None:
-            said = f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
-            row = replace(row, verdict="unresolved", note=_joined(said, cause.note))
-        elif slower and cause.word == "machine":
-            row = replace(row, verdict="unresolved")
-        elif slower and cause.word in ("infrastructure", "environment"):
-            row = replace(row, verdict="suspect")  # the code is not what history points at
-        elif latency.found.verdict == "changed":
-            return replace(row, verdict="regressed" if slower else "improved")
+            undecided = f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
+        if slower and cause.word == "machine":
+            row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
+        elif slower and cause.word in ("infrastructure", "environment"):  # the code is not what history points at
+            row = replace(row, verdict="unresolved" if undecided else "suspect", note=_joined(undecided, cause.note))
+        elif latency.found.verdict == "changed":  # what is certain stays so when an A/B could not tell
+            return replace(row, verdict="regressed" if slower else "improved", note=_joined(undecided, cause.note))
+        elif undecided:
+            row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
         else:
             row = replace(row, verdict="suspect", note=_joined(latency.found.reason, cause.note))
         return self._to_confirm(row, span.base)

@@ -135,6 +135,20 @@ def test_what_the_gate_makes_of_it(
     assert json.loads(cli("alerts", "--json").stdout) == []
 
 
+@pytest.mark.parametrize("verdict", ["unknown", "failed"])
+def test_an_ab_that_cannot_tell_hides_no_certain_change(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str
+) -> None:
+    stored(suspect(make))
+    bench.answer(verdict, 0.02 if verdict == "unknown" else None, message="too noisy")
+    cli("confirm")
+    assert cli("gate").exit_code == 3
+    stored([make(night, ms=1.05) for night in (7, 8)])
+    result = cli("gate", "--window", "6")
+    assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
+    assert f"A/B {verdict}: too noisy" in result.stdout
+
+
 def test_an_improvement_is_confirmed_too(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make, ms=0.9))
     bench.answer("different", -0.1)
