@@ -25,7 +25,8 @@ import helion.language as hl
 import torch
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import group_ends, offset_table, require_runnable
+from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
+from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, require_runnable
 
 # block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
 CONFIGS = {
@@ -53,12 +54,11 @@ def grouped_gemm_jagged(
     a: Tensor,  # [M, K]
     b: Tensor,  # [G, K, N]
     group_offsets: Tensor,  # [G + 1], int32 or int64
-) -> Tensor:  # [M, N]; rows past group_offsets[-1] are left as allocated
-    M = a.size(0)
+    out: Tensor,  # [M, N]; rows past group_offsets[-1] are left as they are
+) -> Tensor:  # out
     K = hl.specialize(a.size(1))
     G = b.size(0)
     N = hl.specialize(b.size(2))
-    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     for tile_g, tile_n in hl.tile([G, N], block_size=[1, None]):
         g = tile_g.id
         start = group_offsets[g]
@@ -78,32 +78,24 @@ def prepare_helion_jagged(
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
     require_runnable(a, b)
-    ends = group_ends(a, b, offs)
-    args = (a, b, offset_table(a, b, offs))
+    group_ends(a, b, offs)
     M, N = a.size(0), b.size(2)
     if M == 0 or N == 0:
         # Helion cannot trace a tile over zero columns, and there is nothing to compute.
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
     config = config or default_config(a.device, a.dtype)
-    compiled = grouped_gemm_jagged.bind(args).compile_config(config)
+    offs = offs.to(a.device)
+    table = empty_table(offs, past_int32(a, b))
+
+    compiled = grouped_gemm_jagged.bind((a, b, table, a.new_empty(M, N))).compile_config(config)
 
     def run() -> Tensor:
-        out = compiled(*args)
-        if ends[-1] < M:
-            out[ends[-1] :].zero_()
-        return out
+        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+        tabulate(offs, table, out)
+        return compiled(a, b, table, out)
 
     if a.device.type == "cuda":
         run()  # compiles what Helion generated
     return run
-
-
-def tune_helion_jagged(
-    a: Tensor,  # [M, K]
-    b: Tensor,  # [G, K, N]
-    offs: Tensor,  # [G], int32 or int64 end offsets
-) -> helion.Config:
-    """Search, for minutes, for the best config for these inputs; `prepare_helion_jagged` takes it."""
-    return grouped_gemm_jagged.autotune((a, b, offset_table(a, b, offs)))

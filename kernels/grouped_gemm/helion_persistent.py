@@ -32,9 +32,10 @@ import helion.language as hl
 import torch
 from torch import Tensor
 
+from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
-    offset_table,
+    past_int32,
     require_runnable,
     without_ones,
     worker_count,
@@ -69,16 +70,15 @@ def grouped_gemm_persistent(
     a: Tensor,  # [M, K]
     b: Tensor,  # [G, K, N]
     group_offsets: Tensor,  # [G + 1], int32 or int64
+    out: Tensor,  # [M, N]; rows past group_offsets[-1] are left as they are
     workers: int,
-) -> Tensor:  # [M, N]; rows past group_offsets[-1] are left as allocated
-    M = a.size(0)
+) -> Tensor:  # out
     K = hl.specialize(a.size(1))
     G = b.size(0)
     N = hl.specialize(b.size(2))
     workers = hl.specialize(workers)
     BLOCK_M = hl.register_block_size(16, 256)
     BLOCK_N = hl.register_block_size(16, 256)
-    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     for worker in hl.grid(workers):
         # A tensor, as Helion carries no Python number through a device loop.
         first = hl.full([], 0, dtype=torch.int64) + worker
@@ -110,41 +110,27 @@ def prepare_helion_persistent(
     config: helion.Config | None = None,
     workers: int | None = None,  # one for each SM
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
     require_runnable(a, b)
-    ends = group_ends(a, b, offs)
+    group_ends(a, b, offs)
     M, N = a.size(0), b.size(2)
     if M == 0 or N == 0:
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}: at least one has to do the work")
+    workers = workers or worker_count(a.device)
     config = config or default_config(a.device, a.dtype, M / b.size(0))
-    args = _arguments(a, b, offs, workers)
-    compiled = grouped_gemm_persistent.bind(args).compile_config(config)
+    a, b = without_ones(a, b)
+    rows, columns = a.size(0), b.size(2)
+    offs = offs.to(a.device)
+    table = empty_table(offs, past_int32(a, b))
+    compiled = grouped_gemm_persistent.bind((a, b, table, a.new_empty(rows, columns), workers)).compile_config(config)
 
     def run() -> Tensor:
-        out = compiled(*args)
-        if M == 1 or N == 1:
-            out = out[:M, :N]
-        if ends[-1] < M:
-            out[ends[-1] :].zero_()
-        return out
+        out = torch.empty(rows, columns, dtype=a.dtype, device=a.device)
+        tabulate(offs, table, out)
+        return compiled(a, b, table, out, workers)[:M, :N]
 
     if a.device.type == "cuda":
         run()  # compiles what Helion generated
     return run
-
-
-def tune_helion_persistent(
-    a: Tensor,  # [M, K]
-    b: Tensor,  # [G, K, N]
-    offs: Tensor,  # [G], int32 or int64 end offsets
-    workers: int | None = None,
-) -> helion.Config:
-    """Search, for minutes, for the best config for these inputs; `prepare_helion_persistent` takes it."""
-    return grouped_gemm_persistent.autotune(_arguments(a, b, offs, workers))
-
-
-def _arguments(a: Tensor, b: Tensor, offs: Tensor, workers: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}: at least one has to do the work")
-    a, b = without_ones(a, b)
-    return a, b, offset_table(a, b, offs), workers or worker_count(a.device)

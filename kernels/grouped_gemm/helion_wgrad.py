@@ -19,6 +19,7 @@ import helion.language as hl
 import torch
 from torch import Tensor
 
+from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable
 
 # block_sizes are those of the tile in the output's rows and columns, and of a step through the group's rows.
@@ -68,7 +69,7 @@ def prepare_helion_wgrad(
     nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
-    """Build the offset table and compile, without tuning; the callable allocates the output and launches."""
+    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
     require_runnable(a, dc)
     group_ends(a, a.new_empty(offs.numel(), a.size(-1), 0), offs)
     if dc.ndim != 2 or dc.size(0) != a.size(0):
@@ -77,12 +78,14 @@ def prepare_helion_wgrad(
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(G, K, N, dtype=a.dtype, device=a.device)
     config = config or default_config(a.device, a.dtype, M / G)
-    args = _arguments(a, dc, offs, nk)
-    compiled = grouped_gemm_wgrad.bind(args).compile_config(config)
+    offs = offs.to(a.device)
+    x, y, table = _arguments(a, dc, offs, nk)
+    compiled = grouped_gemm_wgrad.bind((x, y, table)).compile_config(config)
     P, Q = (N, K) if nk else (K, N)
 
     def run() -> Tensor:
-        out = compiled(*args)[:, :P, :Q]
+        tabulate(offs, table)
+        out = compiled(x, y, table)[:, :P, :Q]
         return out.transpose(1, 2) if nk else out
 
     if a.device.type == "cuda":
@@ -105,7 +108,8 @@ def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, T
     # A group's index gets the table's dtype: int64 where an element of the output lies past 2**31. Helion looks at the
     # sizes of its inputs for that, and the output may be much larger than they are.
     wide = offs.numel() * x.size(1) * y.size(1) >= 2**31
-    table = torch.cat([offs.new_zeros(1), offs]).to(a.device, torch.int64 if wide else torch.int32)
+    table = empty_table(offs.to(a.device), wide)
+    tabulate(offs.to(a.device), table)
     return x, y, table
 
 

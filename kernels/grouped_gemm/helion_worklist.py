@@ -41,6 +41,7 @@ import triton.language as tl
 from helion import Config  # a field of WorklistConfig has the module's name
 from torch import Tensor
 
+from groupbench.kernels.grouped_gemm.flat import zero_past
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,
@@ -198,13 +199,7 @@ def _list_tiles(
         tl.store(at + 2, tl.full((CHUNK,), 0, tl.int32) + end, mask=step < count)
     if g == 0:
         tl.store(count_ptr, tl.sum(counts, 0))
-    # Rows past the last group's belong to nobody and are zero.
-    columns = tl.arange(0, 1024)
-    row_elements = tl.full((), 1, tl.int64) * N
-    for row_past in range(tl.load(offs_ptr + G - 1).to(tl.int32) + g, M, G):
-        for first in range(0, N, 1024):
-            at_past = out_ptr + row_past * row_elements + first + columns
-            tl.store(at_past, tl.zeros((1024,), dtype=out_ptr.dtype.element_ty), mask=first + columns < N)
+    zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, G, 1024)
 
 
 # dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.

@@ -116,15 +116,9 @@ def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
     return (b.transpose(1, 2) if nk else b), nk, shared
 
 
-def offset_table(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # [G + 1]
-    """Start of every group and end of the last, on a's device, for kernels that Helion generates.
-
-    Row indices get the table's dtype: int64 where an element of a or out lies past 2**31. Helion looks at the
-    sizes of its inputs for that, and so misses an output which is larger than they are.
-    """
-    wide = a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
-    dtype = torch.int64 if wide else torch.int32
-    return torch.cat([offs.new_zeros(1), offs]).to(device=a.device, dtype=dtype)
+def past_int32(a: Tensor, b: Tensor) -> bool:
+    """Whether an element of a [M, K] or of the output [M, N] lies past 2**31, and a row's index needs int64."""
+    return a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
 
 
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

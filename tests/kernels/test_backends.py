@@ -53,6 +53,18 @@ def test_a_second_call_repeats_the_first_in_a_new_tensor(prepare, make_case, mak
     assert first.data_ptr() != second.data_ptr()
 
 
+@pytest.mark.parametrize("name", ["triton_flat", "helion_jagged", "helion_persistent", "helion_worklist"])
+def test_reads_its_offsets_on_every_call(name, make_case, make_inputs, poisoned, check):
+    """What a serving engine does: the buffer stays where it is, and each step's routing is written into it."""
+    a, b, offs = make_inputs(make_case("four", (0, 40, 1, 20)), torch.float16)
+    run = BACKENDS[name](a, b, offs)
+    for sizes in ((61, 0, 0, 0), (3, 0, 33, 2), (0, 0, 0, 0), (15, 15, 15, 16)):
+        offs.copy_(torch.tensor(sizes).cumsum(0))
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
 def test_reads_its_inputs_on_every_call(prepare, make_case, make_inputs):
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
     run = prepare(a, b, offs)
