@@ -171,7 +171,7 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
         ]
         parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
         parts.append(_table(operator, _by_shape(mine), canaries))
-        if protocol == "cooled":
+        if protocol.split("+")[0] == "cooled":
             parts.append(_marks(operator, mode, _by_shape(mine), canaries))
     if failed:
         parts.append("Not measured:")
