@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.tracker import filters, listing, query
 from groupbench.tracker.compare import Comparison, compare
+from groupbench.tracker.history import history
 from groupbench.tracker.rows import (
     CommitSummary,
     EnvironmentSummary,
@@ -98,7 +99,7 @@ class Tracker:
             until,
         )
         with self._store.read() as session:
-            return Rows(HistoryRow, query.history(session, asked, baseline=baseline, limit=limit))
+            return Rows(HistoryRow, history(session, asked, baseline=baseline, limit=limit))
 
     def compare(
         self, a: str, b: str, *, force: bool = False, min_effect: float | None = None, **series: Words

@@ -180,7 +180,7 @@ def asv_mark(given: argparse.Namespace) -> Rows:
 
 
 def history_step(given: argparse.Namespace) -> dict[str, Any]:
-    from groupbench.tracker import query
+    from groupbench.tracker.history import history
     from groupbench.tracker.rows import Filter
     from groupbench.tracker.store import open_store
 
@@ -189,7 +189,7 @@ def history_step(given: argparse.Namespace) -> dict[str, Any]:
         where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
         began = time.perf_counter()
         with open_store(_big(given), create=False) as store, store.read() as session:
-            assert len(query.history(session, where)) == given.nights
+            assert len(history(session, where)) == given.nights
         return time.perf_counter() - began
 
     cold = once(given.series // 3)
@@ -213,7 +213,7 @@ def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
 
 
 def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
-    from groupbench.tracker import query
+    from groupbench.tracker.history import history
     from groupbench.tracker.rows import Filter
     from groupbench.tracker.store import open_store
 
@@ -221,7 +221,7 @@ def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
     where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
     began = time.perf_counter()
     with open_store(given.keep / "asv.db", create=False) as store, store.read() as session:
-        assert len(query.history(session, where)) == ASV_NIGHTS
+        assert len(history(session, where)) == ASV_NIGHTS
     return {"seconds": time.perf_counter() - began}
 
 

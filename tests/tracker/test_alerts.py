@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import func, select
 
-from groupbench.tracker import alerts, comparisons, open_tracker
+from groupbench.tracker import alert_moves, alerts, comparisons, open_tracker
 from groupbench.tracker.comparisons import Compared
 from groupbench.tracker.maintenance import verify
 from groupbench.tracker.schema import Alert, AlertEvent, Series
@@ -141,7 +141,7 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
 def test_an_expectation_ends_at_its_date(slower: Cli, stored: Stored, make: Any, db: Any) -> None:
     until = datetime(2026, 1, 12, tzinfo=UTC)
     with open_store(db, create=False) as store, store.write() as session:
-        alerts.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
+        alert_moves.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
     stored([make(night, ms=1.05) for night in (8, 9, 10)])
     assert slower("gate", "--update").exit_code == 0
     stored([make(11, ms=1.05)])

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.alerts import AlertRow, Event
-from groupbench.tracker.cli.output import printable
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs import atom as feeds
 from groupbench.tracker.outputs import badge as badges
@@ -30,6 +29,7 @@ from groupbench.tracker.record import Environment, Kernel
 from groupbench.tracker.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.verdicts import ORDER, Gate, Judged, Span, exit_code
 from groupbench.tracker.verdicts import summary as first_line
+from groupbench.tracker.wording import printable
 
 Cli = Callable[..., CliResult]
 

@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
 
 
 def _say(message: str, code: int) -> int:
-    from groupbench.tracker.cli.output import printable
+    from groupbench.tracker.wording import printable
 
     with suppress(BrokenPipeError):
         click.echo(f"groupbench: {printable(message)}", err=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import Percent
-from groupbench.tracker.cli.output import Column, Format, milliseconds, output_formats, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.wording import milliseconds
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab import AbCell, AbResult
@@ -231,7 +232,7 @@ def progress_line() -> Callable[[str], None]:
     """Says where it stands: on a terminal in one line that is overwritten, elsewhere once a cell."""
     import sys
 
-    from groupbench.tracker.cli.output import printable
+    from groupbench.tracker.wording import printable
 
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import (
-    Column,
-    Format,
-    commit_text,
-    date,
-    output_formats,
-    plain,
-    printable,
-    say,
-    signed_percent,
-    write_table,
-)
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.wording import commit_text, date, printable, signed_percent
 
 if TYPE_CHECKING:
     from groupbench.tracker.alerts import AlertRow
@@ -130,9 +120,9 @@ def _who(command: F) -> F:
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], reason: str | None, who: str | None) -> None:
     """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict."""
-    from groupbench.tracker import alerts as stored
+    from groupbench.tracker import alert_moves
 
-    _change(db, lambda session: stored.acknowledge(session, ids, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
 
 
 @click.command()
@@ -147,9 +137,9 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
     With --until they return to new when the date has come, or when the commit or one after it is measured. A wrong
     result can be no expected level.
     """
-    from groupbench.tracker import alerts as stored
+    from groupbench.tracker import alert_moves
 
-    _change(db, lambda session: stored.expect(session, ids, until, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.expect(session, ids, until, _person(who), reason, _now()))
 
 
 @click.command()
@@ -161,9 +151,9 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
 @click.pass_obj
 def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:
     """Close alerts. One that is fixed reopens when the gate sees the change again."""
-    from groupbench.tracker import alerts as stored
+    from groupbench.tracker import alert_moves
 
-    _change(db, lambda session: stored.close(session, ids, state, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.close(session, ids, state, _person(who), reason, _now()))
 
 
 def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from groupbench.tracker.cli.output import printable
+from groupbench.tracker.wording import printable
 
 
 @click.command()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import Percent, min_effect_option, reading
-from groupbench.tracker.cli.output import Column, Format, output_formats, printable, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.wording import printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect import Finding, Question

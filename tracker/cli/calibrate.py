@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.output import Column, Format, milliseconds, output_formats, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.wording import milliseconds
 
 
 def _percent(value: float | None) -> str:

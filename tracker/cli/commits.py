@@ -7,7 +7,8 @@ from datetime import datetime
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading
-from groupbench.tracker.cli.output import Column, Format, commit_text, date, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.wording import commit_text, date
 
 COLUMNS = (
     Column("commit", "commit", commit_text),

@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import min_effect_option, reading, series_filters
-from groupbench.tracker.cli.output import (
-    Column,
-    Format,
-    milliseconds,
-    output_formats,
-    plain,
-    printable,
-    say,
-    write_json,
-    write_table,
-)
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.wording import milliseconds, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare import Comparison

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.output import printable, say, signed_percent
+from groupbench.tracker.cli.output import say
+from groupbench.tracker.wording import printable, signed_percent
 
 if TYPE_CHECKING:
     from groupbench.tracker.comparisons import Compared

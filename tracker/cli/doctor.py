@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.output import Column, Format, output_formats, printable, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
+from groupbench.tracker.wording import printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.doctor import Checkup, Finding

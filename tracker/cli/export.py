@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import printable, say
+from groupbench.tracker.cli.output import say
+from groupbench.tracker.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.options import min_effect_option
-from groupbench.tracker.cli.output import (
-    Column,
-    Format,
-    latency,
-    milliseconds,
-    output_formats,
-    plain,
-    printable,
-    say,
-    signed_percent,
-    write_json,
-    write_table,
-)
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.wording import latency, milliseconds, printable, signed_percent
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.alerts import Updated
+    from groupbench.tracker.alert_moves import Updated
     from groupbench.tracker.outputs import Target
     from groupbench.tracker.outputs.result import Result
     from groupbench.tracker.verdicts import Gate, Judged
@@ -123,9 +112,9 @@ def gate(
         run = query.find_run(session, run_id)
         found = gates.judge_run(session, run, window=window, min_effect=min_effect, strict=strict)
         if update:
-            from groupbench.tracker import alerts
+            from groupbench.tracker import alert_moves
 
-            updated = alerts.update(session, found)
+            updated = alert_moves.update(session, found)
         result = _result(session, found, strict, updated) if targets else None
     _write(found, form)
     if updated is not None:

@@ -8,21 +8,8 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
-from groupbench.tracker.cli.output import (
-    Column,
-    Format,
-    commit_text,
-    date,
-    milliseconds,
-    output_formats,
-    plain,
-    say,
-    short_number,
-    signed_percent,
-    spread,
-    write_table,
-    yes_or_no,
-)
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.wording import commit_text, date, milliseconds, short_number, signed_percent, spread, yes_or_no
 
 _WHAT = (
     Column("date", "started", date),
@@ -104,7 +91,7 @@ def history(
     Δ is against the latest earlier speed of the series in the same environment. `interpreted` timings are no
     speed: they have no Δ, no tflops and no speed-up.
     """
-    from groupbench.tracker import query
+    from groupbench.tracker import history as histories
     from groupbench.tracker.rows import Filter, HistoryRow
 
     if metrics and "speedup" in metrics and baseline is None:
@@ -115,7 +102,7 @@ def history(
         check(plot, form)
     with reading(db) as session:
         where = Filter(**fields, since=since, until=until)
-        found = query.history(session, where, baseline=baseline, limit=limit)
+        found = histories.history(session, where, baseline=baseline, limit=limit)
     if not found:
         say("no point matches")
     rows = [row.flat() for row in found]

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from groupbench.tracker import drawing
-from groupbench.tracker.cli.output import commit_text, printable, say
+from groupbench.tracker.cli.output import say
 from groupbench.tracker.drawing import Curve, Trend
+from groupbench.tracker.wording import commit_text, printable
 
 DRAWN = {
     "latency": ("latency_ms", "ms"),

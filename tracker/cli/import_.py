@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import When
-from groupbench.tracker.cli.output import printable
+from groupbench.tracker.wording import printable
 
 
 class Mapping(click.ParamType[dict[str, str]]):

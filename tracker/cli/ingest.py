@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import click
 
-from groupbench.tracker.cli.output import printable
+from groupbench.tracker.wording import printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.ingest import Ingested

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.cli.output import printable
+from groupbench.tracker.wording import printable
 
 
 @click.command()

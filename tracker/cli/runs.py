@@ -7,7 +7,8 @@ from datetime import datetime
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading
-from groupbench.tracker.cli.output import Column, Format, commit_text, date, output_formats, run_text, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
+from groupbench.tracker.wording import commit_text, date, run_text
 
 COLUMNS = (
     Column("run", "run", run_text),

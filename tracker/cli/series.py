@@ -7,7 +7,8 @@ from datetime import datetime
 import click
 
 from groupbench.tracker.cli.options import commit_filters, reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, date, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.wording import date
 
 COLUMNS = (
     Column("series", "series", right=True),

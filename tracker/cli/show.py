@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import (
-    Column,
-    Format,
-    commit_text,
-    date,
-    milliseconds,
-    output_formats,
-    plain,
-    printable,
-    short_number,
-    signed_percent,
-    spread,
-    write_json,
-    write_table,
-)
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.wording import commit_text, date, milliseconds, printable, short_number, signed_percent, spread
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

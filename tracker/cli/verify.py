@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import printable
+from groupbench.tracker.wording import printable
 
 DAMAGED = 1
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree
 
 from groupbench.tracker.alerts import AlertRow, Event
-from groupbench.tracker.cli.output import printable, signed_percent
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import Place, Result
+from groupbench.tracker.wording import printable, signed_percent
 
 MOST = 200
 """Entries."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from groupbench.tracker.cli.output import printable
 from groupbench.tracker.errors import OutputError
+from groupbench.tracker.wording import printable
 
 TIMEOUT_S = 20.0
 """Of one attempt."""

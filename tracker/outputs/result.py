@@ -17,7 +17,8 @@ from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.alerts import AlertRow, Updated
+    from groupbench.tracker.alert_moves import Updated
+    from groupbench.tracker.alerts import AlertRow
 
 
 @dataclass(frozen=True)

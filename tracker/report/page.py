@@ -22,7 +22,6 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import query
-from groupbench.tracker.cli.output import INTERPRETED
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.files import whole_file
@@ -32,6 +31,7 @@ from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMa
 from groupbench.tracker.report.table import Cell, filter_box, number, percent, table
 from groupbench.tracker.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.verdicts import ORDER, QUIET, Gate, Judged
+from groupbench.tracker.wording import INTERPRETED
 
 TONES = {
     "ok": "good",

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import select
 
+from groupbench.tracker import alert_moves, filters
 from groupbench.tracker import alerts as stored
-from groupbench.tracker import filters
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.schema import Alert
 from groupbench.tracker.serve import queries
@@ -88,11 +88,11 @@ def change(site: Site, asked: Asked, person: Person) -> tuple[list[dict[str, Any
         if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
             until = queries.stored_state(session, until).commit  # or git would be asked
         if action == "acknowledge":
-            found = stored.acknowledge(session, keys, who, reason, now)
+            found = alert_moves.acknowledge(session, keys, who, reason, now)
         elif action == "expect":
-            found = stored.expect(session, keys, until, who, str(reason), now)
+            found = alert_moves.expect(session, keys, until, who, str(reason), now)
         else:
-            found = stored.close(session, keys, action, who, str(reason), now)
+            found = alert_moves.close(session, keys, action, who, str(reason), now)
         return [alert_data(each) for each in found], local(back)
 
 

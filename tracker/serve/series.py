@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import query
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.history import changes
 from groupbench.tracker.report import figures, gather
 from groupbench.tracker.report.shown import Mark, RunLabel, SeriesHistory
 from groupbench.tracker.rows import HistoryRow, SeriesRow
@@ -82,7 +83,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         siblings = newest_data(session, _other_backends(session, row))
     labels = gather.run_labels(runs)
     history = _with_verdict(told[0], verdict, labels) if told else None
-    rows = query.changes(points)[::-1]
+    rows = changes(points)[::-1]
     page = paging.part(rows)
     data = {
         "series": {**series_facts(row), "dims": row.dims, "flops": row.flops, "min_bytes": row.min_bytes,

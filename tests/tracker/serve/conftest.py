@@ -1,0 +1,83 @@
+"""What the tests of `groupbench serve` share: a database with something to show, and a client of its dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from click.testing import Result
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.jobs import Jobs
+
+Cli = Callable[..., Result]
+Client = Callable[..., TestClient]
+
+BREAKING = """</script><script>alert(1)</script> "quoted" 'it' & <b>%s</b> {{ 7*7 }}"""
+STEP = {"subject": BREAKING, "author": "Ada", "branch": "main"}
+
+
+@pytest.fixture
+def token() -> str:
+    """What `serve` may be given, so that alerts can be dealt with."""
+    return "a-token-of-some-length"
+
+
+@pytest.fixture
+def bearer(token: str) -> dict[str, str]:
+    """The headers of who has the token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def act(bearer: dict[str, str]) -> Callable[..., Any]:
+    """Deal with the first alert by the form, with the token or with other headers."""
+
+    def act(client: TestClient, headers: Any = bearer, **fields: Any) -> Any:
+        data = {"alert": "1", "action": "acknowledge", "who": "Ada", **fields}
+        return client.post("/alerts/change", data=data, headers=headers)
+
+    return act
+
+
+@pytest.fixture
+def serve(db: Any) -> Iterator[Client]:
+    """A client of the dashboard of the test's database; jobs are done in a thread, and waited for."""
+    begun: list[tuple[TestClient, ThreadPoolExecutor]] = []
+
+    def serve(db: Any = db, patience: float = 60, **options: Any) -> TestClient:
+        worker = ThreadPoolExecutor(1)
+        app = create_app(str(db), jobs=Jobs(worker, patience), **options)
+        client = TestClient(app, base_url="http://localhost:8642", follow_redirects=False)
+        client.__enter__()
+        begun.append((client, worker))
+        return client
+
+    yield serve
+    for client, worker in begun:
+        client.__exit__(None, None, None)
+        worker.shutdown()
+
+
+@pytest.fixture
+def nights(cli: Cli, stored: Any, make: Any, plain_statistics: None) -> Any:
+    """Eight nights of two backends, an accelerator that is not there, canaries, and one regression with its alert."""
+    records = []
+    for night in range(8):
+        facts = {"commit_facts": STEP if night == 6 else {"branch": "main", "subject": f"change {night}"}}
+        sizes = {"cell": {"dims": {"G": 4, "M": 4096, "N": 1024, "K": 1024}, "flops": 10**9, "min_bytes": 10**6}}
+        ms = 1 + 0.001 * (night % 3 - 1) + (0.05 if night > 5 else 0)
+        records += [
+            make(night, ms, **facts, **sizes),
+            make(night, 2.0, backend="torch", baseline=True, **facts, **sizes),
+            make(night, backend="cutlass", status="unavailable", message=f"needs {BREAKING}", **facts),
+            make(night, 1.0, operator="canary", backend="matmul", cell={"dims": {"N": 4096}, "flops": 10**12,
+                 "min_bytes": 10**8}, **facts),
+            make(night, 1.0, operator="canary", backend="copy", cell={"dims": {}, "min_bytes": 10**9}, **facts),
+        ]  # fmt: skip
+    database = stored(records)
+    assert "1 opened" in cli("gate", "--update").stderr
+    return database

@@ -1,0 +1,207 @@
+"""`groupbench serve`: what holds of every answer, whatever address is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve import queries
+from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.security import HEADERS, LOOPBACK
+
+Client = Callable[..., TestClient]
+
+PAGES = (
+    *("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/operators", "/operators/grouped_gemm"),
+    *("/compare", "/compare?a=previous&b=latest", "/alerts", "/alerts?state=all", "/alerts/1", "/login"),
+)
+
+
+def json_of(address: str) -> str:
+    path, _, search = address.partition("?")
+    return f"{'/overview' if path == '/' else path}.json{'?' + search if search else ''}"
+
+
+def test_every_page_is_there_in_html_and_in_json(nights: Any, serve: Client, token: str) -> None:
+    client = serve(token=token)
+    for page in PAGES:
+        html = client.get(page)
+        assert (html.status_code, html.headers["content-type"]) == (200, "text/html; charset=utf-8"), page
+        assert "<script>alert" not in html.text, page
+        assert "{{" not in html.text.replace("{{ 7*7 }}", ""), page
+        if page != "/login":
+            by_address, by_header = client.get(json_of(page)), client.get(page, headers={"Accept": "application/json"})
+            assert by_address.json() == by_header.json(), page
+            assert by_header.headers["content-type"] == "application/json"
+    assert client.get("/healthz").json() == {"ok": True}
+
+
+@pytest.mark.sqlite
+def test_every_answer_carries_the_security_headers(nights: Any, serve: Client) -> None:
+    client = serve(hosts=frozenset(LOOPBACK))
+    evil = client.get("/", headers={"Host": "evil.example"})
+    answers = [client.get(p) for p in (*PAGES, "/none", "/static/serve.css", "/series?limit=1", "/series.json")]
+    for answer in (*answers, evil, client.post("/alerts/change"), client.get("/?" + "x" * 10_000)):
+        for name, value in HEADERS.items():
+            assert answer.headers.get(name) == value, (answer.request.url, name)
+        assert "server" not in answer.headers
+    assert "unsafe-inline" not in HEADERS["Content-Security-Policy"]
+    html = client.get("/series/1").text
+    assert not re.search(r"<(script|style)>|\son\w+=|\sstyle=", html)
+
+
+@pytest.mark.sqlite
+def test_errors_are_pages_or_json_and_name_their_cause(nights: Any, serve: Client) -> None:
+    client = serve()
+    html = client.get("/series/99")
+    assert (html.status_code, html.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "no series 99" in html.text
+    assert client.get("/series/99.json").json() == {"error": "no series 99; /series lists them", "status": 404}
+    assert client.get("/nowhere.json").json() == {"error": "no such page", "status": 404}
+    assert client.post("/series.json").json()["status"] == 405
+    assert "no run &#39;x&#39;" in client.get("/runs/x").text
+
+
+@pytest.mark.sqlite
+def test_an_error_of_ours_shows_no_trace(nights: Any, db: Any, monkeypatch: Any) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("inner secret")
+
+    app = create_app(str(db), jobs=Jobs(ThreadPoolExecutor(1)))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        monkeypatch.setattr(queries, "find_runs", broken)
+        for page in ("/runs", "/runs.json"):
+            answer = client.get(page)
+            assert answer.status_code == 500
+            assert "inner secret" not in answer.text
+            assert "Traceback" not in answer.text
+
+
+@pytest.mark.sqlite
+def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
+    client = serve()
+    html = client.get("/series/1").text
+    addresses = re.findall(r'(?:src|href)="(/static/[^"]+)"', html)
+    assert {address.partition("?")[0] for address in addresses} == {
+        f"/static/{name}"
+        for name in (
+            "colours.css",
+            "serve.css",
+            "serve.js",
+            "draw.js",
+            "tables.js",
+            "plotly.js",
+            "plotly.css",
+            "icon.svg",
+        )
+    }
+    for address in addresses:
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        again = client.get(address, headers={"If-None-Match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/runs").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.sqlite
+def test_a_long_address_is_refused(nights: Any, serve: Client) -> None:
+    client = serve()
+    for page in (*PAGES, "/static/serve.css", "/none"):
+        answer = client.get(page.partition("?")[0] + "?q=" + "x" * 60_000)
+        assert answer.status_code == 400
+        assert "8192" in answer.json()["error"]
+    assert client.get("/series/" + "1" * 60_000).status_code == 400
+    assert client.get("/series/" + "1" * 1_000).status_code == 404
+
+
+WRONG = (
+    *("limit=-1", "page=0", "page=-1", "page=1e3", "page=9" + "9" * 30, "page=١", "per_page=100000", "page=1&page=2"),
+    *("since=yesterday", "since=2026-13-01", "since=99999999999y", "since=0001-01-01T00:00:00%2B23:00"),
+    *("q=a%00b", "q=a%0ab", "operator=none", "backend=%27;drop+table+point", "where=M", "where=M>x", "where=M=5..1"),
+    *("status=bad", "state=bad", "last=0", "verdict=yes", "nothing=1", "q=" + "x" * 1001, "a=%ff%00"),
+)
+
+
+def test_wrong_parameters_are_named(nights: Any, serve: Client) -> None:
+    client = serve()
+    pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts")
+    for search, page in ((search, page) for search in WRONG for page in pages):
+        name = search.partition("=")[0]
+        answer = client.get(f"{page}?{search}")
+        assert answer.status_code == 400, (page, search)
+        told = client.get(f"{page}?{search}", headers={"Accept": "application/json"}).json()
+        assert told["status"] == 400
+        assert name in told["error"] or name in ("where", "a", "backend", "operator"), (page, told)
+        assert "\n" not in told["error"]
+
+
+@pytest.fixture
+def shared(nights: Any, serve: Client) -> TestClient:
+    """One client for all examples of a test."""
+    return serve()
+
+
+NAMES = (
+    *("q", "page", "per_page", "since", "until", "branch", "commit", "plan", "operator", "backend", "dtype", "shape"),
+    *("where", "hardware", "last", "run", "baseline", "a", "b", "force", "verdict", "status", "state", "next", "v"),
+)
+
+
+VALUES = st.one_of(
+    st.text(max_size=40),
+    st.integers().map(str),
+    st.sampled_from(
+        ["latest", "previous", "1", "triton", "M>=4", "M=1..", "..", "*", "?", "[", "%", "_", "\\", "7d", "+"]
+    ),
+    st.sampled_from(["2026-01-01", "@7d", "run:", "run:run-00", "9999-12-31", "M!=1..5,N>" + "9" * 30, "0", "1" * 18]),
+)
+
+
+ADDRESSES = (
+    *PAGES[:-1], "/runs/run", "/series/99", "/points/1.99999999999999999", "/points/x", "/alerts/0", "/operators/none",
+)  # fmt: skip
+
+
+@pytest.mark.sqlite
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(page=st.sampled_from(ADDRESSES), search=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4))
+@example(page="/series", search=[("where", "M>" + "9" * 30)])
+@example(page="/series", search=[("shape", "[a-"), ("q", "%_\\")])
+def test_nothing_that_is_asked_breaks_it(shared: TestClient, page: str, search: list[tuple[str, str]]) -> None:
+    answer = shared.get(page.partition("?")[0], params=[(n, v.encode("utf-8", "replace").decode()) for n, v in search])
+    assert answer.status_code in (200, 400, 404)
+
+
+PARTS = (
+    *("/{}", "/series/{}", "/runs/{}", "/operators/{}", "/points/{}", "/static/{}", "/alerts/{}", "/series?{}"),
+    *("/login?next={}", "/compare?a={}&b=latest"),
+)
+
+
+@pytest.mark.sqlite
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=60), part=st.sampled_from(PARTS))
+def test_no_address_breaks_it(shared: TestClient, raw: str, part: str) -> None:
+    from urllib.parse import quote
+
+    answer = shared.get(part.format(quote(raw, safe="/%&=;+.")))
+    assert answer.status_code < 500
+
+
+def test_postgresql_bears_what_sqlite_bears(nights: Any, serve: Client) -> None:
+    client = serve()
+    for search in ("where=M>" + "9" * 30, "q=%25_%5C", "shape=%5Ba-*%3F", "where=M!=5,Zz<1", "q=TRITON"):
+        for page in ("/series", "/runs/run-007", "/operators/grouped_gemm", "/alerts"):
+            assert client.get(f"{page}?{search}").status_code == 200, (page, search)
+    for search in ("since=9999-12-30", "until=0001-01-02", "until=9999-12-30T23:00:00-01:00", "commit=00"):
+        assert client.get(f"/runs?{search}").status_code in (200, 400), search
+    assert client.get("/series.json?q=TRITON").json()["paging"]["total"] == 1

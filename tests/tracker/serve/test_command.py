@@ -1,0 +1,161 @@
+"""`groupbench serve`: the command, from its options to its end, and what is told of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.security import LOOPBACK
+
+Cli = Callable[..., Result]
+Client = Callable[..., TestClient]
+
+TOKEN = "a-token-of-some-length"
+DOCS = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("args", "token", "says"),
+    [
+        (("--write",), None, "--write needs a token"),
+        (("--write", "--host", "0.0.0.0"), None, "--write needs a token"),
+        (("--write",), "short", "16 are the least"),
+        (("--token-file", "FILE"), None, "goes with --write"),
+        (("--write", "--token-file", "EMPTY"), None, "EMPTY: its first line is empty"),
+        (("--write", "--token-file", "NONE"), None, "'NONE' does not exist"),
+        (("--host", "no.such.host.invalid"), None, "cannot listen on"),
+        (("--port", "70000"), None, "70000"),
+    ],
+)
+def test_it_does_not_start(
+    nights: Any, cli: Cli, tmp_path: Path, monkeypatch: Any, args: Any, token: Any, says: str
+) -> None:
+    monkeypatch.delenv("GROUPBENCH_TOKEN", raising=False)
+    if token:
+        monkeypatch.setenv("GROUPBENCH_TOKEN", token)
+    (tmp_path / "FILE").write_text(TOKEN)
+    (tmp_path / "EMPTY").touch()
+    monkeypatch.chdir(tmp_path)
+    result = cli("serve", *args)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.sqlite
+def test_who_connects_and_asks_nothing_is_sent_away(nights: Any, monkeypatch: Any) -> None:
+    import socket
+    import urllib.request
+
+    import uvicorn
+
+    from groupbench.tracker.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    worker = ThreadPoolExecutor(1)
+    app = create_app(str(nights), hosts=frozenset(LOOPBACK), jobs=Jobs(worker))
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = listener.getsockname()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http=connection.Connection, log_level="error", limit_concurrency=3, timeout_graceful_shutdown=1
+        )
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        idle = [socket.create_connection(where, 30) for _ in range(4)]
+        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: local")  # and never the rest
+        for one in idle:
+            assert one.recv(100) == b""
+            one.close()
+        with socket.create_connection(where, 30) as kept:  # who has asked may ask again
+            for _ in range(2):
+                kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                told = kept.recv(10_000)
+                while not told.endswith(b"}"):
+                    told += kept.recv(10_000) or b"closed}"
+                assert told.startswith(b"HTTP/1.1 200 ")
+                time.sleep(0.7)
+        with urllib.request.urlopen(f"http://127.0.0.1:{where[1]}/healthz", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        worker.shutdown()
+        listener.close()
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (0,))], ids=["int", "term"])
+def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
+    nights: Any, tmp_path: Path, number: int, codes: tuple[int, ...]
+) -> None:
+    import socket
+    import urllib.request
+
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    command = [sys.executable, "-m", "groupbench.tracker", "--db", str(nights), "serve", "--port", "0", "--write"]
+    process = subprocess.Popen([*command, "--token-file", str(token)], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert address is not None, line
+        assert "alerts can be dealt with" in line
+        with urllib.request.urlopen(f"{address[0]}/overview.json", timeout=60) as answer:
+            assert b'"run-007"' in answer.read()
+        with socket.create_connection(("127.0.0.1", int(address[0].rpartition(":")[2])), 30) as raw:
+            raw.sendall(b"GET /series?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.1 400 ")
+        busy = subprocess.run([*command[:-3], "--port", address[0].rpartition(":")[2]], capture_output=True, text=True)
+        assert (busy.returncode, "give another" in busy.stderr) == (2, True)
+        process.send_signal(number)
+        assert process.wait(30) in codes
+        rest = process.stderr.read()
+        assert "leaked" not in rest
+        assert TOKEN not in line + rest
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.sqlite
+def test_every_page_parameter_and_option_is_told(nights: Any, serve: Client) -> None:
+    from groupbench.tracker.cli.serve import serve as command
+    from groupbench.tracker.serve.alerting import ACTIONS
+
+    client = serve()
+    for route in client.app.routes:  # type: ignore[attr-defined]
+        named = re.sub(
+            r"\{(\w+)(:path)?\}", lambda found: {"key": "KEY", "name": "NAME"}.get(found[1], "ID"), route.path
+        )
+        assert f"{named}`" in DOCS or named in ("/overview", "/login", "/logout", "/static/NAME", "/alerts/change"), (
+            named
+        )
+    assert "/alerts/change.json" in DOCS
+    for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts"):
+        known = client.get(f"{page}.json?nothing=1").json()["error"].partition("known: ")[2].split(", ")
+        assert all(f"`{name}`" in DOCS or re.search(rf"`[a-z ]*\b{name}\b[^`]*`", DOCS) for name in known), (
+            page,
+            known,
+        )
+    assert all(f"`{action}`" in DOCS for action in ACTIONS)
+    for option in command.params:
+        assert all(name in DOCS for name in option.opts), option.opts

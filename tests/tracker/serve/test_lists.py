@@ -1,0 +1,83 @@
+"""`groupbench serve`: what is found among series and runs, and how long lists come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve import queries
+
+Client = Callable[..., TestClient]
+
+
+def test_a_series_is_found_by_words_names_shapes_and_sizes(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(backend=backend, shape=shape, dtype=dtype, cell={"dims": {"M": m}})
+            for backend in ("triton", "Torch_100%") for dtype in ("bf16", "fp16")
+            for shape, m in (("G=4,M=64", 64), ("G=4,M=4096", 4096))])  # fmt: skip
+    client = serve()
+
+    def found(search: str) -> set[tuple[str, str, str]]:
+        answer = client.get(f"/series.json?{search}").json()
+        assert answer["paging"]["total"] == len(answer["series"])
+        return {(row["backend"], row["dtype"], row["shape"]) for row in answer["series"]}
+
+    assert len(found("")) == 8
+    assert {row[1] for row in found("q=TRITON+bf16")} == {"bf16"}
+    assert found("q=100%25+fp16+M=64") == {("Torch_100%", "fp16", "G=4,M=64")}
+    assert found("q=_1") == found("backend=Torch_100%25")  # wildcards of LIKE are letters
+    assert {row[2] for row in found("shape=*M=4*")} == {"G=4,M=4096"}
+    assert {row[2] for row in found("where=M>=100")} == {"G=4,M=4096"}
+    assert {row[2] for row in found("where=M!=1..100")} == {"G=4,M=4096"}
+    assert found("where=Z>1") == found(f"where=M>{10**25}") == set()
+    assert len(found("dtype=bf16&dtype=fp16&backend=triton")) == 4
+
+
+def test_long_lists_come_in_parts(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(shape=f"G=4,N={n}") for n in range(7)])
+    client = serve()
+    parts = [client.get(f"/series.json?per_page=3&page={page}").json() for page in (1, 2, 3)]
+    assert [len(part["series"]) for part in parts] == [3, 3, 1]
+    assert parts[0]["paging"] == {"page": 1, "per_page": 3, "pages": 3, "total": 7}
+    assert len({row["series"] for part in parts for row in part["series"]}) == 7
+    assert 'href="/series?per_page=3&amp;page=3"' in client.get("/series?per_page=3&page=2").text
+    beyond = client.get("/series.json?per_page=3&page=5000")
+    assert (beyond.status_code, beyond.json()["error"]) == (404, "no page 5000 of this list; the last is 3")
+    assert client.get("/series?q=nothing+like+it").status_code == 200  # an empty list has one page
+
+
+def test_new_series_are_found_at_once(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(0)])
+    client = serve()
+    assert client.get("/series.json").json()["paging"]["total"] == 1
+    assert client.get("/series?backend=b").status_code == 400
+    assert client.get("/operators/grouped_gemm.json").json()["paging"]["total"] == 1
+    stored([make(1, backend="b", shape="other")])
+    assert client.get("/series.json").json()["paging"]["total"] == 2
+    assert client.get("/series.json?backend=b").json()["paging"]["total"] == 1
+    assert client.get("/operators/grouped_gemm.json").json()["paging"]["total"] == 2
+
+
+def test_a_series_of_runs_long_ago_is_shown_all_the_same(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(0, ms=3.0, backend="old"), *(make(n) for n in range(1, queries.RECENT_RUNS + 2))])
+    row = serve().get("/series.json?backend=old").json()["series"][0]
+    assert (row["newest"]["run"], row["points"]) == ("run-000", 1)
+    assert row["newest"]["latency_ms"] == pytest.approx(3.0, rel=0.01)
+
+
+def test_runs_are_found_by_branch_commit_and_date(nights: Any, serve: Client) -> None:
+    client = serve()
+
+    def found(search: str) -> list[str]:
+        return [run["run"] for run in client.get(f"/runs.json?{search}").json()["runs"]]
+
+    assert found("branch=main") == [f"run-{n:03d}" for n in range(7, -1, -1)]
+    assert found("commit=003") == ["run-003"]
+    assert found("since=2026-01-07&until=2026-01-07") == ["run-006"]
+    assert found("branch=other") == []
+    told = client.get("/runs/run-007.json?status=unavailable").json()
+    assert [row["backend"] for row in told["results"]] == ["cutlass"]
+    assert client.get("/runs/run-003.json").json()["verdict"] is None
+    assert client.get("/runs/run-003.json?verdict=1").json()["verdict"]["run"] == "run-003"

@@ -1,0 +1,137 @@
+"""`groupbench serve`: what the pages show, in HTML and in JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+from starlette.testclient import TestClient
+
+from groupbench.tracker import query
+from groupbench.tracker.serve import database, queries
+
+Cli = Callable[..., Result]
+Client = Callable[..., TestClient]
+
+
+def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: Cli) -> None:
+    client = serve()
+    told = client.get("/overview.json").json()
+    line = cli("gate").stdout.split("\n")[0]
+    assert told["verdict"]["summary"] == line
+    assert told["verdict"]["word"] == "regression"
+    assert told["run"]["run"] == "run-007"
+    (row,) = [row for row in told["verdict"]["rows"] if row["verdict"] == "regressed"]
+    assert (row["backend"], row["head"][:3], row["author"]) == ("triton", "006", "Ada")
+    assert row["change"] == pytest.approx(0.05, abs=0.003)
+    assert told["alerts"]["counts"] == {"new": 1}
+    assert told["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
+    html = client.get("/").text
+    assert all(text in html for text in (line, "regressed", "+5.0%", "Not measured", "/alerts/1"))
+    assert "needs &lt;/script&gt;" in html
+
+
+def test_a_new_run_is_judged_anew(nights: Any, serve: Client, stored: Any, make: Any) -> None:
+    client = serve()
+    assert client.get("/overview.json").json()["verdict"]["run"] == "run-007"
+    stored([make(8, ms=1.0)])
+    assert client.get("/overview.json").json()["verdict"]["run"] == "run-008"
+
+
+def test_an_empty_database_says_so(opened: Any, serve: Client) -> None:
+    client = serve()
+    assert "holds no run yet" in client.get("/").text
+    assert client.get("/series.json").json()["series"] == []
+    for page in ("/runs", "/series", "/operators", "/alerts", "/compare"):
+        assert client.get(page).status_code == 200
+    assert client.get("/compare?a=latest&b=previous").status_code == 400
+    assert client.get("/series/1").status_code == 404
+
+
+def test_a_series_shows_its_history_with_what_happened(stored: Any, make: Any, serve: Client) -> None:
+    """A step, a change of driver and a failure; by the statistics of the tracker."""
+    nights = [make(n, 1.0 if n < 12 else 1.2, environment={"driver": "580.2"} if n < 4 else {}) for n in range(24)]
+    stored([*nights, make(24, status="error", message="no")])
+    told = serve().get("/series/1.json").json()
+    assert [(mark["kind"], mark["commit"][:3]) for mark in told["marks"]] == [("environment", "004"), ("change", "00c")]
+    assert "driver 580.2 → 570.1" in told["marks"][0]["text"]
+    assert [round(level["ms"], 1) for level in told["levels"]] == [1.0, 1.0, 1.2]
+    assert told["paging"]["total"] == told["shown"] == 25
+    newest, second = told["points"][:2]
+    assert (newest["status"], newest["message"], second["status"]) == ("error", "no", "ok")
+    assert told["points"][12]["change"] == pytest.approx(0.2, abs=0.01)
+
+
+def test_what_the_gate_says_of_the_newest_change_is_marked(nights: Any, serve: Client) -> None:
+    client = serve()
+    client.get("/")
+    told = client.get("/series/1.json").json()
+    assert told["verdict"]["verdict"] == "regressed"
+    marks = {mark["kind"]: mark for mark in told["marks"]}
+    assert (marks["verdict"]["run"], marks["verdict"]["text"][:10]) == ("run-006", "regressed ")
+    assert marks["alert"]["run"] == "run-006"
+
+
+def test_only_the_newest_points_are_drawn_where_there_are_many(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(n) for n in range(5)])
+    client = serve()
+    told = client.get("/series/1.json?last=2").json()
+    assert (told["shown"], told["series"]["points"]) == (2, 5)
+    assert [point["run"] for point in told["points"]] == ["run-004", "run-003"]
+    assert "The newest 2 of 5 points" in client.get("/series/1?last=2").text
+
+
+def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client) -> None:
+    client = serve()
+    told = client.get("/operators/grouped_gemm.json").json()
+    (speeds,) = told["speeds"]
+    (row,) = speeds["rows"]
+    assert speeds["baseline"] == "torch"
+    assert row["speedup"]["triton"] == pytest.approx(2 / 1.05, rel=0.01)
+    assert row["why"]["cutlass"].startswith("unavailable: needs")
+    assert told["roofline"]["ceilings"]["tflops"] == pytest.approx(1000, rel=0.01)
+    assert {point["backend"] for point in told["roofline"]["points"]} == {"triton", "torch"}
+    over = client.get("/operators/grouped_gemm.json?baseline=triton").json()["speeds"][0]["rows"][0]["speedup"]
+    assert over["torch"] == pytest.approx(1.05 / 2, rel=0.01)
+    html = client.get("/operators/grouped_gemm?baseline=triton").text
+    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
+    assert drawn["speeds-0"]["layout"]["xaxis"]["ticktext"] == ["triton", "torch", "cutlass"]
+    older = client.get("/operators/grouped_gemm.json?run=run-003").json()
+    assert older["run"]["run"] == "run-003"
+    assert client.get("/operators/grouped_gemm?baseline=x").status_code == 400
+
+
+def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
+    client = serve()
+    told = client.get("/compare.json?a=000&b=latest").json()
+    asked = json.loads(cli("compare", "000", "latest", "--json").stdout)
+    assert (told["counts"], told["geometric_mean"]) == (asked["counts"], pytest.approx(asked["geometric_mean"]))
+    key = lambda row: (row["operator"], row["backend"])  # noqa: E731
+    mine = [{name: value for name, value in row.items() if name != "series"} for row in told["rows"]]
+    assert sorted(mine, key=key) == sorted(asked["series"], key=key)
+    for word in ("run:run-007", "2026-01-08", "@2026-01-08", "main"):
+        answer = client.get("/compare.json", params={"a": "000", "b": word}).json()
+        assert answer["counts"] == told["counts"], word
+    only = client.get("/compare.json?a=000&b=latest&backend=triton&verdict=regressed").json()
+    assert [row["backend"] for row in only["rows"]] == ["triton"]
+
+
+def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(0), make(1, environment={"driver": "580.2"})])
+    client = serve()
+    told = client.get("/compare.json?a=previous&b=latest").json()
+    assert (told["counts"], told["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
+    forced = client.get("/compare.json?a=previous&b=latest&force=1").json()
+    assert (forced["counts"], forced["rows"][0]["note"]) == ({"ok": 1}, "forced: driver 570.1 → 580.2")
+
+
+def test_words_mean_what_they_mean_to_the_command(nights: Any) -> None:
+    found = database.open_to_read(str(nights))
+    with found.read() as session:
+        for word in ("latest", "previous", "main", "003", "003" + "c" * 37):
+            assert queries.stored_state(session, word) == query.resolve_commit(session, word)
+    found.close()

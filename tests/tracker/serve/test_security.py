@@ -1,0 +1,72 @@
+"""`groupbench serve`: under which names it answers, and that nothing asked for reaches files or programs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve.security import LOOPBACK
+
+Client = Callable[..., TestClient]
+Act = Callable[..., Any]
+
+HOSTS = (
+    *(("localhost", 200), ("localhost:8642", 200), ("127.0.0.1:1", 200), ("[::1]:8642", 200), ("LOCALHOST", 200)),
+    *(("evil.example", 421), ("evil.example:8642", 421), ("127.0.0.1.evil.example", 421), ("", 421), ("[::1", 421)),
+    *(("localhost@evil.example", 421), ("10.0.0.1", 421)),
+)
+
+
+@pytest.mark.sqlite
+def test_on_loopback_only_its_own_names_are_answered(nights: Any, serve: Client) -> None:
+    client = serve(hosts=frozenset(LOOPBACK))
+    for host, status in HOSTS:
+        assert client.get("/healthz", headers={"Host": host}).status_code == status, host
+
+
+@pytest.mark.sqlite
+def test_beyond_loopback_addresses_and_its_own_names_are_answered(nights: Any, serve: Client) -> None:
+    client = serve(hosts=frozenset((*LOOPBACK, "perf.example")), numbers=True)
+    for host, status in (("10.0.0.1:80", 200), ("[fe80::1]", 200), ("perf.example", 200), ("evil.example", 421)):
+        assert client.get("/healthz", headers={"Host": host}).status_code == status, host
+
+
+TRAVERSALS = (
+    *("../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "..\\..\\etc\\passwd"),
+    *("/etc/passwd", "serve.css/../../app.py", "app.py", "__init__.py", "serve.css%00.html", "....//etc/passwd"),
+)
+
+
+@pytest.mark.sqlite
+def test_no_address_becomes_a_path(nights: Any, serve: Client) -> None:
+    client = serve()
+    folders = ("/static/", "/", "/runs/", "/operators/", "/points/", "/series/")
+    for address in (folder + name for folder in folders for name in TRAVERSALS):
+        answer = client.get(address)
+        assert answer.status_code in (400, 404), address
+        assert "root:" not in answer.text
+        assert "import" not in answer.text
+
+
+@pytest.mark.sqlite
+def test_no_word_reads_a_file_or_starts_git(
+    nights: Any, serve: Client, tmp_path: Path, monkeypatch: Any, token: str, act: Act
+) -> None:
+    """What the command takes for files and for git's words is neither here."""
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text("secret\n")
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **_: pytest.fail(f"started {args}"))
+    client = serve(token=token)
+    for word in (str(secret), "secret.jsonl", "HEAD", "HEAD~1", "--help", "v1.0", __file__):
+        for params in ({"a": word, "b": "latest"}, {"a": "latest", "b": word}):
+            answer = client.get("/compare", params=params)
+            assert answer.status_code == 400, word
+            assert "no commit or branch" in answer.text
+        assert client.get("/runs", params={"commit": word}).status_code == 400
+        assert act(client, action="expect", reason="r", until=word).status_code == 400

@@ -1,0 +1,136 @@
+"""`groupbench serve`: alerts dealt with by token and by session, and who may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve.security import COOKIE, SESSION_S
+
+Cli = Callable[..., Result]
+Client = Callable[..., TestClient]
+Act = Callable[..., Any]
+
+
+def test_alerts_are_dealt_with_by_token(
+    nights: Any, serve: Client, cli: Cli, bearer: Any, token: str, act: Act
+) -> None:
+    client = serve(token=token)
+    wants_json = {**bearer, "Accept": "application/json"}
+    acknowledged = act(client, wants_json, reason="known").json()["alerts"][0]
+    assert (acknowledged["state"], acknowledged["last"]) == ("acknowledged", "acknowledged by Ada: known")
+    assert client.get("/overview.json").json()["verdict"]["exit_code"] == 0  # judged anew by what was written
+    expected = act(client, wants_json, action="expect", reason="right", until="30d").json()["alerts"][0]
+    assert expected["state"] == "expected"
+    assert expected["until"]
+    by_json = {"alert": [1], "action": "invalid", "who": "Bob", "reason": "a cable"}
+    assert client.post("/alerts/change.json", json=by_json, headers=bearer).json()["alerts"][0]["state"] == "invalid"
+    events = client.get("/alerts/1.json").json()["alert"]["events"]
+    assert [(event["state"], event["who"]) for event in events] == [
+        ("new", "groupbench"), ("acknowledged", "Ada"), ("expected", "Ada"), ("invalid", "Bob")]  # fmt: skip
+    assert "invalid by Bob: a cable" in cli("alerts", "--all", "--each").stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"alert": ""}, "no alert was chosen"),
+        ({"alert": "2"}, "no alert 2"),
+        ({"alert": "x"}, "is no key"),
+        ({"action": ""}, "no action"),
+        ({"action": "delete"}, "is none of"),
+        ({"who": ""}, "who says so"),
+        ({"action": "expect"}, "needs a reason"),
+        ({"action": "expect", "reason": "r", "until": "HEAD"}, "no commit or branch"),
+        ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is over already"),
+        ({"until": "30d"}, "goes with expect"),
+        ({"reason": "a\0b"}, "control character"),
+        ({"reason": "x" * 2000}, "1000 are the most"),
+        ({"other": "1"}, "no parameter 'other'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.sqlite
+def test_a_wrong_form_changes_nothing(nights: Any, serve: Client, fields: Any, says: str, token: str, act: Act) -> None:
+    client = serve(token=token)
+    answer = act(client, **fields)
+    assert answer.status_code in (400, 404)
+    assert says in answer.text.replace("&#39;", "'")
+    assert client.get("/alerts/1.json").json()["alert"]["state"] == "new"
+
+
+@pytest.mark.sqlite
+def test_what_cannot_be_read_as_a_form_is_refused(nights: Any, serve: Client, bearer: Any, token: str) -> None:
+    client = serve(token=token)
+    for body, kind in (
+        (b"alert=1", "text/plain"),
+        (b"{", "application/json"),
+        (b'{"alert": {"a": 1}}', "application/json"),
+        (b"[" * 50_000, "application/json"),
+        (b"\xff=%ff", "application/x-www-form-urlencoded"),
+        (b"a=" + b"x" * 100_000, "application/x-www-form-urlencoded"),
+        (b"&".join([b"a=1"] * 3_000), "application/x-www-form-urlencoded"),
+    ):
+        answer = client.post("/alerts/change", content=body, headers={**bearer, "Content-Type": kind})
+        assert answer.status_code == 400, body[:20]
+    in_address = client.post(f"/alerts/change?alert=1&token={token}", data={"action": "fixed"}, headers=bearer)
+    assert in_address.status_code == 400
+
+
+def log_in(client: TestClient, token: str, **more: Any) -> Any:
+    return client.post("/login", data={"who": "Ada", "token": token, **more})
+
+
+@pytest.mark.sqlite
+def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client, token: str, act: Act) -> None:
+    client = serve(token=token)
+    assert 'action="/alerts/change"' not in client.get("/alerts/1").text
+    answer = log_in(client, token, next="/alerts/1")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/alerts/1")
+    cookie = answer.headers["set-cookie"]
+    assert all(word in cookie for word in (f"{COOKIE}=", "HttpOnly", "SameSite=strict", f"Max-Age={SESSION_S}"))
+    assert token not in cookie
+    page = client.get("/alerts/1").text
+    assert token not in page
+    csrf = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert csrf is not None
+    assert act(client, {}).status_code == 403  # without the form's own word
+    assert act(client, {}, csrf="x" * 43).status_code == 403
+    assert act(client, {"Origin": "http://evil.example"}, csrf=csrf[1]).status_code == 403
+    assert act(client, {"Sec-Fetch-Site": "cross-site"}, csrf=csrf[1]).status_code == 403
+    assert client.get("/alerts/1.json").json()["alert"]["state"] == "new"
+    done = act(client, {"Origin": "http://localhost:8642"}, csrf=csrf[1], next="/alerts/1")
+    assert (done.status_code, done.headers["location"]) == (303, "/alerts/1")
+    assert client.get("/alerts/1.json").json()["alert"]["state"] == "acknowledged"
+    assert client.post("/logout", data={"csrf": csrf[1]}).status_code == 303
+    assert act(client, {}, csrf=csrf[1]).status_code == 401
+
+
+@pytest.mark.sqlite
+def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None:
+    reader, writer = serve(), serve(token=token)
+    assert act(reader, {}).status_code == act(reader).status_code == 403 or act(reader).status_code == 401
+    assert log_in(reader, token).status_code == 403
+    assert act(writer, {}).status_code == 401
+    for header in ("Bearer wrong-token-of-length", f"Basic {token}", "Bearer ", f"Bearer {token}x", "Bearer ü"):
+        answer = act(writer, {"Authorization": header.encode()})
+        assert answer.status_code == 401, header
+        assert "Bearer" in answer.headers["www-authenticate"]
+    assert log_in(writer, "wrong").status_code == 401
+    assert log_in(writer, token, who="").status_code == 400
+    assert act(writer, {"Cookie": f"{COOKIE}={token}"}).status_code == 401  # the token is no session
+    assert writer.get("/alerts/1.json").json()["alert"]["state"] == "new"
+    assert act(writer).status_code == 303
+
+
+@pytest.mark.sqlite
+def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Act) -> None:
+    client = serve(token=token)
+    for back in ("https://evil.example/", "//evil.example", "/\\evil.example", "evil"):
+        assert act(client, next=back).headers["location"] == "/alerts", back
+        assert log_in(client, token, next=back).headers["location"] == "/alerts", back

@@ -1,0 +1,55 @@
+"""How values are worded, in one line: for terminals, Markdown, XML and pages alike."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import datetime
+
+INTERPRETED = "interpreted"
+"""The timing of kernels that Triton's interpreter ran."""
+
+
+def printable(text: str) -> str:
+    """One line without control characters: a stored message must not steer a terminal."""
+    flat = " ".join(text.split())
+    return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
+
+
+def milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def latency(ms: float | None, timing: str | None) -> str:
+    """Milliseconds; what the interpreter took is no latency, and is not shown as one."""
+    return INTERPRETED if timing == INTERPRETED else milliseconds(ms)
+
+
+def signed_percent(value: float | None) -> str:
+    """A relative change; `+0.0%` for what rounds to nothing."""
+    return "" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
+
+
+def spread(value: float | None) -> str:
+    return "" if value is None else f"±{100 * value:.2f}%"
+
+
+def short_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def date(value: datetime | None) -> str:
+    return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
+
+
+def commit_text(value: str) -> str:
+    """A hash, or a hash and +, short."""
+    return value[:10] + ("+" if value.endswith("+") else "")
+
+
+def run_text(value: str) -> str:
+    """The start of a run's id, enough to find it by."""
+    return value if len(value) <= 15 else value[:15]
+
+
+def yes_or_no(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
