@@ -61,7 +61,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    registry._installed_backends.cache_clear()
     yield
+    registry._installed_backends.cache_clear()
     for name in ("a_plugin", "a_broken_plugin"):
         sys.modules.pop(name, None)
 
@@ -145,6 +147,8 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
     assert added("a_plugin.one") == ["theirs", "one"]
     assert asked == ["groupbench.backends"]
+    assert added() == ["theirs"]
+    assert len(asked) == 1, "each record asks for its operator"
 
 
 def test_what_is_asked_for_beats_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
