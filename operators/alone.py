@@ -39,7 +39,7 @@ class Busy(GroupbenchError):
 
 def device_name(asked: str) -> str:
     """The UUID of the GPU that would be measured on, or cpu-HOST. Raises GroupbenchError."""
-    from groupbench.operators.hosts.builtin import resolve_device
+    from groupbench.operators.measure.environment import resolve_device
 
     if resolve_device(asked) == "cpu":
         return f"cpu-{platform.node() or 'here'}"

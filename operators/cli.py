@@ -156,6 +156,7 @@ def command(**options: Any) -> None:
 def _run(options: dict[str, Any]) -> int:
     from groupbench.operators import listing
     from groupbench.operators.hosts import builtin, tritonbench
+    from groupbench.operators.measure.environment import resolve_device
 
     if options["list_operators"] or options["list_backends"] or options["list_metrics"]:
         if options["rest"]:
@@ -178,7 +179,7 @@ def _run(options: dict[str, Any]) -> int:
         raise UsageError(f"--{own} is the built-in host's: add --host builtin")
     if not on_tritonbench and any(options[name] for name in ("gpus", "scheduler", "slurm", "hardware")):
         return _run_fleet(options)
-    device = builtin.resolve_device(options["device"])
+    device = resolve_device(options["device"])
     session = _session(options)
     if on_tritonbench:
         return tritonbench.measure(options, device, session)
@@ -194,11 +195,11 @@ def _run(options: dict[str, Any]) -> int:
 def _run_fleet(options: dict[str, Any]) -> int:
     """On the GPUs that were named, here or elsewhere; what is far away has a GPU unless --device says otherwise."""
     from groupbench.operators.fleet import host
-    from groupbench.operators.hosts import builtin
+    from groupbench.operators.measure.environment import resolve_device
 
     where = host.place(options)
     far = where.far and options["device"] == "auto"
-    device = builtin.resolve_device("cuda" if far else options["device"])
+    device = resolve_device("cuda" if far else options["device"])
     session = _session(options)
     return host.measure(_selections(options, device, session), device, session, where)
 

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     import torch
 
 
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Of an element, where an operator is defined in these."""
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """bf16, fp16, fp32; fp8 is e4m3fn. Raises KeyError."""
     return _dtypes()[name]

@@ -17,6 +17,7 @@ from typing import Any
 
 from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.worker import Worker, call
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_operator
@@ -167,7 +168,7 @@ def _problem_records(
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
     able: list[Job] = []
     for job in jobs:
-        reason = _unavailable(operator, job, target)
+        reason = why_unavailable(operator, job.backend, target)
         if reason is None:
             able.append(job)
         else:
@@ -176,13 +177,6 @@ def _problem_records(
     size = _batch_size(operator, jobs[0], machine.environment)
     for first in range(0, len(able), size):
         yield from _batch_records(able[first : first + size], machine, run, workers, progress)
-
-
-def _unavailable(operator: Operator, job: Job, target: Target) -> str | None:
-    try:
-        return operator.backend(job.backend).unavailable(target)
-    except Exception as error:  # a plugin's fault: its cell says so, the others go on
-        return f"its `unavailable` raised {type(error).__name__}: {error}"
 
 
 def _batch_records(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators import shapes
-from groupbench.operators.dtypes import dtype_name, torch_dtype
+from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
 from groupbench.operators.shapes import GroupedShape
 
@@ -75,6 +76,11 @@ def _ends(rows: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
+def group_bounds(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(g, first row, row past the last) of each group."""
+    return [(g, end - row, end) for g, (row, end) in enumerate(zip(rows, accumulate(rows), strict=True))]
+
+
 def reference(x: GroupedInputs) -> Tensor:
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
@@ -87,10 +93,7 @@ def flops(shape: GroupedShape) -> int:
 
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
     """A once, B once for each expert that has rows (once in all where it is shared), C once."""
-    return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * _BYTES[dtype]
-
-
-_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+    return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * BYTES[dtype]
 
 
 def _weights_read(shape: GroupedShape) -> int:
@@ -134,15 +137,14 @@ def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
 def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
     """A, dC and what is used of B once; dA and every group's dB once."""
     M, N, K = shape.M, shape.N, shape.K
-    return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * _BYTES[dtype]
+    return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * BYTES[dtype]
 
 
 def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
     """Two torch.matmul for each group that has rows; others' gradients are zero."""
     import torch
 
-    ends = [sum(x.x.rows[: g + 1]) for g in range(len(x.x.rows))]
-    problems = [(g, slice(end - row, end)) for g, (row, end) in enumerate(zip(x.x.rows, ends, strict=True))]
+    problems = [(g, slice(start, end)) for g, start, end in group_bounds(x.x.rows)]
     (M, K), (G, _, N) = x.x.a.shape, x.x.b.shape
 
     def run() -> tuple[Tensor, Tensor]:
@@ -189,12 +191,7 @@ def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
 def prepare_torch_loop(x: GroupedInputs) -> Run:
     import torch
 
-    ends = [sum(x.rows[: g + 1]) for g in range(len(x.rows))]
-    problems = [
-        (x.a[end - row : end], x.b[g], end - row, end)
-        for g, (row, end) in enumerate(zip(x.rows, ends, strict=True))
-        if row
-    ]
+    problems = [(x.a[start:end], x.b[g], start, end) for g, start, end in group_bounds(x.rows) if start < end]
     M, N = x.a.shape[0], x.b.shape[2]
 
     def run() -> Tensor:

@@ -8,16 +8,10 @@ gradient along N.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from groupbench.operators.dtypes import torch_dtype
-from groupbench.operators.grouped_gemm import GROUPED_GEMM, GroupedInputs
-from groupbench.operators.grouped_gemm import make_inputs as make_forward_inputs
+from groupbench.operators.grouped_gemm import GROUPED_GEMM, GroupedInputs, make_backward_inputs
 from groupbench.operators.operator import Operator
 from groupbench.operators.shapes import GroupedShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Of the forward's: those that take weights in either layout as they are.
 BACKENDS = (
@@ -33,12 +27,8 @@ BACKENDS = (
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
     """dC [M, N], standard normal, in a's place, and B transposed [G, N, K] in b's."""
-    import torch
-
-    x = make_forward_inputs(shape, dtype, device, seed)
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    dc: Tensor = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
-    return GroupedInputs(dc, x.b.transpose(1, 2), x.offs, x.rows)
+    y = make_backward_inputs(shape, dtype, device, seed)
+    return GroupedInputs(y.dc, y.x.b.transpose(1, 2), y.x.offs, y.x.rows)
 
 
 GROUPED_GEMM_DGRAD: Operator = replace(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators import shapes
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.grouped_gemm import flops
+from groupbench.operators.grouped_gemm import flops, group_bounds
 from groupbench.operators.operator import Backend, Operator, Run, Target
 from groupbench.operators.shapes import GroupedShape
 
@@ -178,8 +178,7 @@ def prepare_triton_flat(x: Fp8Inputs, fast_accum: bool = False) -> Run:
 
 def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
     """(g, first row, row past the last) of each group that has rows."""
-    ends = [sum(x.rows[: g + 1]) for g in range(len(x.rows))]
-    return [(g, end - row, end) for g, (row, end) in enumerate(zip(x.rows, ends, strict=True)) if row]
+    return [(g, start, end) for g, start, end in group_bounds(x.rows) if start < end]
 
 
 def _empty_output(x: Fp8Inputs) -> Tensor:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators import shapes
-from groupbench.operators.dtypes import torch_dtype
-from groupbench.operators.grouped_gemm import aligned, flops, no_interpreted_bf16
-from groupbench.operators.grouped_gemm import make_inputs as make_forward_inputs
+from groupbench.operators.dtypes import BYTES
+from groupbench.operators.grouped_gemm import aligned, flops, group_bounds, make_backward_inputs, no_interpreted_bf16
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.shapes import GroupedShape
 
@@ -33,12 +32,8 @@ class WgradInputs:
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> WgradInputs:
     """A as the forward has it, and a standard normal gradient of the output."""
-    import torch
-
-    x = make_forward_inputs(shape, dtype, device, seed)
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
-    return WgradInputs(x.a, dc, x.offs, x.rows, shape.nk)
+    y = make_backward_inputs(shape, dtype, device, seed)
+    return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
 
 
 def reference(x: WgradInputs) -> Tensor:
@@ -51,7 +46,7 @@ def reference(x: WgradInputs) -> Tensor:
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
     """A and dC once, every group's gradient once; a shared B has one for each group too."""
     elements = shape.M * (shape.K + shape.N) + shape.G * shape.K * shape.N
-    return elements * {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    return elements * BYTES[dtype]
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
@@ -61,11 +56,7 @@ def prepare_torch_loop(x: WgradInputs) -> Run:
     import torch
 
     left, right = _by_layout(x, x.a, x.dc)
-    ends = [sum(x.rows[: g + 1]) for g in range(len(x.rows))]
-    problems = [
-        (g, left[end - row : end].t(), right[end - row : end])
-        for g, (row, end) in enumerate(zip(x.rows, ends, strict=True))
-    ]
+    problems = [(g, left[start:end].t(), right[start:end]) for g, start, end in group_bounds(x.rows)]
     P, Q = left.shape[1], right.shape[1]
 
     def run() -> Tensor:

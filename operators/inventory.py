@@ -50,8 +50,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def take(asked: str = "auto") -> Inventory:
     """Look at this machine. Opens the GPU where there is one."""
-    from groupbench.operators.hosts.builtin import resolve_device
-    from groupbench.operators.measure.environment import _tritonbench, _version
+    from groupbench.operators.measure.environment import _tritonbench, _version, resolve_device
 
     device = resolve_device(asked)
     packages = tuple(

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:
@@ -82,11 +82,7 @@ def decode(output: Any) -> Tensor:
 def min_bytes(shape: QuantizeShape, dtype: str) -> int:
     """The input read once, values and scales written once."""
     scales = shape.M * (math.ceil(shape.K / 128) if shape.recipe == "blockwise" else 1)
-    return shape.M * shape.K * (torch_size(dtype) + 1) + 4 * scales
-
-
-def torch_size(dtype: str) -> int:
-    return {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    return shape.M * shape.K * (BYTES[dtype] + 1) + 4 * scales
 
 
 def prepare_torch(inputs: QuantizeInputs) -> Run:

@@ -11,51 +11,41 @@ Runs on the GPU it tunes for, in one process, about five seconds a problem.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
 
-from groupbench.operators.shapes import SUITES, GroupedShape
-from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
+from groupbench.operators import tuning
+from groupbench.operators.shapes import SUITES, GroupedShape, parse
+
+ABOUT = "triton_flat's fastest config by problem, of the candidates in flat.py"
 
 
-def fastest(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, dict[str, Any], float]:
-    """(key, config, ms) of the fastest candidate for a problem on this GPU."""
+def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
     from groupbench.kernels.grouped_gemm.flat import candidates, illegal, prepare_flat
     from groupbench.kernels.grouped_gemm.support import stored_weights
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators import grouped_gemm, grouped_gemm_dgrad
 
     x = (grouped_gemm_dgrad if dgrad else grouped_gemm).make_inputs(shape, dtype, "cuda", seed=0)
-    times = []
-    for config in candidates(shape.M / shape.G):
-        if illegal(config, x.a.dtype) is None:
-            times.append((fastest_burst(prepare_flat(x.a, x.b, x.offs, config)), config))
-    ms, config = min(times, key=lambda found: found[0])
+    legal = [config for config in candidates(shape.M / shape.G) if illegal(config, x.a.dtype) is None]
     G, K, N = x.b.shape
     key = tuning_key(shape.M, G, N, K, x.a.dtype, stored_weights(x.b)[1])
-    return key, dataclasses.asdict(config), ms
+    return key, tuning.time_each(legal, lambda config: prepare_flat(x.a, x.b, x.offs, config))
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
-@click.option("--suite", "suites", multiple=True, default=("tritonbench", "moe"), show_default=True)
-@click.option("--dtype", default="bf16", show_default=True)
+@tuning.output_option()
+@tuning.suite_option(SUITES, "tritonbench", "moe")
+@tuning.shape_option
+@tuning.dtype_option
 @click.option("--dgrad", is_flag=True, help="The gradients of the suites' rows, added to the output file.")
-def main(output: Path, suites: tuple[str, ...], dtype: str, dgrad: bool) -> None:
+def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, dgrad: bool) -> None:
     """Tune triton_flat for this GPU."""
-    import torch
-
-    configs = read_tuned(output) if dgrad else {}
-    for suite in suites:
-        for name, shape in SUITES[suite].items():
-            key, config, ms = fastest(shape, dtype, dgrad)
-            configs[key] = config
-            click.echo(f"{name}: {ms:.4f} ms {config}")
-            torch.cuda.empty_cache()
-    write_tuned(output, "triton_flat's fastest config by problem, of the candidates in flat.py", configs)
+    problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))
+    tuning.tune(output, ABOUT, problems, lambda shape: times_of(shape, dtype, dgrad), keep=dgrad)
 
 
 if __name__ == "__main__":

@@ -11,34 +11,31 @@ shape instead, and its config printed, for helion_wgrad.py.
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from groupbench.operators import shapes
+from groupbench.operators import shapes, tuning
 from groupbench.operators.shapes import GroupedShape
-from groupbench.operators.tuning import fastest_burst, read_tuned, write_tuned
 
 ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
 
 
-def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, dict[str, Any]]]]:
-    """(key, [(ms, config)], fastest first) of every legal candidate for a problem on this GPU."""
+def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, illegal, prepare_wgrad
     from groupbench.operators.grouped_gemm_wgrad import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
-    times = []
-    for config in candidates(shape.M / shape.G):
-        if illegal(config, x.a.dtype) is None and not (config.dynamic and shape.G > MOST_RANKED):
-            run = prepare_wgrad(x.a, x.dc, x.offs, x.nk, config)
-            times.append((fastest_burst(run), dataclasses.asdict(config)))
+    legal = [
+        config
+        for config in candidates(shape.M / shape.G)
+        if illegal(config, x.a.dtype) is None and not (config.dynamic and shape.G > MOST_RANKED)
+    ]
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
-    return key, sorted(times, key=lambda found: found[0])
+    return key, tuning.time_each(legal, lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config))
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
@@ -55,44 +52,31 @@ def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or to add to.")
-@click.option("--suite", "suites", multiple=True, default=("tritonbench", "moe"), show_default=True)
-@click.option("--shape", "texts", multiple=True, help="Shapes in place of suites.")
-@click.option("--dtype", default="bf16", show_default=True)
-@click.option("--limit", type=float, default=1200, show_default=True, help="Seconds; a problem begun is ended.")
+@tuning.output_option(required=False)
+@tuning.suite_option(shapes.SUITES, "tritonbench", "moe")
+@tuning.shape_option
+@tuning.dtype_option
+@tuning.limit_option(1200)
 @click.option("--helion", help="Let Helion search for this shape instead.")
 def main(
     output: Path | None, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, limit: float, helion: str | None
 ) -> None:
     """Tune the weights' gradient for this GPU."""
-    import torch
-
     if helion is not None:
         click.echo(tune_helion(shapes.parse(helion), dtype, limit))
         return
     if output is None:
         raise click.UsageError("say where the configs go: -o FILE")
-    problems = [shapes.parse(text) for text in texts]
-    if not texts:
-        of_suites = shapes.weight_gradient_suites()
-        problems = [shape for suite in suites for shape in of_suites[suite]]
-    configs = read_tuned(output)
-    end = time.monotonic() + limit
-    for number, shape in enumerate(problems):
-        if time.monotonic() > end:
-            click.echo(f"time is up: {len(problems) - number} problems are left", err=True)
-            break
-        key, times = times_of(shape, dtype)
-        configs[key] = times[0][1]
-        click.echo(f"{shape}")
-        for ms, config in times:
-            click.echo(f"  {ms:.4f} ms {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s {_short(config)}")
-        write_tuned(output, ABOUT, dict(sorted(configs.items())))
-        torch.cuda.empty_cache()
-
-
-def _short(config: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in config.items())
+    of_suites = shapes.weight_gradient_suites()
+    tuning.tune(
+        output,
+        ABOUT,
+        tuning.chosen(shapes.parse, texts, (shape for suite in suites for shape in of_suites[suite])),
+        lambda shape: times_of(shape, dtype),
+        limit_s=limit,
+        rate=lambda shape, ms: f" {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s",
+        sort=True,
+    )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.dtypes import dtype_name, torch_dtype
-from groupbench.operators.gemm_shapes import BYTES
+from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Example, Operator, Run
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def measure(batch: Batch) -> list[Record]:
 @cache
 def machine_here(device: str) -> Machine:
     """The machine of this process, looked at once. Raises GroupbenchError."""
-    from groupbench.operators.hosts.builtin import resolve_device
+    from groupbench.operators.measure.environment import resolve_device
 
     return executor.probe(resolve_device(device))
 

@@ -229,7 +229,7 @@ def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:
 
     Raises GroupbenchError.
     """
-    from groupbench.operators.hosts.builtin import resolve_device
+    from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(device)
     found = slots(asked or ("0" if device == "cpu" else "all"), device)

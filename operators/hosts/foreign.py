@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from groupbench.operators.dtypes import dtype_name
-from groupbench.operators.measure.accuracy import compare
+from groupbench.operators.measure.accuracy import compare, worst_of
 from groupbench.operators.tolerances import TOLERANCES
 from groupbench.tracker.record import Accuracy
 
@@ -69,20 +70,7 @@ def compare_outputs(
     if [x.shape for x in first] != [x.shape for x in expected]:
         return Accuracy(repeatable=repeatable), None, first
     found = [_compare(x, y) for x, y in zip(first, expected, strict=True)]
-
-    def worst(field: str) -> float | None:
-        values = [getattr(one, field) for one in found]
-        return None if None in values else max(values)  # None stands for infinity
-
-    accuracy = Accuracy(
-        rms=worst("rms"),
-        max_abs=worst("max_abs"),
-        worst_block_rms=worst("worst_block_rms"),
-        mismatch=worst("mismatch"),
-        unwritten=worst("unwritten"),
-        repeatable=repeatable,
-        first_bad=next((one.first_bad for one in found if one.first_bad), None),
-    )
+    accuracy = msgspec.structs.replace(worst_of(found), repeatable=repeatable)
     if not accuracy.unwritten:
         return accuracy, None, first
     return accuracy, f"{100 * accuracy.unwritten:.3g} % of the output is NaN where the baseline's is not", first

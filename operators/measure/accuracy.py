@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.operator import Operator
@@ -48,7 +50,7 @@ def check(
     if problem is None and not repeatable:
         problem = _compare_each(kept, reference, tolerance)[1]
         problem = problem and f"another run of the same call: {problem}"
-    return _with(accuracy, repeatable=repeatable), problem
+    return msgspec.structs.replace(accuracy, repeatable=repeatable), problem
 
 
 def check_backend(
@@ -75,21 +77,25 @@ def _compare_each(
     if not isinstance(reference, Mapping):
         return compare(outputs[""], reference, tolerance)
     found = {name: compare(out, reference[name], tolerance) for name, out in outputs.items()}
-    numbers = [accuracy for accuracy, _ in found.values()]
+    accuracy = worst_of([accuracy for accuracy, _ in found.values()])
+    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in found.items() if problem), None)
+
+
+def worst_of(found: Sequence[Accuracy]) -> Accuracy:
+    """Of several outputs the worst of each number, and the first bad coordinates that any has."""
 
     def worst(field: str) -> float | None:
-        values = [getattr(accuracy, field) for accuracy in numbers]
+        values = [getattr(one, field) for one in found]
         return None if None in values else max(values)  # None stands for infinity
 
-    accuracy = Accuracy(
+    return Accuracy(
         rms=worst("rms"),
         max_abs=worst("max_abs"),
         worst_block_rms=worst("worst_block_rms"),
         mismatch=worst("mismatch"),
         unwritten=worst("unwritten"),
-        first_bad=next((accuracy.first_bad for accuracy in numbers if accuracy.first_bad), None),
+        first_bad=next((one.first_bad for one in found if one.first_bad), None),
     )
-    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in found.items() if problem), None)
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance) -> tuple[Accuracy, str | None]:
@@ -222,9 +228,3 @@ def _finite(value: float) -> float | None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
-
-
-def _with(accuracy: Accuracy, **changes: Any) -> Accuracy:
-    import msgspec
-
-    return msgspec.structs.replace(accuracy, **changes)

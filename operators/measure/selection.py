@@ -1,4 +1,4 @@
-"""What of an operator is measured where nothing else is said, and what names stand for.
+"""What of an operator is measured where nothing else is said, what names stand for, and which backends can run.
 
 Beside the code that measures, since a comparison of commits asks other trees' operators in the same way.
 """
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupbench.operators.errors import UsageError
-from groupbench.operators.operator import Operator
+from groupbench.operators.measure.cell import describe
+from groupbench.operators.operator import Operator, Target
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
@@ -44,6 +45,14 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
     except ValueError as error:
         raise UsageError(str(error)) from error
     return list(dict.fromkeys(map(str, shapes)))
+
+
+def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
+    """Why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
+    try:
+        return operator.backend(backend).unavailable(target)
+    except Exception as error:  # a plugin's, say: its cell tells of it, the others go on
+        return f"its `unavailable` raised {describe(error)}"
 
 
 def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:

@@ -22,11 +22,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +30,7 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request, describe
+from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.worker import Worker, call
 
@@ -153,21 +150,6 @@ def check_contract() -> None:
         raise ImportError("its operators have no modes")
 
 
-def resolve_device(asked: str) -> str:
-    """ "cuda" or "cpu"; sets up Triton's interpreter for a CPU, before anything imports Triton."""
-    driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-    device = asked
-    if asked == "auto":
-        code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-        sees = driver and subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-        device = "cuda" if sees else "cpu"
-    if device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
-    elif os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
-        raise UsageError("TRITON_INTERPRET is set: interpreted kernels run with --device cpu; unset it to use the GPU")
-    return device
-
-
 def probe(device: str) -> dict[str, Any]:
     """What this side runs on; in a process of its own, since it opens the device."""
     import torch
@@ -182,10 +164,13 @@ def probe(device: str) -> dict[str, Any]:
 
 def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
     """Why the job's backend cannot run here, or None. Raises UsageError where this side has no such thing."""
+    from groupbench.operators.measure.selection import why_unavailable
+    from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    return _reason(get_backend(operator, job.backend), job.device, job.dtype, capability)
+    backend = get_backend(operator, job.backend)
+    return why_unavailable(operator, backend.name, Target(job.device, job.dtype, job.interpreted, capability))
 
 
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:
@@ -195,7 +180,8 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
 
     Raises UsageError for what does not exist.
     """
-    from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
+    from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes, why_unavailable
+    from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(selection["operator"], tuple(selection.get("plugins") or ()))
@@ -211,22 +197,12 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
             "shape": shape,
             "dtype": dtype,
             "mode": mode,
-            "unavailable": _reason(backend, device, dtype, capability),
+            "unavailable": why_unavailable(operator, backend.name, Target(device, dtype, device == "cpu", capability)),
         }
         for shape in shapes
         for dtype in dtypes
         for backend in backends
     ]
-
-
-def _reason(backend: Any, device: str, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    from groupbench.operators.operator import Target
-
-    interpreted = device == "cpu"
-    try:
-        return backend.unavailable(Target(device, dtype, interpreted, capability))
-    except Exception as error:  # a backend's fault: its cell says so, the others go on
-        return f"its `unavailable` raised {describe(error)}"
 
 
 def serve(side: Side, questions: Any, answers: Any) -> None:

@@ -114,6 +114,11 @@ def crashes_once(inputs):
     return prepare_torch_loop(inputs)
 
 
+def cannot_say(target):
+    raise KeyError("no such\nGPU")
+
+
+CANNOT_SAY = Backend("cannot_say", prepare_torch_loop, "a test", unavailable=cannot_say, operator="grouped_gemm")
 ONCE = Backend("crashes_once", crashes_once, "a test", operator="grouped_gemm")
 WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 

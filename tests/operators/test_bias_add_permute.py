@@ -27,11 +27,10 @@ RUNNABLE = [b.name for b in OPERATOR.backends if b.unavailable(Target(DEVICE, "f
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the example's groups are what glibc's rand() gives")
 def test_the_examples_groups_are_what_its_unseeded_rand_gives() -> None:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if not hasattr(libc, "gnu_get_libc_version"):
-        pytest.skip("no glibc")
+        pytest.skip("NOT TESTED: the example's groups are what rand() of glibc gives, and this is another C library")
     libc.srand(1)
     G = libc.rand() % 16 + 1
     assert op.example_rules(G, lambda: libc.rand() % 4) == op.EXAMPLE

@@ -217,6 +217,13 @@ def test_unavailable_starts_no_process(scripted: type[Scripted]) -> None:
     assert "fp16" in (record.message or "")
 
 
+def test_a_backend_that_cannot_say_whether_it_runs_does_not(faulty: str, scripted: type[Scripted]) -> None:
+    plugin = ("faulty_backends.CANNOT_SAY",)
+    found = measure([job(name, plugins=plugin) for name in ("cannot_say", "torch_loop")])
+    assert [record.status for record in found] == ["unavailable", "ok"]
+    assert found[0].message == r"its `unavailable` raised KeyError: 'no such\nGPU'"
+
+
 def test_no_memory_for_two_means_one_at_a_time(scripted: type[Scripted]) -> None:
     names = ["torch_loop", "torch_grouped_mm"]
     jobs = [job(name, plugins=(), protocol=Protocol(bursts=2)) for name in names]
