@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +153,18 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
         assert worst < limit_worst, f"largest error {worst:.2e} of the RMS, at {at}"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def compile_for_hopper() -> Callable[[str], Any]:
+    """What a test file prints, as JSON, when it runs as a script: this process interprets, so that one compiles."""
+
+    def run(file: str) -> Any:
+        if importlib.util.find_spec("triton.backends.nvidia") is None:
+            pytest.skip("NOT TESTED: compiling for sm_90. This Triton has no NVIDIA backend")
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=280, env=environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

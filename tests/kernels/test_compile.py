@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ if __name__ == "__main__":
 
 import pytest
 import torch
-import triton
 
 from groupbench.kernels.grouped_gemm import flat, fp8, wgrad
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
@@ -153,62 +149,25 @@ def of_by_row(
     return found, types, {name: value for name, value in constants.items() if name in found.arg_names}
 
 
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], config: Any) -> dict[str, int]:
-    """Registers and what is spilled, as ptxas says, shared memory, and how many wgmma instructions Triton made."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, aligned = {}, []
-    for name in kernel.arg_names:
-        signature[name] = "constexpr" if name in constants else types.get(name, "*i32" if "_ptr" in name else "i32")
-        if name not in constants and "tensordesc" not in signature[name]:
-            # As Triton finds of sizes, strides and addresses where TMA can go; G and what it is stepped by are any.
-            pointers = signature["x"].startswith("*") if "x" in signature else False
-            if name.endswith("_ptr") or signature[name].startswith("*") or (name != "G" and not pointers):
-                aligned.append(name)
-    index = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    source = ASTSource(
-        kernel,
-        signature,
-        constexprs={index[name]: value for name, value in constants.items()},
-        attrs={index[name]: [["tt.divisibility", 16]] for name in aligned},
-    )
-    options = {"num_warps": config.num_warps, "num_stages": getattr(config, "num_stages", 3)}
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    ptx = built.asm["ptx"]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file, "-o", Path(folder) / "kernel.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    assert registers is not None
-    assert spilled is not None
-    return {
-        "registers": int(registers[1]),
-        "spilled_bytes": int(spilled[1]),
-        "shared_bytes": built.metadata.shared,
-        "wgmma": ptx.count("wgmma.mma_async"),
-    }
-
-
 @pytest.fixture(scope="module")
-def built() -> dict[str, dict[str, int]]:
-    try:
-        import triton.backends.nvidia  # noqa: F401
-        from triton.compiler import ASTSource  # noqa: F401
-    except ImportError as error:
-        pytest.skip(f"this Triton compiles for no other machine: {error}")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, int]] = json.loads(done.stdout)
+def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compile_for_hopper(__file__)
     assert found.keys() == CASES.keys()
     return found
 
 
+@pytest.mark.parametrize("error", ["raise SystemExit('spilled')", "from triton.compiler import spilled"])
+def test_what_does_not_compile_is_no_reason_to_skip(
+    error: str, tmp_path: Path, built: Any, compile_for_hopper: Callable[[str], Any]
+) -> None:
+    (tmp_path / "script.py").write_text(error)
+    with pytest.raises((AssertionError, pytest.skip.Exception), match="spilled") as raised:
+        compile_for_hopper(str(tmp_path / "script.py"))
+    assert raised.type is AssertionError
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str, dict[str, int]]) -> None:
+def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str, dict[str, Any]]) -> None:
     of, config, more = CASES[name]
     row = built[name]
     assert row["spilled_bytes"] == 0, row
@@ -220,6 +179,8 @@ def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str,
 
 
 def main() -> None:
+    from hopper import compiled
+
     makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
     print(json.dumps({name: compiled(*makers[of](c, **more), c) for name, (of, c, more) in CASES.items()}))
 

@@ -1,0 +1,61 @@
+"""A kernel compiled for Hopper (sm_90) without one, for the tests that run themselves as scripts (see conftest.py)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+def compiled(
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    config: Any,
+    odd: Collection[str] = ("G",),  # sizes that may be no multiples of 16
+) -> dict[str, Any]:
+    """What ptxas says of registers and memory, and the memory instructions and wgmma that Triton made."""
+    signature, aligned = {}, []
+    for name in kernel.arg_names:
+        signature[name] = "constexpr" if name in constants else types.get(name, "*i32" if "_ptr" in name else "i32")
+        if name not in constants and "tensordesc" not in signature[name]:
+            # As Triton finds of sizes, strides and addresses where TMA can go; G and what it is stepped by are any.
+            pointers = signature["x"].startswith("*") if "x" in signature else False
+            if name.endswith("_ptr") or signature[name].startswith("*") or (name not in odd and not pointers):
+                aligned.append(name)
+    index = {name: (i,) for i, name in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        signature,
+        constexprs={index[name]: value for name, value in constants.items()},
+        attrs={index[name]: [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": config.num_warps, "num_stages": getattr(config, "num_stages", 3)}
+    if getattr(config, "registers", None) is not None:
+        options["maxnreg"] = config.registers
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = built.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file, "-o", Path(folder) / "kernel.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    numbers = [re.search(rf"(\d+) {what}", said) for what in ("registers", "bytes spill stores", "bytes stack frame")]
+    registers, spilled, stack = (int(number[1]) for number in numbers if number)
+    return {
+        "registers": registers,
+        "spilled_bytes": spilled,
+        "local_bytes": stack,
+        "shared_bytes": built.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "stores": sorted(set(re.findall(r"st\.global[\w.:]*", ptx))),
+        "once_loads": sorted(set(re.findall(r"ld\.global\.L1::evict_first[\w.:]*", ptx))),
+        "async_copies": sorted(set(re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx))),
+    }
