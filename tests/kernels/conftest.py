@@ -67,7 +67,7 @@ CASES = (
 
 DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))
 
-# (relative RMS, largest error over the reference's RMS): one rounding of the output, and the order of a sum.
+# (relative RMS, largest error over the reference's RMS beyond one rounding of the element itself): the order of a sum.
 TOLERANCES = {
     torch.float32: (1e-5, 1e-4),
     torch.float16: (1e-3, 5e-3),
@@ -146,7 +146,9 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
         bad = (~error.isfinite()).nonzero()
         assert len(bad) == 0, f"{len(bad)} elements are not finite, the first at {bad[0].tolist()}"
         scale = expected.double().square().mean().sqrt().clamp_min(1e-30)
-        rms, worst = (error.square().mean().sqrt() / scale).item(), (error.max() / scale).item()
+        rms = (error.square().mean().sqrt() / scale).item()
+        error -= torch.finfo(dtype).eps / 2 * expected.double().abs()  # products of two normals have long tails
+        worst = (error.max() / scale).item()
         at = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
         limit_rms, limit_worst = TOLERANCES[dtype]
         assert rms < limit_rms, f"relative RMS error {rms:.2e}, the worst element is {at}"

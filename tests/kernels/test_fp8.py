@@ -151,7 +151,8 @@ def test_zeros_and_large_values(mode, device):
     assert out.isfinite().all()
     assert (out[5] == 0).all()
     expected = grouped_gemm_fp8_reference(*x)
-    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=0.1 * float(expected[:5].abs().mean()))
+    magnitude = expected.double().square().mean(1, keepdim=True).sqrt()  # unlike from row to row by 1e30
+    assert ((out.double() - expected).abs() <= 2e-2 * magnitude).all()
 
 
 @pytest.mark.parametrize("mode", [ROWWISE, BLOCKWISE])

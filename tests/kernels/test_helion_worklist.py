@@ -141,7 +141,7 @@ def test_many_groups(make_case, make_inputs, poisoned, check):
 
 def test_another_number_of_rows_compiles_nothing(make_case, make_inputs, monkeypatch):
     """Routing changes M at every step; K, N and the tiles belong to the layer."""
-    worklist.prepare_helion_worklist(*make_inputs(make_case("two", (21, 40), n=40, k=24), torch.float16))
+    worklist.prepare_helion_worklist(*make_inputs(make_case("two", (41, 40), n=40, k=24), torch.float16))
     bound = []
     original = CompileEnvironment.__init__
     monkeypatch.setattr(
@@ -198,8 +198,9 @@ def test_settings_that_a_search_found_win():
     assert config.to_helion(tma=True)["host_tensor_descriptors"] is True
 
 
-def test_illegal_configs_are_named():
+def test_illegal_configs_are_named(device):
     config = dataclasses.replace(worklist.CONFIGS["large"], num_stages=6)
     assert "bytes" in (worklist.illegal(config, torch.bfloat16) or "")
+    a, b = (torch.ones(*shape, dtype=torch.float16, device=device) for shape in ((4, 8), (1, 8, 8)))
     with pytest.raises(ValueError, match="bytes"):
-        worklist.prepare_helion_worklist(torch.ones(4, 8).half(), torch.ones(1, 8, 8).half(), torch.tensor([4]), config)
+        worklist.prepare_helion_worklist(a, b, torch.tensor([4]), config)
