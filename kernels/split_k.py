@@ -10,22 +10,25 @@ tile to S programs, each with its own stretch of K:
 
 Three ways to add the partials, over one main loop:
 
-  fixup         one launch. Each program leaves its partial in a workspace and counts itself in; whoever comes last adds
-                all of them, in the order of s. Who is last differs from run to run, what is added in which order does
-                not: the result is the same to the bit. The last one sets the counter back to zero, so that the next
-                call, or the next replay of a CUDA graph, finds it as the first did.
-  two_launches  partials by one kernel, sums by another, in a fixed order too, and what the second launch costs: 2 to
-                3 us where the whole product takes 5.
+  fixup         one launch. Each program leaves its partial in a slot of a workspace; then the last `adders` programs of
+                the tile add a slice of it each, all partials in the order of s, so the result is the same to the bit.
+  two_launches  partials by one kernel, sums by another, in a fixed order too, and what the second launch costs: 1 to
+                2 us where the whole product takes 6, though it is launched early (programmatic dependent launch).
   atomic        partials are added to an output of zeros as they come, in fp32. No workspace, and no order: sums of the
                 same numbers differ in their last bits from run to run.
 
-With many splits, one program that reads all partials of a tile takes longer than the product did: 132 partials of
-16 x 16 are 135 KB, about 2 us for one SM. So with more than `fan_in` the sum has two steps: the last of each fan_in
-neighbours adds theirs, and the last of those adds the groups' sums.
+How an adder of the fixup knows that a partial is there: an element of a slot is EMPTY, a NaN that no sum gives, until
+its value replaces it, and the adder reads until none is, and leaves EMPTY behind for the next call, or the next replay
+of a CUDA graph. A counter would cost a fence, an atomic and one more round trip to the L2 after the last store (an
+H100: 1 us of 7); here every 4-byte element says for itself that it has come, so their order does not matter. NCCL's LL
+protocol sends a flag with each word in the same way.
 
-The fixup after stream-K (Osama et al., arXiv 2301.03598), whose peers wait for each other; here nobody waits, so any
-number of programs may run at once, in any order, in the interpreter too. Splitting after Helion's
-examples/split_k_barrier.py, which puts a grid-wide barrier between partials and sums (split_k_helion.py).
+Adders wait, so what they wait for has to run. One adder is the last program of its tile: those before it have started
+and wait for nobody, which is so in the interpreter, too, where programs run one after the other. Several adders wait
+for each other: they are launched as a cooperative grid, which the driver starts as a whole or refuses.
+
+Splitting after Helion's examples/split_k_barrier.py, which puts a grid-wide barrier between partials and sums
+(split_k_helion.py); peers that wait for each other after stream-K (Osama et al., arXiv 2301.03598).
 """
 
 from __future__ import annotations
@@ -43,10 +46,13 @@ from groupbench.kernels.grouped_gemm.support import illegal_tile, interpreted, u
 
 @dataclass(frozen=True)
 class SplitKConfig:
-    """A tile, how many programs share one, and how their partials are added.
+    """A tile, how many programs share one, and how many of them add the partials.
 
-    splits  programs a tile; no more than K has blocks (legal_splits)
-    fan_in  how many partials one program adds; with more splits than that, in two steps
+    splits    programs a tile; no more than K has blocks (legal_splits)
+    adders    programs of a tile that add a slice of it each: a power of two. All programs have to be on the GPU at once
+              where it is more than one
+    streamed  B goes through registers, marked as what the L2 may drop first, and not through num_stages buffers
+    fetch     the adders ask for their slices of the slots before they multiply
     """
 
     block_m: int
@@ -55,53 +61,70 @@ class SplitKConfig:
     splits: int
     num_warps: int = 4
     num_stages: int = 4
-    fan_in: int = 32
+    adders: int = 1
+    streamed: bool = False
+    fetch: bool = False
 
 
-MAX_SPLITS = 1024  # two steps of 32 partials
+MAX_SPLITS = 1024
 SUM_ELEMENTS = 8192  # partials that are loaded at once: 64 registers of a thread, all in flight together
-# Bytes of operands from which two programs a SM pay: below, each SM's share is in flight after one program's prologue.
-TWO_PER_SM_BYTES = 32 << 20
+MIN_SLICE = 32  # elements that an adder takes: a line of the L2, 128 bytes of a slot
+SECTOR = tl.constexpr(8)  # fp32 elements that the L2 reads at once
+# Bytes of operands from which a product is bound by DRAM; below, by the latency of its steps.
+LARGE_BYTES = 16 << 20
 
 
 def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> SplitKConfig:
-    """The rule, from the problem and the number of SMs.
+    """The rule, from the problem and the number of SMs; measured on an H100, operands in DRAM.
 
-    block_m  M's next power of two, 16 to 64 (128 from M = 65 on): rows past M cost tensor-core work, no bandwidth
-    block_n  64, or N's next power of two where that is less (128 beside 128 rows)
-    splits   as many programs as run at once: one a SM, or two where the operands are large (TWO_PER_SM_BYTES)
-    both     halved down to 32 as long as the operands are small and a tile has more than 32 programs: partials, of
-             which there is one a program, shrink by four where the operands, from the L2, are read twice
-    block_k  so that a stage holds 16 to 32 KiB: with three stages or more 50 KiB a program are under way, and an H100
-             wants about 20 KiB a SM (3.35 TB/s times 0.8 us)
+    large     operands of LARGE_BYTES
+    block_m   M's next power of two, 16 to 64 (128 from M = 65 on): rows past M cost tensor-core work, no bandwidth
+    block_n   as few columns as the tensor cores take: few programs share a tile, and their partials are small. Where
+              the operands are large, A's way from the L2 counts: it is read once for each column of tiles. So 32
+              columns, more where two tiles an SM are passed, and 64 where B is streamed
+    streamed  large, and up to 16 rows, whose block of A is small beside B's. What is read once then takes the place
+              of itself in the L2, and neither of what the caller may need again nor of lines to be written back, which
+              cost DRAM bandwidth: 5 to 8 % with an L2 full of another kernel's stores
+    splits    as many programs as SMs; two programs an SM where B is streamed, since one block of each is under way
+    block_k   128: rows of 256 bytes, and six stages of it are more under way than the 20 KiB that an SM of an H100
+              wants (3.35 TB/s times 0.8 us)
+    fetch     not large, and tiles of 1024 elements on: the slots come from DRAM else, when the adders wait for them.
+              Small tiles have few adders, which all others wait for, and a large product has no time to spare for it
     """
-    wide = dtype.itemsize == 4
+    wide = dtype.itemsize == 4  # IEEE fp32 goes through FMA units, which read registers: smaller tiles
+    large = (M + N) * K * dtype.itemsize >= LARGE_BYTES
     block_m = min(max(triton.next_power_of_2(M), 16), 128 if M > 64 and not wide else 64)
-    block_n = min(max(triton.next_power_of_2(N), 16), 128 if block_m == 128 else 64)
-    large = (M + N) * K * dtype.itemsize >= TWO_PER_SM_BYTES
-    programs = sms * (2 if large else 1)
-    while not large and programs > 32 * _tiles(M, N, block_m, block_n) and max(block_m, block_n) > 32:
-        if block_m >= block_n:
-            block_m //= 2
-        else:
-            block_n //= 2
-    if wide:
-        # IEEE fp32 goes through FMA units, which read registers: smaller tiles.
-        block_k = 32 if block_m * block_n >= 2048 else 64
+    streamed = large and block_m == 16 and N >= 64 and not wide
+    if block_m == 128:
+        block_n = min(max(triton.next_power_of_2(N), 16), 128)
+    elif streamed:
+        block_n = 64
     else:
-        block_k = 256 if block_m + block_n <= 32 else 128 if block_m + block_n <= 128 else 64
+        block_n = 32 if large and N > 16 else 16
+        while not wide and block_n < 128 and _tiles(M, N, block_m, block_n) > 2 * sms:
+            block_n *= 2
+    if wide:
+        block_k, num_stages = 32 if block_m * block_n >= 2048 else 64, 3
+    elif block_m * block_n >= 64 * 128:
+        block_k, num_stages = 64, 4
+    else:
+        block_k, num_stages = 128, 3 if streamed else 6
     block_k = min(block_k, max(triton.next_power_of_2(K), 16))
-    num_stages = 3 if block_m >= 64 or wide else 5  # below 64 rows Triton keeps a buffer less than stages
-    splits = legal_splits(programs // _tiles(M, N, block_m, block_n), K, block_k)
-    # One step for up to 40 partials; else two, the second as short as the first or shorter.
-    fan_in = max(splits, 2) if splits <= 40 else 16 if splits <= 256 else 32
+    splits = legal_splits(sms * (2 if streamed else 1) // _tiles(M, N, block_m, block_n), K, block_k)
+    adders = most_adders(block_m * block_n, splits)
+    fetch = not large and block_m * block_n >= 1024 and adders > 1
     num_warps = 8 if block_m * block_n >= 128 * 128 else 4
-    return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, fan_in)
+    return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, adders, streamed, fetch)
+
+
+def most_adders(elements: int, splits: int) -> int:
+    """Programs among which a tile of so many elements is shared: a power of two, no more than there are."""
+    return max(1, min(1 << (splits.bit_length() - 1), elements // MIN_SLICE))
 
 
 def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
-    """For Triton's interpreter, which pays by operation and hardly by element: few programs, both steps of the sum."""
-    return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1, fan_in=3)
+    """For Triton's interpreter, which pays by operation and hardly by element, and where nobody can wait for others."""
+    return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1)
 
 
 def legal_splits(splits: int, K: int, block_k: int) -> int:
@@ -114,8 +137,9 @@ def illegal(config: SplitKConfig, K: int, dtype: torch.dtype) -> str | None:
     if config.splits != legal_splits(config.splits, K, config.block_k):
         blocks = triton.cdiv(K, config.block_k)
         return f"splits={config.splits}: 1 to {min(blocks, MAX_SPLITS)} for {blocks} blocks of K"
-    if config.fan_in < 2 or config.fan_in**2 < config.splits:
-        return f"fan_in={config.fan_in}: {config.splits} partials need two steps of at least their square root"
+    adders, elements = config.adders, config.block_m * config.block_n
+    if not 1 <= adders <= config.splits or adders & (adders - 1) or elements % adders:
+        return f"adders={adders}: a power of two, 1 to {config.splits} of {config.splits} programs"
     return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
 
 
@@ -134,6 +158,7 @@ def _multiply(
     stride_bk,
     stride_bn,
     SPLITS: tl.constexpr,
+    STREAMED: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K: no mask along K
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -154,76 +179,92 @@ def _multiply(
     row_ok = (row < M)[:, None]
     col_ok = (col < N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for block in tl.range(first, last):
-        if EVEN_K:
-            a = tl.load(a_ptrs, mask=row_ok, other=0.0)
-            b = tl.load(b_ptrs, mask=col_ok, other=0.0)
-        else:
+    if STREAMED:
+        # Triton 3.6 and 3.7 drop a load's eviction policy where they make it an asynchronous copy. So the block of B
+        # that comes next waits in registers; those of A, which is small, are copied as below.
+        ok = col_ok if EVEN_K else col_ok & (k < K - first * BLOCK_K)[:, None]
+        b = tl.load(b_ptrs, mask=ok, other=0.0, eviction_policy="evict_first")
+        for block in tl.range(first, last):
             left = K - block * BLOCK_K
-            a = tl.load(a_ptrs, mask=row_ok & (k < left)[None, :], other=0.0)
-            b = tl.load(b_ptrs, mask=col_ok & (k < left)[:, None], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += step_a
-        b_ptrs += step_b
+            a = tl.load(a_ptrs, mask=row_ok if EVEN_K else row_ok & (k < left)[None, :], other=0.0)
+            b_ptrs += step_b
+            ok = col_ok & (block + 1 < last) if EVEN_K else col_ok & (k < left - BLOCK_K)[:, None] & (block + 1 < last)
+            next_b = tl.load(b_ptrs, mask=ok, other=0.0, eviction_policy="evict_first")
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            a_ptrs += step_a
+            b = next_b
+    else:
+        for block in tl.range(first, last):
+            left = K - block * BLOCK_K
+            a = tl.load(a_ptrs, mask=row_ok if EVEN_K else row_ok & (k < left)[None, :], other=0.0)
+            b = tl.load(b_ptrs, mask=col_ok if EVEN_K else col_ok & (k < left)[:, None], other=0.0)
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            a_ptrs += step_a
+            b_ptrs += step_b
     return acc
 
 
-@triton.jit
-def _store_slot(slot_ptr, acc, rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave a tile's first `rows` rows in a slot of the workspace, [BLOCK_M, BLOCK_N]."""
-    r = tl.arange(0, BLOCK_M)
-    at = slot_ptr + r[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    tl.store(at, acc, mask=(r < rows)[:, None])
+# A slot's element until its partial comes: a NaN, by its bits, that no instruction gives; theirs is 0x7FFFFFFF.
+EMPTY: tl.constexpr = tl.constexpr(-1)
+NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _sum_slots(slots_ptr, count, at, ok, SLOT: tl.constexpr, CHUNK: tl.constexpr):
-    """Elements `at` of `count` slots added up, CHUNK slots at a time: an order that depends on `count` alone."""
-    s = tl.arange(0, CHUNK)
-    total = tl.zeros(at.shape, dtype=tl.float32)
-    for first in tl.range(0, count, CHUNK):
-        slot = (first + s)[:, None]
-        # From the L2, where the other SMs' stores are; an L1 may hold what was there before.
-        part = tl.load(
-            slots_ptr + slot * SLOT + at[None, :], mask=(slot < count) & ok[None, :], other=0.0, cache_modifier=".cg"
-        )
-        total += tl.sum(part, 0)
-    return total
+def _store_slot(slot_ptr, acc, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Leave the first `rows` rows and `columns` columns of a partial in a slot of the workspace, as bits."""
+    r = tl.arange(0, BLOCK_M)[:, None]
+    c = tl.arange(0, BLOCK_N)[None, :]
+    bits = acc.to(tl.int32, bitcast=True)
+    bits = tl.where(bits == EMPTY, NAN, bits)
+    tl.store(slot_ptr + r * BLOCK_N + c, bits, mask=(r < rows) & (c < columns))
 
 
 @triton.jit
-def _arrive(counter_ptr, expected):
-    """Count this program in; whether it is the last of those expected, which sees what all others have stored.
-
-    The barrier puts the stores of all threads in front of the one thread's atomic, whose release and acquire order them
-    for other SMs. The last one sets the counter back.
-    """
-    tl.debug_barrier()
-    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == expected - 1
-    if last:
-        tl.store(counter_ptr, 0)
-    return last
+def _fetch(slices_ptr, SPLITS: tl.constexpr, SLOT: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """Have the L2 hold PART elements of each slot: a load of each sector, whose value nobody waits for."""
+    at = tl.arange(0, (PART + SECTOR - 1) // SECTOR)[None, :] * SECTOR
+    for start in tl.range(0, SPLITS, CHUNK):
+        slot = (start + tl.arange(0, CHUNK))[:, None]
+        tl.load(slices_ptr + slot * SLOT + at, mask=(slot < SPLITS) & (at < PART), other=0, volatile=True)
 
 
 @triton.jit
 def _store_sum(
     out_ptr,
     slots_ptr,
-    count,
+    first,
     first_row,
     first_col,
     M,
     N,
+    WAIT: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write a tile of the output: the sum of `count` slots."""
-    at = tl.arange(0, BLOCK_M * BLOCK_N)
+    """Write PART elements of a tile of the output, from the tile's element `first` on: the sum of its slots.
+
+    CHUNK slots at a time, an order that depends on their number alone. WAIT: read until they are there, leave EMPTY.
+    """
+    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
+    at = first + tl.arange(0, PART)
     row = first_row + at // BLOCK_N
     col = first_col + at % BLOCK_N
     ok = (row < M) & (col < N)
-    total = _sum_slots(slots_ptr, count, at, ok, BLOCK_M * BLOCK_N, CHUNK)
+    total = tl.zeros((PART,), dtype=tl.float32)
+    for start in tl.range(0, SPLITS, CHUNK):
+        slot = (start + tl.arange(0, CHUNK))[:, None]
+        ptrs = slots_ptr + slot * SLOT + at[None, :]
+        mask = (slot < SPLITS) & ok[None, :]
+        # Volatile: from the L2, where the other SMs' stores arrive, each time anew.
+        bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
+        if WAIT:
+            while tl.max((bits == EMPTY).to(tl.int32)) > 0:
+                bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
+            tl.store(ptrs, tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=mask)
+        total += tl.sum(bits.to(tl.float32, bitcast=True), 0)
     tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=ok)
 
 
@@ -238,8 +279,7 @@ def _split_k_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
     out_ptr,  # [M, N]; with ATOMIC, fp32 zeros
-    slots_ptr,  # [tiles, SPLITS + groups, BLOCK_M, BLOCK_N] fp32; not with ATOMIC or one split
-    counters_ptr,  # [tiles, groups + 1], zeros; with FIXUP
+    slots_ptr,  # [tiles, SPLITS, BLOCK_M, BLOCK_N] fp32 as int32; EMPTY with FIXUP, none with ATOMIC or one split
     M,
     N,
     K,
@@ -249,7 +289,10 @@ def _split_k_kernel(
     stride_bn,
     MODE: tl.constexpr,
     SPLITS: tl.constexpr,
-    FAN_IN: tl.constexpr,
+    ADDERS: tl.constexpr,
+    FETCH: tl.constexpr,
+    PDL: tl.constexpr,
+    STREAMED: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -258,6 +301,8 @@ def _split_k_kernel(
     CHUNK: tl.constexpr,
 ):
     """Program (tile, split), tiles first: programs that run together share a stretch of A and meet it in the L2."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     tile = tl.program_id(0) % tiles
@@ -266,9 +311,18 @@ def _split_k_kernel(
     first_col = (tile % tiles_n) * BLOCK_N
     row = first_row + tl.arange(0, BLOCK_M)
     col = first_col + tl.arange(0, BLOCK_N)
+    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
+    PART: tl.constexpr = SLOT // ADDERS
+    my_slots = slots_ptr
+    if MODE != ATOMIC and SPLITS > 1:
+        my_slots += tile.to(tl.int64) * (SPLITS * SLOT)
+    adder = split - (SPLITS - ADDERS)
+    if FETCH:  # noqa: SIM102 (a constant, then a value)
+        if adder >= 0:
+            _fetch(my_slots + adder * PART, SPLITS, SLOT, PART, CHUNK)
     acc = _multiply(
         a_ptr, b_ptr, row, col, split, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-        SPLITS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        SPLITS, STREAMED, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if MODE == ATOMIC:
         at = out_ptr + row.to(tl.int64)[:, None] * N + col[None, :]
@@ -277,66 +331,45 @@ def _split_k_kernel(
         at = out_ptr + row.to(tl.int64)[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=(row < M)[:, None] & (col < N)[None, :])
     else:
-        SLOT: tl.constexpr = BLOCK_M * BLOCK_N
-        GROUPS: tl.constexpr = (SPLITS + FAN_IN - 1) // FAN_IN
-        my_slots = slots_ptr + tile.to(tl.int64) * ((SPLITS + GROUPS) * SLOT)
-        _store_slot(my_slots + split * SLOT, acc, M - first_row, BLOCK_M, BLOCK_N)
-        if MODE == FIXUP:
-            my_counters = counters_ptr + tile * (GROUPS + 1)
-            if GROUPS == 1:
-                if _arrive(my_counters, SPLITS):
-                    _store_sum(out_ptr, my_slots, SPLITS, first_row, first_col, M, N, BLOCK_M, BLOCK_N, CHUNK)
-            else:
-                group = split // FAN_IN
-                members = tl.minimum(SPLITS - group * FAN_IN, FAN_IN)
-                if _arrive(my_counters + 1 + group, members):
-                    at = tl.arange(0, SLOT)
-                    ok = first_row + at // BLOCK_N < M
-                    first_slot = my_slots + group * (FAN_IN * SLOT)
-                    total = _sum_slots(first_slot, members, at, ok, SLOT, CHUNK)
-                    tl.store(my_slots + (SPLITS + group) * SLOT + at, total, mask=ok)
-                    if _arrive(my_counters, GROUPS):
-                        sums = my_slots + SPLITS * SLOT
-                        _store_sum(out_ptr, sums, GROUPS, first_row, first_col, M, N, BLOCK_M, BLOCK_N, CHUNK)
+        _store_slot(my_slots + split * SLOT, acc, M - first_row, N - first_col, BLOCK_M, BLOCK_N)
+        if MODE == FIXUP:  # noqa: SIM102
+            if adder >= 0:
+                _store_sum(
+                    out_ptr, my_slots, adder * PART, first_row, first_col, M, N,
+                    True, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
+                )  # fmt: skip
 
 
 @triton.jit
 def _sum_kernel(
-    slots_ptr,  # [tiles, SPLITS + groups, BLOCK_M, BLOCK_N] fp32
+    slots_ptr,  # [tiles, SPLITS, BLOCK_M, BLOCK_N] fp32 as int32
     out_ptr,  # [M, N]
     M,
     N,
     SPLITS: tl.constexpr,
-    FAN_IN: tl.constexpr,
+    PDL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (tile, part) adds PART elements of a tile, groups of FAN_IN first: the order that the fixup has."""
-    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
-    GROUPS: tl.constexpr = (SPLITS + FAN_IN - 1) // FAN_IN
+    """Program (tile, part) adds PART elements of a tile."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()  # until the kernel before has ended and its stores can be seen
     tile = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    at = tl.program_id(1) * PART + tl.arange(0, PART)
-    row = (tile // tiles_n) * BLOCK_M + at // BLOCK_N
-    col = (tile % tiles_n) * BLOCK_N + at % BLOCK_N
-    ok = (row < M) & (col < N)
-    my_slots = slots_ptr + tile.to(tl.int64) * ((SPLITS + GROUPS) * SLOT)
-    if GROUPS == 1:
-        total = _sum_slots(my_slots, SPLITS, at, ok, SLOT, CHUNK)
-    else:
-        total = tl.zeros((PART,), dtype=tl.float32)
-        for group in tl.range(0, GROUPS):
-            members = tl.minimum(SPLITS - group * FAN_IN, FAN_IN)
-            total += _sum_slots(my_slots + group * (FAN_IN * SLOT), members, at, ok, SLOT, CHUNK)
-    tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=ok)
+    my_slots = slots_ptr + tile.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N)
+    first_row = (tile // tiles_n) * BLOCK_M
+    first_col = (tile % tiles_n) * BLOCK_N
+    _store_sum(
+        out_ptr, my_slots, tl.program_id(1) * PART, first_row, first_col, M, N,
+        False, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
+    )  # fmt: skip
 
 
-def chunk(config: SplitKConfig, elements: int) -> int:
+def chunk(splits: int, elements: int) -> int:
     """Slots that are loaded together where `elements` of each are: no more than there are to add."""
-    most = triton.next_power_of_2(min(config.splits, config.fan_in))
-    return max(1, min(most, SUM_ELEMENTS // elements))
+    return int(max(1, min(triton.next_power_of_2(splits), SUM_ELEMENTS // elements)))
 
 
 def tile_count(M: int, N: int, config: SplitKConfig) -> int:
@@ -348,11 +381,8 @@ def _tiles(M: int, N: int, block_m: int, block_n: int) -> int:
 
 
 def _slot_elements(M: int, N: int, config: SplitKConfig) -> int:
-    """Elements of the workspace: for each tile a partial of every split, and a sum of every group of fan_in."""
-    if config.splits == 1:
-        return 0
-    slots = config.splits + triton.cdiv(config.splits, config.fan_in)
-    return tile_count(M, N, config) * slots * config.block_m * config.block_n
+    """Elements of the workspace: for each tile a partial of every split."""
+    return tile_count(M, N, config) * config.splits * config.block_m * config.block_n if config.splits > 1 else 0
 
 
 def prepare_fixup(
@@ -360,21 +390,20 @@ def prepare_fixup(
     b: Tensor,  # [K, N], any strides
     config: SplitKConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """One launch a call. Calls of one callable share its counters: they belong on one stream, one after the other.
+    """One launch a call. Calls of one callable share its workspace: they belong on one stream, one after the other.
 
-    Raises ValueError for operands or a config that cannot run.
+    Raises ValueError for operands or a config that cannot run. A call raises RuntimeError where several adders need
+    more programs at once than the GPU holds.
     """
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    groups = triton.cdiv(config.splits, config.fan_in)
-    counters = torch.zeros(tile_count(M, N, config), groups + 1, dtype=torch.int32, device=a.device)
+    slots = torch.full((_slot_elements(M, N, config),), EMPTY.value, dtype=torch.int32, device=a.device)
     launch = _launcher(a, b, config, FIXUP)
-    slots = _slot_elements(M, N, config)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        launch(out, torch.empty(slots, dtype=torch.float32, device=a.device), counters)
+        launch(out, slots)
         return out
 
     return run
@@ -389,23 +418,30 @@ def prepare_two_launches(
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    launch = _launcher(a, b, config, LEAVE)
-    slots = _slot_elements(M, N, config)
+    early = config.splits > 1 and _has_dependent_launch(a.device)
+    launch = _launcher(a, b, config, LEAVE, early)
+    elements = _slot_elements(M, N, config)
     tile = config.block_m * config.block_n
     part = min(256, tile)  # of a tile: more programs, each with more partials in flight
     grid = (tile_count(M, N, config), tile // part)
-    constants = {"SPLITS": config.splits, "FAN_IN": config.fan_in, "PART": part, "CHUNK": chunk(config, part)}
+    constants = {"SPLITS": config.splits, "PDL": early, "PART": part, "CHUNK": chunk(config.splits, part)}
     constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        partials = torch.empty(slots, dtype=torch.float32, device=a.device)
-        launch(out, partials, None)
+        partials = torch.empty(elements, dtype=torch.float32, device=a.device).view(torch.int32)
+        launch(out, partials)
         if config.splits > 1:
-            _sum_kernel[grid](partials, out, M, N, **constants, num_warps=4)
+            _sum_kernel[grid](partials, out, M, N, **constants, **options)
         return out
 
     return run
+
+
+def _has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one that it waits for has ended: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def prepare_atomic(
@@ -424,25 +460,25 @@ def prepare_atomic(
 
     def run() -> Tensor:
         out = torch.zeros(M, N, dtype=torch.float32, device=a.device)
-        launch(out, None, None)
+        launch(out, None)
         return out.to(a.dtype)  # itself, where that is fp32
 
     return run
 
 
 def _launcher(
-    a: Tensor, b: Tensor, config: SplitKConfig, mode: tl.constexpr
-) -> Callable[[Tensor, Tensor | None, Tensor | None], None]:
-    """Launches `_split_k_kernel` on (out, slots, counters)."""
+    a: Tensor, b: Tensor, config: SplitKConfig, mode: tl.constexpr, early: bool = False
+) -> Callable[[Tensor, Tensor | None], None]:
+    """Launches `_split_k_kernel` on (out, slots); `early` where the next kernel is launched before it has ended."""
     (M, K), N = a.shape, b.size(1)
     grid = (tile_count(M, N, config) * config.splits,)
-    constants = kernel_constants(config, K, mode.value)
+    constants = kernel_constants(config, K, mode.value) | {"PDL": early}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    if mode is FIXUP and config.adders > 1 and a.device.type == "cuda":
+        options["launch_cooperative_grid"] = True  # all at once or not at all: nobody waits for who cannot start
 
-    def launch(out: Tensor, slots: Tensor | None, counters: Tensor | None) -> None:
-        _split_k_kernel[grid](
-            a, b, out, slots, counters, M, N, K, *a.stride(), *b.stride(),
-            **constants, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+    def launch(out: Tensor, slots: Tensor | None) -> None:
+        _split_k_kernel[grid](a, b, out, slots, M, N, K, *a.stride(), *b.stride(), **constants, **options)
 
     return launch
 
@@ -452,13 +488,16 @@ def kernel_constants(config: SplitKConfig, K: int, mode: int) -> dict[str, objec
     return {
         "MODE": mode,
         "SPLITS": config.splits,
-        "FAN_IN": config.fan_in,
+        "ADDERS": config.adders,
+        "FETCH": mode == FIXUP.value and config.fetch,
+        "PDL": False,
+        "STREAMED": config.streamed,
         "EVEN_K": K % config.block_k == 0,
         "PRECISION": "ieee",  # TF32 would leave fp32 operands fp16's mantissa
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "CHUNK": chunk(config, config.block_m * config.block_n),
+        "CHUNK": chunk(config.splits, config.block_m * config.block_n // config.adders),
     }
 
 

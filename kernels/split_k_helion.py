@@ -11,8 +11,7 @@ interpreter, which runs one program after the other, would wait at the barrier f
 
 From Helion's examples/split_k_barrier.py, with these changes: partials in fp32 whatever the operands are; as many slots
 as there are stretches, in place of zeros for those that rounding left without; the slot is the first dimension, so that
-neighbouring threads store neighbouring elements. split_k.py has the same by a counter for each tile, which waits for
-nobody.
+neighbouring threads store neighbouring elements. In split_k.py only the programs of a tile wait for each other.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def default_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> heli
         block_sizes=[rule.block_m, rule.block_n, min(rule.block_k, max(stretch, 16)), sum_m, sum_n],
         split_k=splits,
         num_warps=rule.num_warps,
-        num_stages=rule.num_stages,
+        num_stages=5 if rule.streamed else rule.num_stages,  # here B goes through buffers, like A
         pid_type="persistent_blocked",
         num_sm_multiplier=WORKERS,
     )
@@ -91,11 +90,10 @@ def prepare_barrier(
     if config is None:
         sms = torch.cuda.get_device_properties(a.device).multi_processor_count
         config = default_config(M, N, K, a.dtype, sms)
-    operands = without_ones(a, b)
-    compiled = split_k_matmul_barrier.bind(operands).compile_config(config)
+    compiled = split_k_matmul_barrier.bind(without_ones(a, b)).compile_config(config)
 
     def run() -> Tensor:
-        out: Tensor = compiled(*operands)
+        out: Tensor = compiled(*without_ones(a, b))
         return out[:M, :N] if M == 1 or N == 1 else out
 
     run()  # compiles what Helion generated
@@ -103,8 +101,10 @@ def prepare_barrier(
 
 
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b with two rows and columns at least: Helion 1.5 drops the index of a dimension of one element.
+    """a and b with M, N and K of two at least: Helion 1.5 drops the index of a dimension of one element, and its mask.
 
-    The second is the first one again, and the caller cuts it off.
+    A second row or column is the first one again, and the caller cuts it off; along K the second product is zero.
     """
+    if a.size(1) == 1:
+        a, b = torch.nn.functional.pad(a, (0, 1)), b.expand(2, -1)
     return (a.expand(2, -1) if a.size(0) == 1 else a), (b.expand(-1, 2) if b.size(1) == 1 else b)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,3 +127,27 @@ def flops(shape: GemmShape) -> int:
 
 def min_bytes(shape: GemmShape, dtype: str) -> int:
     return (shape.M * shape.K + shape.K * shape.N + shape.M * shape.N) * BYTES[dtype]
+
+
+def prepare_torch_mm(x: GemmInputs) -> Run:
+    import torch
+
+    return lambda: torch.mm(x.a, x.b)
+
+
+def product(
+    name: str, torch_mm: str, backends: tuple[Backend, ...], suites: dict[str, tuple[GemmShape, ...]]
+) -> Operator:
+    """An operator of one product: cuBLAS, described by `torch_mm`, is its baseline, before the other backends."""
+    return Operator(
+        name=name,
+        baseline="torch_mm",
+        backends=(Backend("torch_mm", prepare_torch_mm, torch_mm), *backends),
+        suites=suites,
+        parse_shape=parser(suites),
+        make_inputs=make_inputs,
+        reference=reference,
+        flops=flops,
+        min_bytes=min_bytes,
+        shapes_help=HELP,
+    )

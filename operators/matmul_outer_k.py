@@ -8,7 +8,7 @@ from __future__ import annotations
 from groupbench.operators import gemm_shapes
 from groupbench.operators.gemm_shapes import GemmInputs, GemmShape
 from groupbench.operators.grouped_gemm import no_interpreted_bf16
-from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.operator import Backend, Run
 
 SUITES = {
     "square": (
@@ -33,23 +33,16 @@ SUITES = {
 }
 
 
-def prepare_torch_mm(x: GemmInputs) -> Run:
-    import torch
-
-    return lambda: torch.mm(x.a, x.b)
-
-
 def prepare_triton_outer_k(x: GemmInputs) -> Run:
     from groupbench.kernels.outer_k import prepare_outer_k
 
     return prepare_outer_k(x.a, x.b)
 
 
-MATMUL_OUTER_K = Operator(
-    name="matmul_outer_k",
-    baseline="torch_mm",
+MATMUL_OUTER_K = gemm_shapes.product(
+    "matmul_outer_k",
+    torch_mm="torch.mm: cuBLAS",
     backends=(
-        Backend("torch_mm", prepare_torch_mm, "torch.mm: cuBLAS"),
         Backend(
             "triton_outer_k",
             prepare_triton_outer_k,
@@ -59,10 +52,4 @@ MATMUL_OUTER_K = Operator(
         ),
     ),
     suites=SUITES,
-    parse_shape=gemm_shapes.parser(SUITES),
-    make_inputs=gemm_shapes.make_inputs,
-    reference=gemm_shapes.reference,
-    flops=gemm_shapes.flops,
-    min_bytes=gemm_shapes.min_bytes,
-    shapes_help=gemm_shapes.HELP,
 )

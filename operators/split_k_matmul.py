@@ -10,7 +10,7 @@ from __future__ import annotations
 from groupbench.operators import gemm_shapes
 from groupbench.operators.gemm_shapes import GemmInputs, GemmShape
 from groupbench.operators.grouped_gemm import no_interpreted_bf16
-from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.operator import Backend, Run, Target
 
 SEED = GemmShape(16, 16, 4096, nk=True)  # of Helion's examples/split_k_barrier.py
 
@@ -57,12 +57,6 @@ SUITES = {
 }
 
 
-def prepare_torch_mm(x: GemmInputs) -> Run:
-    import torch
-
-    return lambda: torch.mm(x.a, x.b)
-
-
 def prepare_triton_fixup(x: GemmInputs) -> Run:
     from groupbench.kernels.split_k import prepare_fixup
 
@@ -93,15 +87,14 @@ def no_grid_barrier(target: Target) -> str | None:
     return None
 
 
-SPLIT_K_MATMUL = Operator(
-    name="split_k_matmul",
-    baseline="torch_mm",
+SPLIT_K_MATMUL = gemm_shapes.product(
+    "split_k_matmul",
+    torch_mm="torch.mm: cuBLAS, which splits K where its heuristics say so",
     backends=(
-        Backend("torch_mm", prepare_torch_mm, "torch.mm: cuBLAS, which splits K where its heuristics say so"),
         Backend(
             "triton_fixup",
             prepare_triton_fixup,
-            "one launch, the last program of a tile adds all partials in order; after stream-K's fixup",
+            "one launch, the last programs of a tile add all partials in order; after stream-K's fixup",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),
@@ -128,10 +121,4 @@ SPLIT_K_MATMUL = Operator(
         ),
     ),
     suites=SUITES,
-    parse_shape=gemm_shapes.parser(SUITES),
-    make_inputs=gemm_shapes.make_inputs,
-    reference=gemm_shapes.reference,
-    flops=gemm_shapes.flops,
-    min_bytes=gemm_shapes.min_bytes,
-    shapes_help=gemm_shapes.HELP,
 )

@@ -1,7 +1,8 @@
-"""Split-K: three ways to add partials, their config rule, counters that are zero again; Helion's with one worker."""
+"""Split-K: three ways to add partials, their config rule, slots that are empty again; Helion's with one worker."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -50,9 +51,12 @@ PRODUCTS = (
     Product("one_split", 20, 40, 203, config=SMALL),
     Product("one_step", 20, 40, 203, config=replace(SMALL, splits=7)),
     Product("a_block_each", 20, 40, 208, config=replace(SMALL, splits=13)),
-    Product("two_steps", 20, 40, 203, config=replace(SMALL, splits=7, fan_in=3)),
-    Product("two_full_steps", 20, 20, 300, config=replace(SMALL, splits=16, fan_in=4)),
-    Product("groups_of_one_left", 5, 20, 203, config=replace(SMALL, splits=10, fan_in=9)),
+    Product("splits_in_chunks", 20, 40, 1203, config=replace(SMALL, block_m=64, block_n=64, splits=7)),
+    Product("odd_splits", 20, 20, 300, config=replace(SMALL, splits=19)),
+    Product("streamed", 20, 40, 203, config=replace(SMALL, splits=3, streamed=True)),
+    Product("streamed_by_blocks", 20, 40, 208, "rows", "rows", replace(SMALL, splits=13, streamed=True)),
+    Product("fetched", 20, 40, 203, config=replace(SMALL, splits=5, fetch=True)),
+    Product("one_row_of_a_tile", 65, 33, 203, config=replace(SMALL, block_m=64, block_n=32, splits=5)),
 )
 
 
@@ -73,6 +77,20 @@ def operands(product: Product, dtype: torch.dtype, device: torch.device) -> tupl
     return a, operand(product.K, product.N, product.b, dtype, device)
 
 
+@pytest.fixture(autouse=True)
+def in_time():
+    """An adder that waits for ever is a failure, too."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("an adder waits for a partial that does not come")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.fixture(params=PREPARE.values(), ids=PREPARE)
 def prepare(request):
     return request.param
@@ -87,16 +105,28 @@ def test_matches_the_reference(prepare, product, dtype, device, poisoned, check)
     check(out, split_k_reference(a, b, 3), dtype)
 
 
-@pytest.mark.parametrize("name", ["seed", "two_steps", "several_tiles"])
+@pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "fetched", "several_tiles"])
 @pytest.mark.parametrize("way", ["fixup", "two_launches"])
 def test_runs_agree_to_the_bit(way, name, device, poisoned):
-    """Also after what lay in the workspace has changed: counters are zero again, and no slot is read unwritten."""
+    """Also after what lay in the workspace has changed: the slots are empty again, and none is read unwritten."""
     product = next(product for product in PRODUCTS if product.name == name)
     run = PREPARE[way](*operands(product, torch.float32, device), product.config)
     first = run()
     with poisoned():
         assert all(torch.equal(first, run()) for _ in range(3))
     assert first.data_ptr() != run().data_ptr()
+
+
+@pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
+def test_a_call_leaves_all_slots_empty(product, device):
+    """Or the next one's adders, where programs run at once, would take what they find for partials."""
+    a, b = operands(product, torch.float32, device)
+    made, full = [], torch.full
+    with mock.patch.object(torch, "full", lambda *args, **kwargs: made.append(full(*args, **kwargs)) or made[-1]):
+        run = split_k.prepare_fixup(a, b, product.config)
+    run()
+    assert len(made) == (a.numel() > 0 and b.numel() > 0)
+    assert all((slots == split_k.EMPTY.value).all() for slots in made)
 
 
 def test_reads_its_inputs_on_every_call(prepare, device):
@@ -127,14 +157,26 @@ def in_order(order, run):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU orders programs as it likes")
-@pytest.mark.parametrize("config", [replace(SMALL, splits=7), replace(SMALL, splits=12, fan_in=4)], ids=["one", "two"])
-def test_the_fixups_sum_does_not_depend_on_who_comes_last(config, device):
+def test_the_fixups_sum_does_not_depend_on_who_comes_when(device):
+    """The adder is the last program of its tile; those before it may come in any order."""
+    config = replace(SMALL, splits=7)
     a, b = operands(Product("", 16, 16, 203), torch.float32, device)
-    orders = [list(range(config.splits))[::-1], torch.randperm(config.splits).tolist()]
+    orders = [[*range(5, -1, -1), 6], [*torch.randperm(6).tolist(), 6]]
     fixup, atomic = split_k.prepare_fixup(a, b, config), split_k.prepare_atomic(a, b, config)
     expected = fixup()
     assert all(torch.equal(in_order(order, fixup), expected) for order in orders)
     assert not torch.equal(in_order(orders[0], atomic), atomic()), "atomics add in the order of arrival"
+
+
+@pytest.mark.parametrize("bits", [-1, 0x7FFFFFFF, 0x7FC00000, -0x400000], ids=hex)
+def test_a_nan_whose_bits_say_that_a_slot_is_empty_arrives(bits, device):
+    """What NaN the hardware hands on is its own choice; an adder must not wait for one of them for ever."""
+    a, b = operands(Product("", 16, 16, 256), torch.float32, device)
+    a[3, 100] = torch.tensor(bits, dtype=torch.int32).view(torch.float32).to(device)
+    assert a[3, 100].isnan()
+    out = split_k.prepare_fixup(a, b, replace(SMALL, splits=4))()
+    assert out[3].isnan().all()
+    assert out.isnan().sum() == 16
 
 
 @pytest.mark.parametrize(
@@ -154,8 +196,9 @@ def test_refuses_what_it_cannot_multiply(prepare, change, message, device):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"splits": 14}, "1 to 13 for 13 blocks"), ({"splits": 0}, "1 to 13"), ({"splits": 13, "fan_in": 3}, "fan_in=3"),
-     ({"fan_in": 1}, "fan_in=1"), ({"block_m": 8}, "block_m=8"), ({"block_k": 48}, "block_k=48")],
+    [({"splits": 14}, "1 to 13 for 13 blocks"), ({"splits": 0}, "1 to 13"), ({"adders": 2}, "adders=2"),
+     ({"splits": 13, "adders": 3}, "adders=3"), ({"adders": 0}, "adders=0"), ({"block_m": 8}, "block_m=8"),
+     ({"block_k": 48}, "block_k=48")],
     ids=str,
 )  # fmt: skip
 def test_refuses_configs_that_cannot_run(prepare, change, message, device):
@@ -171,10 +214,10 @@ SIZES = st.integers(1, 1 << 17)
 def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
     config = split_k.choose_config(M, N, K, dtype, sms=132)
     assert split_k.illegal(config, K, dtype) is None
-    programs = split_k.tile_count(M, N, config) * config.splits
-    assert config.splits == 1 or programs <= 2 * 132, "more than run at once"
-    blocks = -(-K // config.block_k)
-    assert config.splits == min(blocks, split_k.MAX_SPLITS) or programs + split_k.tile_count(M, N, config) > 132
+    tiles, blocks = split_k.tile_count(M, N, config), -(-K // config.block_k)
+    at_once = 132 * (2 if config.streamed else 1)
+    assert config.splits == 1 or tiles * config.splits <= at_once, "adders wait for programs that cannot start"
+    assert config.splits == min(blocks, split_k.MAX_SPLITS) or tiles * (config.splits + 1) > at_once
     assert split_k.illegal(split_k.interpreter_config(M, N, K), K, dtype) is None
 
 
@@ -201,6 +244,15 @@ def test_helions_stages_with_one_worker(product, device, poisoned, check):
     with mock.patch.object(helion.runtime, "get_num_sm", lambda *args, **kwargs: 1), poisoned():
         out = compiled(*given)[: product.M, : product.N]
     check(out, split_k_reference(a, b), torch.float16)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 1, 1), (1, 4, 1), (3, 4, 1), (1, 4, 5), (3, 4, 5)], ids=str)
+def test_no_dimension_of_one_element_reaches_helion(sizes, device):
+    M, N, K = sizes
+    a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
+    wide_a, wide_b = split_k_helion.without_ones(a, b)
+    assert min(*wide_a.shape, *wide_b.shape) > 1
+    assert torch.equal((wide_a @ wide_b)[:M, :N], a @ b)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a grid barrier")
