@@ -13,8 +13,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from groupbench.operators import routing as routings
 
@@ -169,6 +169,15 @@ def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
 
 LAYER_SUITES: Mapping[str, dict[str, MoeShape]] = {"moe": LAYERS, "decode": DECODE, "smoke": SMOKE}
 PERMUTE_SUITES = {suite: without_f(shapes) for suite, shapes in LAYER_SUITES.items()}
+
+
+def shape_fields(layer: bool) -> dict[str, Any]:
+    """What an operator of layers, or of their permutations, says of its shapes."""
+    return {
+        "suites": {name: tuple(suite.values()) for name, suite in (LAYER_SUITES if layer else PERMUTE_SUITES).items()},
+        "parse_shape": partial(parse, layer=layer),
+        "shapes_help": help_text(layer),
+    }
 
 
 def help_text(layer: bool) -> str:

@@ -27,6 +27,7 @@ from groupbench.operators.shapes import MAX_WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
+Layer = Callable[..., "Tensor"]  # (x, weights, w_gate_up, w_down) -> out, differentiable
 GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
 
 
@@ -167,8 +168,8 @@ def min_bytes_both(shape: MoeShape, dtype: str) -> int:
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def torch_layer(x: LayerInputs) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(x, weights, w_gate_up, w_down) -> out from torch's parts, with torch's derivatives and no host sync.
+def torch_layer(x: LayerInputs) -> Layer:
+    """A layer of torch's parts, with torch's derivatives and no host sync.
 
     A stable sort of the ids and index_select there, grouped_mm with what lies between, index_select into the order of
     tokens, multiply and sum back. Derivatives of index_select add by atomics; those of x[...] would sort.
@@ -204,39 +205,35 @@ def torch_layer(x: LayerInputs) -> Callable[[Tensor, Tensor, Tensor, Tensor], Te
     return layer
 
 
-def prepare_torch(x: LayerInputs) -> Run:
-    return _forward(x, torch_layer(x))
-
-
-def prepare_torch_bwd(x: LayerInputs) -> Run:
+def compiled_layer(x: LayerInputs) -> Layer:
     import torch
 
-    leaves = _leaves(x)
-    out = torch_layer(x)(*leaves)
-    return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
-
-
-def prepare_torch_fwd_bwd(x: LayerInputs) -> Run:
-    return _both(x, torch_layer(x))
-
-
-def prepare_torch_compile(x: LayerInputs) -> Run:
-    return _forward(x, _compiled(x))
-
-
-def prepare_torch_compile_fwd_bwd(x: LayerInputs) -> Run:
-    return _both(x, _compiled(x))
-
-
-def _compiled(x: LayerInputs) -> Callable[..., Tensor]:
-    import torch
-
-    compiled: Callable[..., Tensor] = torch.compile(torch_layer(x), dynamic=False)
+    compiled: Layer = torch.compile(torch_layer(x), dynamic=False)
     return compiled
 
 
-def _forward(x: LayerInputs, layer: Callable[..., Tensor]) -> Run:
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
+    from groupbench.kernels.moe.layer import moe_layer
+
+    return lambda tokens, weights, w_gate_up, w_down: moe_layer(
+        tokens, x.ids, weights, w_gate_up, w_down, recompute=recompute
+    )
+
+
+def no_forward(x: LayerInputs) -> Run:
+    raise Unavailable("differs from triton in a backward pass alone: see mode fwd_bwd")
+
+
+# --- modes, of any layer ----------------------------------------------------------------------------------------------
+
+
+def forward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
     import torch
+
+    layer = layer_of(x)
 
     def run() -> Tensor:
         with torch.no_grad():
@@ -245,10 +242,18 @@ def _forward(x: LayerInputs, layer: Callable[..., Tensor]) -> Run:
     return run
 
 
-def _both(x: LayerInputs, layer: Callable[..., Tensor]) -> Run:
+def backward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
     import torch
 
     leaves = _leaves(x)
+    out = layer_of(x)(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
+
+
+def both(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
+    import torch
+
+    layer, leaves = layer_of(x), _leaves(x)
 
     def run() -> tuple[Tensor, ...]:
         out = layer(*leaves)
@@ -259,41 +264,6 @@ def _both(x: LayerInputs, layer: Callable[..., Tensor]) -> Run:
 
 def _leaves(x: LayerInputs) -> tuple[Tensor, ...]:
     return tuple(operand.detach().requires_grad_() for operand in x.leaves)
-
-
-# --- Triton -----------------------------------------------------------------------------------------------------------
-
-
-def prepare_triton(x: LayerInputs) -> Run:
-    return _forward(x, _triton_layer(x))
-
-
-def prepare_triton_bwd(x: LayerInputs) -> Run:
-    import torch
-
-    leaves = _leaves(x)
-    out = _triton_layer(x)(*leaves)
-    return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
-
-
-def prepare_triton_fwd_bwd(x: LayerInputs) -> Run:
-    return _both(x, _triton_layer(x))
-
-
-def prepare_triton_recompute(x: LayerInputs) -> Run:
-    raise Unavailable("differs from triton in a backward pass alone: see mode fwd_bwd")
-
-
-def prepare_triton_recompute_fwd_bwd(x: LayerInputs) -> Run:
-    return _both(x, _triton_layer(x, recompute=True))
-
-
-def _triton_layer(x: LayerInputs, recompute: bool = False) -> Callable[..., Tensor]:
-    from groupbench.kernels.moe.layer import moe_layer
-
-    return lambda tokens, weights, w_gate_up, w_down: moe_layer(
-        tokens, x.ids, weights, w_gate_up, w_down, recompute=recompute
-    )
 
 
 def no_compiler(target: Target) -> str | None:
@@ -315,43 +285,40 @@ MOE_LAYER = Operator(
     backends=(
         Backend(
             "torch",
-            prepare_torch,
+            partial(forward, torch_layer),
             "sort, index_select, grouped_mm, silu * up, grouped_mm, index_select, multiply, sum; torch's derivatives",
-            prepare_bwd=prepare_torch_bwd,
-            prepare_fwd_bwd=prepare_torch_fwd_bwd,
+            prepare_bwd=partial(backward, torch_layer),
+            prepare_fwd_bwd=partial(both, torch_layer),
         ),
         Backend(
             "torch_compile",
-            prepare_torch_compile,
+            partial(forward, compiled_layer),
             "torch.compile of the same: Inductor fuses what is not a product or a sort",
             unavailable=no_compiler,
-            prepare_fwd_bwd=prepare_torch_compile_fwd_bwd,
+            prepare_fwd_bwd=partial(both, compiled_layer),
         ),
         Backend(
             "triton",
-            prepare_triton,
+            partial(forward, triton_layer),
             "counting sort, SwiGLU inside the first grouped GEMM, weighted gather; formulas after SonicMoE",
             kind="triton",
             unavailable=no_interpreted_bf16,
-            prepare_bwd=prepare_triton_bwd,
-            prepare_fwd_bwd=prepare_triton_fwd_bwd,
+            prepare_bwd=partial(backward, triton_layer),
+            prepare_fwd_bwd=partial(both, triton_layer),
         ),
         Backend(
             "triton_recompute",
-            prepare_triton_recompute,
+            no_forward,
             "the same, permuting the rows again in the backward pass in place of keeping them",
             kind="triton",
             unavailable=no_interpreted_bf16,
-            prepare_fwd_bwd=prepare_triton_recompute_fwd_bwd,
+            prepare_fwd_bwd=partial(both, partial(triton_layer, recompute=True)),
         ),
     ),
-    suites={name: tuple(suite.values()) for name, suite in moe.LAYER_SUITES.items()},
-    parse_shape=partial(moe.parse, layer=True),
     make_inputs=make_inputs,
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
-    shapes_help=moe.help_text(layer=True),
     output_dtype=lambda dtype: f"{dtype}_layer",
     decode=decode,
     backward=Backward(
@@ -368,4 +335,5 @@ MOE_LAYER = Operator(
         min_bytes=min_bytes_both,
         suites=_trainable(),
     ),
+    **moe.shape_fields(layer=True),
 )

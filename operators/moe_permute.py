@@ -10,7 +10,6 @@ a backend may leave them out. All three are needed to compute with the rows and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators import moe
@@ -44,8 +43,8 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteI
 def reference(x: PermuteInputs) -> dict[str, Tensor]:
     from groupbench.kernels.moe.permute import permute_reference
 
-    rows, offs, position = permute_reference(x.x.float(), x.ids, x.G)
-    return {"rows": rows, "offs": as_bits(offs), "position": as_bits(position)}
+    rows, routing = permute_reference(x.x.float(), x.ids, x.G)
+    return {"rows": rows, "offs": as_bits(routing.offs), "position": as_bits(routing.position)}
 
 
 def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +124,7 @@ MOE_PERMUTE = Operator(
         Backend(
             "triton",
             prepare_triton,
-            "counting sort in one launch or three, then each token's row read once and stored k times",
+            "counting sort in one launch or three that overlap, then each token's row read once and stored k times",
             kind="triton",
         ),
         Backend(
@@ -135,12 +134,10 @@ MOE_PERMUTE = Operator(
             kind="helion",
         ),
     ),
-    suites={name: tuple(suite.values()) for name, suite in moe.PERMUTE_SUITES.items()},
-    parse_shape=partial(moe.parse, layer=False),
     make_inputs=make_inputs,
     reference=reference,
     flops=lambda shape: 0,
     min_bytes=min_bytes,
-    shapes_help=moe.help_text(layer=False),
     decode=decode,
+    **moe.shape_fields(layer=False),
 )

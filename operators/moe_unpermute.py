@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators import moe
@@ -129,11 +128,9 @@ MOE_UNPERMUTE = Operator(
         ),
         Backend("helion", prepare_helion, "the same in Helion", kind="helion"),
     ),
-    suites={name: tuple(suite.values()) for name, suite in moe.PERMUTE_SUITES.items()},
-    parse_shape=partial(moe.parse, layer=False),
     make_inputs=make_inputs,
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
-    shapes_help=moe.help_text(layer=False),
+    **moe.shape_fields(layer=False),
 )

@@ -61,11 +61,11 @@ def combine(
     return out
 
 
-def default_config(T: int, H: int, itemsize: int, device: torch.device) -> helion.Config:
+def default_config(T: int, H: int, itemsize: int, device: torch.device, rows: int = 1) -> helion.Config:
     """A token a program on a GPU; the interpreter pays by operation, hardly by element."""
-    block_h = choose_config(T, H, itemsize).block_h
+    config = choose_config(T, H, itemsize, rows)
     tokens = 1 if device.type == "cuda" else 16
-    return helion.Config(block_sizes=[tokens, block_h], num_warps=4, num_stages=1)
+    return helion.Config(block_sizes=[tokens, config.block_h], num_warps=config.num_warps, num_stages=1)
 
 
 def prepare_helion_permute(
@@ -118,7 +118,8 @@ def prepare_helion_unpermute(
         position = position.long()
     rows, position, weights = _two_at_least(y), _two_rows(position), _two_rows(weights)
     args = (rows, position, weights)
-    compiled = combine.bind(args).compile_config(config or default_config(T, H, y.element_size(), y.device))
+    config = config or default_config(T, H, y.element_size(), y.device, rows=weights.size(1))
+    compiled = combine.bind(args).compile_config(config)
 
     def run() -> Tensor:
         out: Tensor = compiled(*args)

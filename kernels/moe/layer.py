@@ -43,9 +43,17 @@ from torch.autograd.function import once_differentiable
 from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable
 from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
 from groupbench.kernels.moe.gate_up import gate_up, gate_up_reference
-from groupbench.kernels.moe.permute import check_rows, combine_reference, combine_rows, spread_reference, spread_rows
+from groupbench.kernels.moe.permute import (
+    check_rows,
+    combine_reference,
+    combine_rows,
+    permute_reference,
+    permute_rows,
+    spread_reference,
+    spread_rows,
+)
 from groupbench.kernels.moe.product import product
-from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
+from groupbench.kernels.moe.routing import Routing, check_ids
 from groupbench.kernels.moe.swiglu import swiglu_backward, swiglu_backward_reference
 
 
@@ -53,7 +61,7 @@ from groupbench.kernels.moe.swiglu import swiglu_backward, swiglu_backward_refer
 class Parts:
     """What the layer is made of, by kernels or in plain torch: the formulas below are the same for both."""
 
-    route: Callable[[Tensor, int], Routing]
+    permute: Callable[[Tensor, Tensor, int], tuple[Tensor, Routing]]
     spread: Callable[[Tensor, Tensor], Tensor]
     combine: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     gate_up: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
@@ -134,8 +142,7 @@ def forward(
 ) -> tuple[Tensor, Saved | None]:  # fmt: skip
     """(out [T, H], what `backward` wants if it is to be kept)."""
     w_gate_up, w_down = w_gate_up.contiguous(), w_down.contiguous()
-    routing = parts.route(ids, w_down.size(0))
-    rows = parts.spread(x, routing.position)
+    rows, routing = parts.permute(x, ids, w_down.size(0))
     act, both = parts.gate_up(rows, w_gate_up, routing.offs, keep)
     y = parts.product(act, w_down.transpose(1, 2), routing.offs)
     out = parts.combine(y, routing.position, weights)
@@ -200,7 +207,7 @@ def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
     return wgrad_launcher(a, dc, offs, nk=True)().transpose(1, 2)
 
 
-TRITON = Parts(route, spread_rows, combine_rows, gate_up, product, _wgrad, swiglu_backward)
+TRITON = Parts(permute_rows, spread_rows, combine_rows, gate_up, product, _wgrad, swiglu_backward)
 
 
 # --- the same in torch ------------------------------------------------------------------------------------------------
@@ -225,7 +232,7 @@ def _wgrad_reference(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
 
 
 REFERENCE = Parts(
-    route_reference,
+    permute_reference,
     spread_reference,
     combine_reference,
     gate_up_reference,

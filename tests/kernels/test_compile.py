@@ -47,12 +47,13 @@ CASES: dict[str, Case] = {
     "gate_up_many_256_training": ("gate_up", replace(gate_up.CONFIGS["large"], num_stages=3), {"save": True, "G": 256}),
     "gate_up_decode": ("gate_up", gate_up.CONFIGS["decode"], {"G": 256}),
     "moe_spread": ("by_row", permute.choose_config(8192, 7168, 2), {"kernel": "spread"}),
-    "moe_combine": ("by_row", permute.choose_config(8192, 2048, 2), {"kernel": "combine"}),
+    "moe_combine": ("by_row", permute.choose_config(8192, 2048, 2, rows=8), {"kernel": "combine"}),
+    "moe_combine_of_two": ("by_row", permute.choose_config(8192, 7168, 2, rows=2), {"kernel": "combine", "k": 2}),
     "moe_swiglu_backward": ("by_row", permute.RowConfig(swiglu.MAX_BLOCK, 4), {"kernel": "swiglu_backward"}),
     "moe_count": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "count"}),
     "moe_scan": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "scan"}),
     "moe_place": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "place"}),
-    "moe_place_one_chunk": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "place", "one": True, "G": 256}),
+    "moe_route": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "route", "G": 256}),
 }
 
 
@@ -126,18 +127,19 @@ def of_gate_up(
 
 
 def of_by_row(
-    config: permute.RowConfig, kernel: str, G: int = 128, one: bool = False
+    config: permute.RowConfig, kernel: str, G: int = 128, k: int = 8
 ) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """Kernels without products; 8 choices a token."""
+    """Kernels without products."""
     values = ("x", "y", "out", "both", "da", "weights", "dboth", "weighted", "dweights")
     types = dict.fromkeys((f"{name}_ptr" for name in values), "*bf16") | {"ids_ptr": "*i64"}
     if kernel in ("spread", "combine"):
-        constants = {"K": 8, "BLOCK_H": config.block_h, "SPLITS": 1, "stride_xh": 1, "stride_yh": 1, "WEIGHTED": True}
+        constants = {"K": k, "BLOCK_H": config.block_h, "SPLITS": 1, "stride_xh": 1, "stride_yh": 1, "WEIGHTED": True}
+        constants |= {"CHAINED": True, "EVICT": "evict_first"}
     elif kernel == "swiglu_backward":
         constants = {"BLOCK": config.block_h}
     else:
-        constants = {"G": G, "G_POW2": G, "CHUNK": 512 if one else routing.block_of(G), "BLOCK": routing.block_of(G)}
-        constants |= {"ONE_CHUNK": one, "ROWS": routing.SCANNED[0], "EXPERTS": routing.SCANNED[1]}
+        constants = {"G": G, "BINS": G, "BLOCK": routing.BLOCK, "CHAINED": True}
+        constants |= {"ROWS": routing.SCANNED[0], "EXPERTS": routing.SCANNED[1]}
     found = {
         "spread": permute._spread_kernel,
         "combine": permute._combine_kernel,
@@ -145,6 +147,7 @@ def of_by_row(
         "count": routing._count_kernel,
         "scan": routing._scan_kernel,
         "place": routing._place_kernel,
+        "route": routing._route_kernel,
     }[kernel]
     return found, types, {name: value for name, value in constants.items() if name in found.arg_names}
 

@@ -143,8 +143,8 @@ def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, 
     ids = torch.randint(-1, 4, (3, 13), device=device).t()
     weights = torch.rand(3, 13, device=device).t()
     y, offs, position = way.permute(x, ids, 4)()
-    expected, _, expected_position = permute.permute_reference(x, ids, 4)
-    assert torch.equal(position, expected_position)
+    expected, routed = permute.permute_reference(x, ids, 4)
+    assert torch.equal(position, routed.position)
     rows = int(offs[-1])
     assert torch.equal(y[:rows], expected[:rows])
     strided = torch.full((y.size(0), 20), float("nan"), device=device)[:, 3:15]
@@ -156,6 +156,39 @@ def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, 
     )
 
 
+def test_counts_of_more_blocks_than_a_program_sums_at_a_time(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "SCANNED", (2, 4))
+    ids = torch.randint(-1, 5, (700, 1))
+    found, expected = routing.route(ids.to(device), 5), routing.route_reference(ids, 5)
+    assert found.offs.tolist() == expected.offs.tolist()
+    assert found.position.tolist() == expected.position.tolist()
+
+
+@pytest.mark.parametrize("early", [0, 2, 9])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_read_early_are_those_read_late(early: int, splits: int, device: torch.device) -> None:
+    """Whether a token's first columns are read before its positions or behind them, and more blocks than programs."""
+    x, ids = torch.randn(5, 45, device=device), torch.randint(-1, 3, (5, 2), device=device)
+    expected, routed = permute.permute_reference(x, ids, 3)
+    out = torch.zeros_like(expected)
+    permute._spread_kernel[(5, splits)](
+        x, routed.position, out, 45, early, *x.stride(), 45, K=2, BLOCK_H=8, SPLITS=splits, CHAINED=False
+    )
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_program_sums_block_after_block(splits: int, weighted: bool, device: torch.device, check: Callable) -> None:
+    y, ids = torch.randn(10, 45, device=device), torch.randint(-1, 3, (5, 2), device=device)
+    weights = torch.rand(5, 2, device=device) if weighted else None
+    position = routing.route_reference(ids, 3).position
+    out = permute.combine_rows(y, position, weights, permute.RowConfig(8, 4, splits))
+    check(out, permute.combine_reference(y.double(), position, weights), torch.float32)
+
+
 def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
     ids = torch.tensor([[0], [1], [1]], device=device)
     x = torch.arange(3.0, device=device)[:, None].expand(-1, 16).contiguous()
@@ -165,6 +198,22 @@ def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
     rows, offs, _ = run()
     assert rows[:2, 0].tolist() == [1, 0]
     assert offs.tolist() == [1, 2]
+
+
+def test_launches_that_overlap_read_what_was_written_before_them(device: torch.device) -> None:
+    """Rows, ids and what lies in the allocator's memory change between calls, with no wait between."""
+    rounds, T = (50, 3000) if device.type == "cuda" else (2, 280)
+    x, ids = torch.empty(T, 24, device=device), torch.empty(T, 2, dtype=torch.int64, device=device)
+    run = permute.prepare_permute(x, ids, 5)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(rounds):
+        x.normal_()
+        ids.random_(-1, 6)
+        rows, _, position = run()
+        held = position >= 0
+        copied = rows[position.clamp_min(0).long()]
+        wrong += (held & ((ids < 0) | (ids >= 5))).sum() + (held[:, :, None] & (copied != x[:, None])).sum()
+    assert wrong.item() == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations look at them too, in another way")
@@ -197,11 +246,16 @@ def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("H", [1, 45, 768, 2048, 2880, 4096, 7168])
-def test_blocks_of_columns_waste_little(H: int, itemsize: int) -> None:
-    config = permute.choose_config(8192, H, itemsize)
-    assert config.block_h & (config.block_h - 1) == 0
-    blocks = -(-H // config.block_h)
-    assert H < 1024 or blocks * config.block_h <= 1.15 * H
+@pytest.mark.parametrize("H", [1, 45, 768, 2048, 2880, 4096, 7168, 100_000])
+def test_blocks_of_columns_for_many_tokens_and_for_few(H: int, itemsize: int) -> None:
+    for rows in (1, 2, 5, 8, 300, 100_000):
+        config = permute.choose_config(8192, H, itemsize, rows)
+        assert config.block_h & (config.block_h - 1) == 0
+        assert 1 <= config.num_warps <= 16
+        assert config.splits == 1
+        assert rows * config.block_h * itemsize <= permute.IN_FLIGHT or config.block_h == 1
+    one = permute.choose_config(8192, H, itemsize)
+    assert one.block_h >= min(H, permute.MOST_BYTES // itemsize)
     few = permute.choose_config(64, H, itemsize)
-    assert few.splits == blocks
+    assert few.splits == -(-H // few.block_h)
+    assert H < 1024 or few.splits * few.block_h <= 1.15 * H
