@@ -350,7 +350,7 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
         Backend(
             "triton_fused",
             prepare_triton_fused,
-            "one launch for all groups, persistent programs over a table of pointers, product transposed for the store",
+            "one launch for all groups, sweeps over tiles, a table of pointers, TMA, product transposed for the store",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

@@ -2,31 +2,42 @@
 
     f = permute((a @ b.T + d) * e)  for each group        maths and layout: problem.py
 
-Each of as many programs as there are SMs, times `per_sm`, takes every NUM_PROGRAMS-th tile of the tiles of all groups,
-and finds the tile's group by counting the groups whose tiles end before it. A row of a table on the device (`FIELDS`)
-has the group's addresses, strides and sizes: operands lie anywhere in memory, and every group has sizes of its own. The
-product, the bias and the operand e meet in registers, in fp32, and are rounded once.
+A program *sweeps*: it takes BLOCK_M rows of one group, looks up that group's addresses, strides and sizes in a table on
+the device (`FIELDS`), and goes through tiles of BLOCK_N columns. Operands lie anywhere in memory, and every group has
+sizes of its own. The product, the bias and the operand e meet in registers, in fp32, and are rounded once.
 
-What bounds it is bytes, as long as K is a few hundred: with e, 4 bytes of 16-bit traffic for each 2 K operations. So:
+What bounds it is bytes, as long as K is a few hundred: with e, 4 bytes of 16-bit traffic for each 2 K operations. The
+layout of f costs nothing (its stores alone run at 0.96 of a fill, and with e at 0.96 of a copy); what costs is waiting,
+since a tile has two to four steps of K only, and about as much to do behind them. Hence:
+
+Sweeps. The loops over tiles and over K are one to the software pipeline (`flatten`), which needs K to be known before
+the outer one begins: a tile's first loads are under way while the last one is stored. What a tile would ask the table,
+a sweep asks once, and the divisions that find rows in f too. A sweep is as long as a program's share of the tiles that
+are left, a whole row of tiles at most: long ones first, and short ones when the last programs wait for each other.
 
 Store. f's innermost dimension is M2, that of the rows. The address of an element is a sum of a part by row and a part
 by column, so a tile may lie across any of the five dimensions; where it has M2 rows and columns of one n0, it is one
 run of memory. The product is made transposed, b @ a.T, so that the rows are in registers what they are in f; the
-compiler stores 16 bytes a thread along them. What takes the way through shared memory is e, which lies by columns.
+compiler stores 16 bytes a thread along them, and tells L2 to drop them first, which keeps a and b there.
 
-Loads. A tile's e may be asked for before its product is begun (`early`), which takes registers; else another program
-on the same SM has to keep the memory busy meanwhile. e is read once, and so the first that L2 drops.
+Loads. The tensor memory accelerator (TMA) reads a, b and e where addresses and strides allow (`tma_reads`), through
+descriptors that a program makes of its table row. It takes no registers for addresses, and e, which lies by columns,
+is in shared memory at once, to be read transposed. Making descriptors takes about as long as half a tile, so problems
+of a few tiles a program load through pointers, like all that TMA cannot read. Pointers have masks at every edge that
+some group has; `EVEN_*` says that none has it, and then none stands there.
 
-Masks stand at every edge that some group has; `EVEN_*` says that none has it, and then none stands there.
+Two programs an SM: one loads or multiplies while the other stores.
 
 Sources: the problem, Composable Kernel's example 28_grouped_gemm_bias_e_permute (see problem.py); the table of
-pointers, Triton's tutorial 08-grouped-gemm; the order of tiles, its tutorial 03.
+pointers, Triton's tutorial 08-grouped-gemm; shares of what is left, guided self-scheduling (Polychronopoulos and Kuck,
+1987).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import gcd, prod
 
 import torch
@@ -35,15 +46,20 @@ import triton.language as tl
 from torch import Tensor
 
 from groupbench.kernels.bias_add_permute.problem import Group, require_problem
-from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES, illegal_tile, worker_count
-from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.grouped_gemm.support import (
+    SHARED_MEMORY_BYTES,
+    TMA_BYTES,
+    illegal_tile,
+    no_tma,
+    worker_count,
+)
 from groupbench.kernels.grouped_gemm.tuned import problem_key, tuned_config
 
 # One table row. Addresses are in bytes, strides in elements, f_offset in elements of the one buffer of all outputs.
 FIELDS = (
     *("a_address", "b_address", "d_address", "e_address", "f_offset"),
     *("a_stride_m", "a_stride_k", "b_stride_n", "b_stride_k", "d_stride_n", "e_stride_m", "e_stride_n"),
-    *("M1", "M2", "N0", "N1", "M", "N", "K", "first_tile"),
+    *("M1", "M2", "N0", "N1", "M", "N", "K"),
 )
 
 
@@ -54,26 +70,28 @@ class FusedConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    group_m: int = 8  # tile rows of a super-group, see tile_order.py
-    early: bool = False  # ask for e before the product
-    per_sm: int = 1  # programs an SM, in turns over all tiles; 0: as many programs as tiles
+    per_sm: int = 1  # programs that run on an SM at a time
+    tma: bool = False  # read a, b and e by TMA, where it can
     registers: int | None = None  # at most so many a thread, for room for another program; None: as ptxas likes
 
 
-# For problems that nobody tuned.
+# For problems that nobody tuned; percentages are of copy bandwidth, on an H100, of Composable Kernel's example in bf16.
 CONFIGS = {
-    # Two programs an SM, for which 16 warps of 128 registers leave room: one loads or multiplies while the other
-    # stores. 128 columns are the example's N1, and 128 rows half of its M2: runs of 256 bytes, and the other half is
-    # the next tile. 256 x 128 would read a quarter less of a and b from L2, and have nothing to do while it stores.
-    "none": FusedConfig(128, 128, 64, num_warps=8, num_stages=3, per_sm=2, registers=128),
-    # The same, with registers for e: 4 warps of 255.
-    "operand": FusedConfig(128, 128, 64, num_warps=4, num_stages=3, per_sm=2),
+    # Two programs of 4 warps, each with up to 255 registers a thread: 78 %. 256 x 128 alone on an SM reads a quarter
+    # less of a and b from L2, and has nothing to do while it stores: 71 %. 128 x 64, three times an SM: 65 %.
+    "none": FusedConfig(128, 128, 64, num_warps=4, num_stages=3, per_sm=2, tma=True),
+    # e's tile is in shared memory beside the stages, which are half as long: 83 %.
+    "operand": FusedConfig(128, 128, 32, num_warps=4, num_stages=4, per_sm=2, tma=True),
+    # Few tiles a program, or no TMA: with 8 tiles a program 58 %, and 68 % with e; by TMA 53 % and 66 %. Half the
+    # columns, for addresses and a tile of e take registers.
+    "pointers": FusedConfig(128, 64, 64, num_warps=4, num_stages=3, per_sm=2),
     # IEEE fp32 goes through FMA units, which read registers.
     "fp32": FusedConfig(64, 64, 32, num_warps=4, num_stages=3, per_sm=2),
     # Triton's interpreter pays by operation, hardly by element.
-    "cpu": FusedConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2),
-    "cpu_early": FusedConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, early=True),
+    "cpu": FusedConfig(32, 32, 32, num_warps=4, num_stages=1),
+    "cpu_tma": FusedConfig(32, 32, 32, num_warps=4, num_stages=1, tma=True),
 }
+TILES_FOR_TMA = 16  # a program; of those measured, pointers win at 8 tiles, by 4 to 10 %, and TMA at 87, by 5 to 10 %
 
 
 def candidates(op: str) -> list[FusedConfig]:
@@ -81,50 +99,51 @@ def candidates(op: str) -> list[FusedConfig]:
 
     An SM has 65,536 registers: 4 warps with 255 each go twice, with 168 three times, 8 warps twice with 128.
     """
-    square = FusedConfig(128, 128, 64, 4, 3, per_sm=2)
-    slim = FusedConfig(128, 64, 64, 4, 3, per_sm=3, registers=168)
+    slim = FusedConfig(128, 64, 64, 4, 2, per_sm=3, tma=True, registers=168)
     found = [
-        square,
-        replace(square, group_m=4),
-        replace(square, group_m=16),
-        replace(square, num_stages=2, per_sm=0),
-        FusedConfig(128, 128, 64, 8, 3),
-        FusedConfig(256, 128, 64, 8, 3),
-        FusedConfig(256, 128, 64, 8, 3, per_sm=0),
-        FusedConfig(128, 256, 64, 8, 3),
         slim,
-        replace(slim, num_stages=2, per_sm=0),
+        replace(slim, num_warps=8, registers=80),
+        FusedConfig(64, 128, 32, 4, 4, per_sm=3, tma=True, registers=168),
+        CONFIGS["pointers"],
+        FusedConfig(64, 64, 64, 4, 3, per_sm=3),
     ]
     if op == "none":
-        both = FusedConfig(128, 128, 64, 8, 3, per_sm=2, registers=128)
-        return [*found, both, replace(both, per_sm=0)]
-    early = FusedConfig(128, 128, 64, 8, 3, early=True)
-    return [*found, early, replace(slim, early=True), replace(slim, early=True, num_stages=2, per_sm=0)]
+        best = CONFIGS["none"]
+        found += [best, replace(best, block_k=32, num_stages=6), replace(best, tma=False)]
+        found += [FusedConfig(256, 128, 64, 8, 3, tma=True)]
+        return [*found, FusedConfig(128, 128, 64, 8, 2, per_sm=2, tma=True, registers=128)]
+    return [*found, CONFIGS["operand"], replace(CONFIGS["operand"], block_k=64, num_stages=2)]
 
 
-def illegal(config: FusedConfig, dtype: torch.dtype) -> str | None:
+def illegal(config: FusedConfig, dtype: torch.dtype, op: str) -> str | None:
     """Why a config cannot be compiled for Hopper, or None where it can."""
     reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
     if reason is not None:
         return reason
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * dtype.itemsize
-    shared = max(stages, config.block_m * config.block_n * dtype.itemsize)  # e and the result pass where stages were
-    if shared > SHARED_MEMORY_BYTES // max(config.per_sm, 1):
-        return f"stages and the tile take {shared} bytes of {SHARED_MEMORY_BYTES // max(config.per_sm, 1)}"
+    tile = config.block_m * config.block_n * dtype.itemsize
+    # e by TMA is a tile; the result passes through 8 KiB with 4 warps, through all of a tile with 8 (Triton 3.7.1).
+    through = tile if config.tma and op != "none" else min(tile, 8192 if config.num_warps <= 4 else 32768)
+    room = SHARED_MEMORY_BYTES // config.per_sm
+    if stages + through > room:
+        return f"stages and the tile take {stages + through} bytes of {room}"
     return None
 
 
 def choose_config(groups: Sequence[Group], op: str) -> FusedConfig:
-    """The tuned config of this problem on this GPU, else one by what there is to read."""
+    """The tuned config of this problem on this GPU, else one by what there is to read, and how."""
     a = groups[0].a
     if a.device.type == "cpu":
-        return CONFIGS["cpu"]
+        return CONFIGS["cpu_tma" if tma_reads(groups) else "cpu"]
     if a.dtype == torch.float32:
         return CONFIGS["fp32"]
+    reads = tma_reads(groups)
     tuned = tuned_config("bias_add_permute", config_key(groups, op), a.device)
-    if tuned is not None:
+    if tuned is not None and (reads or not tuned["tma"]):
         return FusedConfig(**tuned)
-    return CONFIGS["none" if op == "none" else "operand"]
+    config = CONFIGS["none" if op == "none" else "operand"]
+    many = tiles_of(groups, config) >= TILES_FOR_TMA * worker_count(a.device, config.per_sm)
+    return config if many and reads else CONFIGS["pointers"]
 
 
 def config_key(groups: Sequence[Group], op: str) -> str:
@@ -132,6 +151,37 @@ def config_key(groups: Sequence[Group], op: str) -> str:
     M = sum(group.a.size(0) for group in groups)
     N, K = (max(group.b.size(dim) for group in groups) for dim in (0, 1))
     return problem_key(M, len(groups), N, K, str(groups[0].a.dtype).removeprefix("torch."), op)
+
+
+def tma_reads(groups: Sequence[Group]) -> bool:
+    """Whether TMA can read a, b and e of every group that has an output."""
+
+    def reads(group: Group) -> bool:
+        matrices = {"a": group.a, "b": group.b} | ({} if group.e is None else {"e": group.e})
+        moves = all(x.stride(0) > 0 and x.numel() for x in matrices.values())
+        return moves and no_tma(TMA_BYTES, **matrices) is None
+
+    return all(reads(group) for group in _busy(groups))
+
+
+def tiles_of(groups: Sequence[Group], config: FusedConfig) -> int:
+    return sum(
+        triton.cdiv(group.a.size(0), config.block_m) * triton.cdiv(group.b.size(0), config.block_n) for group in groups
+    )
+
+
+def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[tuple[int, int, int, int]]:
+    """(group, first row, first column, end of columns) of every sweep, as `programs` take them at a time, in order."""
+    found = []
+    left = tiles_of(groups, config)
+    for g, group in enumerate(groups):
+        (M, N), tiles = (group.a.size(0), group.b.size(0)), triton.cdiv(group.b.size(0), config.block_n)
+        for row in range(0, M if N else 0, config.block_m):
+            parts = triton.cdiv(tiles, max(1, left // programs))
+            cuts = [*(tiles * part // parts * config.block_n for part in range(parts)), N]
+            found += [(g, row, start, end) for start, end in pairwise(cuts)]
+            left -= tiles
+    return found
 
 
 @triton.jit
@@ -159,13 +209,11 @@ def _load_e(e_ptrs, m_ok, n_ok, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr):
 @triton.jit
 def _fused_kernel(
     table_ptr,  # [G, len(FIELDS)] int64
-    ends_ptr,  # [G] int32, how many tiles there are up to each group's last
+    sweeps_ptr,  # [programs, 4] int32: group, first row, first column, end of columns
     out_ptr,  # all outputs, one after the other
-    tiles,  # of all groups
     OP: tl.constexpr,  # "mul", "add" or "none"
-    G: tl.constexpr,
-    G_POW2: tl.constexpr,
     NUM_FIELDS: tl.constexpr,
+    TMA: tl.constexpr,  # TMA reads a, b and e
     A_UNIT: tl.constexpr,  # a has unit stride along K in every group
     B_UNIT: tl.constexpr,  # b along K
     E_UNIT: tl.constexpr,  # e along N
@@ -175,99 +223,129 @@ def _fused_kernel(
     EVEN_M: tl.constexpr,  # every M is a multiple of BLOCK_M
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
+    WHOLE_M: tl.constexpr,  # every M2 is a multiple of BLOCK_M: the rows of a tile have one m0 and one m1
+    WHOLE_N: tl.constexpr,  # every N1 is a multiple of BLOCK_N
     PRECISION: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     dtype = out_ptr.dtype.element_ty
     SIZE: tl.constexpr = dtype.primitive_bitwidth // 8
-    groups = tl.arange(0, G_POW2)
-    ends = tl.load(ends_ptr + groups, mask=groups < G, other=2147483647)
-    offs_k = tl.arange(0, BLOCK_K)
-    for tile in range(tl.program_id(0), tiles, NUM_PROGRAMS):
-        g = tl.sum((ends <= tile).to(tl.int32), 0)
-        row = table_ptr + g * NUM_FIELDS
-        # Values from memory carry no alignment; without these promises every access would be one element wide.
-        a_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
-        b_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
-        d_ptr = tl.load(row + 2).to(tl.pointer_type(dtype))
-        f_ptr = out_ptr + tl.multiple_of(tl.load(row + 4), [ALIGN_M])
-        a_stride_m = tl.multiple_of(tl.load(row + 5), [ALIGN_K])
-        b_stride_n = tl.multiple_of(tl.load(row + 7), [ALIGN_K])
-        d_stride_n = tl.load(row + 9)
-        M1 = tl.load(row + 12).to(tl.int32)
-        M2 = tl.multiple_of(tl.load(row + 13).to(tl.int32), [ALIGN_M])
-        N0 = tl.load(row + 14).to(tl.int32)
-        N1 = tl.load(row + 15).to(tl.int32)
-        M = tl.multiple_of(tl.load(row + 16).to(tl.int32), [ALIGN_M])
-        N = tl.multiple_of(tl.load(row + 17).to(tl.int32), [ALIGN_N])
-        K = tl.multiple_of(tl.load(row + 18).to(tl.int32), [ALIGN_K])
-        first_tile = tl.load(row + 19).to(tl.int32)
+    sweep = sweeps_ptr + tl.program_id(0) * 4
+    row = table_ptr + tl.load(sweep) * NUM_FIELDS
+    # Values from memory carry no alignment; without these promises every access would be one element wide.
+    first_m = tl.multiple_of(tl.load(sweep + 1), [BLOCK_M])
+    first_n = tl.multiple_of(tl.load(sweep + 2), [BLOCK_N])
+    end_n = tl.load(sweep + 3)
+    a_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
+    b_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
+    d_ptr = tl.load(row + 2).to(tl.pointer_type(dtype))
+    f_ptr = out_ptr + tl.multiple_of(tl.load(row + 4), [ALIGN_M])
+    a_stride_m = tl.multiple_of(tl.load(row + 5), [ALIGN_K])
+    b_stride_n = tl.multiple_of(tl.load(row + 7), [ALIGN_K])
+    d_stride_n = tl.load(row + 9)
+    M1 = tl.load(row + 12).to(tl.int32)
+    M2 = tl.multiple_of(tl.load(row + 13).to(tl.int32), [ALIGN_M])
+    N0 = tl.load(row + 14).to(tl.int32)
+    N1 = tl.load(row + 15).to(tl.int32)
+    M = tl.multiple_of(tl.load(row + 16).to(tl.int32), [ALIGN_M])
+    N = tl.multiple_of(tl.load(row + 17).to(tl.int32), [ALIGN_N])
+    K = tl.multiple_of(tl.load(row + 18).to(tl.int32), [ALIGN_K])
+    # One step at least, of zeros where there is no K: the compiler then knows that each tile has a last step.
+    steps = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
+    tl.assume(steps > 0)
 
-        tile_m, tile_n = super_grouped(tile - first_tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
-        offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        m_ok = (offs_m < M)[None, :]
-        n_ok = (offs_n < N)[:, None]
+    offs_k = tl.arange(0, BLOCK_K)
+    offs_m = first_m + tl.arange(0, BLOCK_M)
+    range_n = tl.arange(0, BLOCK_N)
+    m_ok = (offs_m < M)[None, :]
+    if TMA:
+        a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [a_stride_m, 1], [BLOCK_M, BLOCK_K])
+        b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [b_stride_n, 1], [BLOCK_N, BLOCK_K])
+    else:
         a_ptrs = a_ptr + offs_m[:, None] * a_stride_m  # strides are int64, and so no product overflows
-        b_ptrs = b_ptr + offs_n[:, None] * b_stride_n
+        b_ptrs = b_ptr + range_n[:, None] * b_stride_n
         if A_UNIT:
+            a_stride_k = tl.full((), 1, tl.int64)
             a_ptrs += offs_k[None, :]
-            a_step = tl.full((), BLOCK_K, tl.int64)
         else:
             a_stride_k = tl.load(row + 6)
             a_ptrs += offs_k[None, :] * a_stride_k
-            a_step = BLOCK_K * a_stride_k
         if B_UNIT:
+            b_stride_k = tl.full((), 1, tl.int64)
             b_ptrs += offs_k[None, :]
-            b_step = tl.full((), BLOCK_K, tl.int64)
         else:
             b_stride_k = tl.load(row + 8)
             b_ptrs += offs_k[None, :] * b_stride_k
-            b_step = BLOCK_K * b_stride_k
-        if OP != "none":
-            e_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(dtype)), [ALIGN_N * SIZE])
-            e_stride_m = tl.multiple_of(tl.load(row + 10), [ALIGN_N])
+    if OP != "none":
+        e_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(dtype)), [ALIGN_N * SIZE])
+        e_stride_m = tl.multiple_of(tl.load(row + 10), [ALIGN_N])
+        if TMA:
+            e_desc = tl.make_tensor_descriptor(e_ptr, [M, N], [e_stride_m, 1], [BLOCK_M, BLOCK_N])
+        else:
             e_ptrs = e_ptr + (offs_m * e_stride_m)[None, :]
             if E_UNIT:
-                e_ptrs += offs_n[:, None]
+                e_stride_n = tl.full((), 1, tl.int64)
+                e_ptrs += range_n[:, None]
             else:
-                e_ptrs += (offs_n * tl.load(row + 11))[:, None]
-            if EARLY:
-                e = _load_e(e_ptrs, m_ok, n_ok, EVEN_M, EVEN_N)
+                e_stride_n = tl.load(row + 11)
+                e_ptrs += (range_n * e_stride_n)[:, None]
 
+    # Promised again: Triton takes the remainder of two multiples of 8 for any number.
+    slab = N1.to(tl.int64) * M2  # elements of one (m0, n0, m1)
+    if WHOLE_M:
+        block = first_m // M2
+        from_m = block // M1 * (N0 * M1 * slab) + block % M1 * slab + first_m % M2
+        f_ptrs = f_ptr + tl.multiple_of(from_m, [ALIGN_M]) + tl.arange(0, BLOCK_M)[None, :]
+    else:
+        block_m = offs_m // M2
+        from_m = block_m // M1 * (N0 * M1 * slab) + block_m % M1 * slab + offs_m % M2
+        f_ptrs = f_ptr + from_m[None, :]
+    if WHOLE_N:
+        n1 = first_n % N1
+        from_n = tl.multiple_of(first_n // N1 * (M1 * slab) + n1 * M2.to(tl.int64), [ALIGN_M])
+        f_ptrs += (range_n * M2.to(tl.int64))[:, None]
+
+    for n in tl.range(first_n, end_n, BLOCK_N, flatten=True):
+        n_ok = (n + range_n < N)[:, None]
+        d = tl.load(d_ptr + (n + range_n) * d_stride_n, mask=n + range_n < N, other=0.0)
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        for k in range(0, K, BLOCK_K):
-            k_ok = offs_k[None, :] < K - k
-            a = _load(a_ptrs, (offs_m < M)[:, None], k_ok, EVEN_M, EVEN_K)
-            b = _load(b_ptrs, n_ok, k_ok, EVEN_N, EVEN_K)
+        for step in range(steps):
+            k = step * BLOCK_K
+            if TMA:  # zeros past every edge
+                a = a_desc.load([first_m, k])
+                b = b_desc.load([n, k])
+            else:
+                k_ok = offs_k[None, :] < K - k
+                a = _load(a_ptrs + k * a_stride_k, (offs_m < M)[:, None], k_ok, EVEN_M, EVEN_K)
+                b = _load(b_ptrs + (n * b_stride_n + k * b_stride_k), n_ok, k_ok, EVEN_N, EVEN_K)
             acc = tl.dot(b, a.T, acc, input_precision=PRECISION)
-            a_ptrs += a_step
-            b_ptrs += b_step
 
-        d = tl.load(d_ptr + offs_n * d_stride_n, mask=offs_n < N, other=0.0).to(tl.float32)
-        acc += d[:, None]
+        acc += d.to(tl.float32)[:, None]
         if OP != "none":
-            if not EARLY:
-                e = _load_e(e_ptrs, m_ok, n_ok, EVEN_M, EVEN_N)
+            if TMA:
+                e = e_desc.load([first_m, n]).T
+            else:
+                e = _load_e(e_ptrs + n * e_stride_n, m_ok, n_ok, EVEN_M, EVEN_N)
             if OP == "mul":
                 acc *= e.to(tl.float32)
             else:
                 acc += e.to(tl.float32)
 
-        slab = N1.to(tl.int64) * M2  # elements of one (m0, n0, m1)
-        block_m = offs_m // M2
-        from_m = block_m // M1 * (N0 * M1 * slab) + block_m % M1 * slab + offs_m % M2
-        from_n = offs_n // N1 * (M1 * slab) + offs_n % N1 * M2.to(tl.int64)
-        f_ptrs = f_ptr + from_m[None, :] + from_n[:, None]
-        if EVEN_M and EVEN_N:
-            tl.store(f_ptrs, acc.to(dtype))
+        if WHOLE_N:
+            to_ptrs = f_ptrs + from_n
+            n1 += BLOCK_N
+            from_n += BLOCK_N * M2.to(tl.int64)
+            from_n += tl.where(n1 >= N1, (M1 - 1) * slab, 0)  # the next n0 is M1 slabs further
+            n1 = tl.where(n1 >= N1, 0, n1)
         else:
-            tl.store(f_ptrs, acc.to(dtype), mask=m_ok & n_ok)
+            offs_n = n + range_n
+            to_ptrs = f_ptrs + (offs_n // N1 * (M1 * slab) + offs_n % N1 * M2.to(tl.int64))[:, None]
+        if EVEN_M and EVEN_N:
+            tl.store(to_ptrs, acc.to(dtype), cache_modifier=".cs")
+        else:
+            tl.store(to_ptrs, acc.to(dtype), mask=m_ok & n_ok, cache_modifier=".cs")
 
 
 def prepare_fused(
@@ -275,56 +353,46 @@ def prepare_fused(
     op: str = "mul",
     config: FusedConfig | None = None,
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M0, N0, M1, N1, M2], views of one buffer
-    """Build the table and compile; the callable allocates the buffer and launches once.
+    """Build the tables and compile; the callable allocates the buffer and launches once.
 
     Operands are read where they are at each call. Fast are unit strides along K of every a and b, and along N of every
-    e, and addresses and strides that are multiples of 16 bytes; others are right. Raises ValueError where the groups do
-    not fit the op, the device or each other.
+    e, and addresses and strides that are multiples of 16 bytes; others are right. Where TMA reads, a call makes
+    `torch.empty` Triton's allocator, for the descriptors. Raises ValueError where the groups do not fit the op, the
+    device or each other.
     """
     require_problem(groups, op)
     config = config or choose_config(groups, op)
-    first = groups[0].a
-    device, dtype = first.device, first.dtype
-    if reason := illegal(config, dtype):
+    device, dtype = groups[0].a.device, groups[0].a.dtype
+    if reason := illegal(config, dtype, op):
         raise ValueError(f"{config}: {reason}")
-    rows: list[list[int]] = []
-    ends: list[int] = []
-    offset = 0
-    for group in groups:
-        start = ends[-1] if ends else 0
-        rows.append(_table_row(group, offset, start))
-        offset += prod(group.permuted)
-        (M, N), blocks = (group.a.size(0), group.b.size(0)), (config.block_m, config.block_n)
-        ends.append(start + triton.cdiv(M, blocks[0]) * triton.cdiv(N, blocks[1]))
-    if ends[-1] >= 2**31:
-        raise ValueError(f"{ends[-1]} tiles are more than 32 bits count")
+    shapes = [group.permuted for group in groups]
+    sizes = [prod(shape) for shape in shapes]
+    offsets = [0, *accumulate(sizes)]
+    # The last offset is the end; no group starts there.
+    rows = [_table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
     table = torch.tensor(rows, dtype=torch.int64, device=device)
-    tile_ends = torch.tensor(ends, dtype=torch.int32, device=device)
+    taken = torch.tensor(sweeps(groups, config, worker_count(device, config.per_sm)), dtype=torch.int32, device=device)
+    tma = config.tma and tma_reads(groups)
     constants = _constants(groups, config)
-    programs = ends[-1] if config.per_sm == 0 else min(ends[-1], worker_count(device, config.per_sm))
-    shapes, sizes = [group.permuted for group in groups], [prod(group.permuted) for group in groups]
     # The table knows addresses only: the callable must own the operands.
     operands = tuple(groups)
 
     def run() -> tuple[Tensor, ...]:
-        out = torch.empty(offset, dtype=dtype, device=device)
-        if programs:
-            _fused_kernel[(programs,)](
+        out = torch.empty(offsets[len(operands)], dtype=dtype, device=device)
+        if tma:
+            triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+        if len(taken):
+            _fused_kernel[(len(taken),)](
                 table,
-                tile_ends,
+                taken,
                 out,
-                ends[-1],
                 OP=op,
-                G=len(operands),
-                G_POW2=triton.next_power_of_2(len(operands)),
                 NUM_FIELDS=len(FIELDS),
+                TMA=tma,
                 PRECISION="ieee" if dtype == torch.float32 else "tf32",
-                NUM_PROGRAMS=programs,
                 BLOCK_M=config.block_m,
                 BLOCK_N=config.block_n,
                 BLOCK_K=config.block_k,
-                GROUP_M=config.group_m,
-                EARLY=config.early,
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
                 **({} if config.registers is None or device.type == "cpu" else {"maxnreg": config.registers}),
@@ -337,17 +405,17 @@ def prepare_fused(
     return run
 
 
-def _table_row(group: Group, offset: int, first_tile: int) -> list[int]:
+def _table_row(group: Group, offset: int) -> list[int]:
     """One group's `FIELDS`."""
     a, b, d, e = group.a, group.b, group.d, group.e
     strides = [*a.stride(), *b.stride(), *d.stride(), *(e.stride() if e is not None else (0, 0))]
     addresses = [a.data_ptr(), b.data_ptr(), d.data_ptr(), e.data_ptr() if e is not None else 0]
-    return [*addresses, offset, *strides, *group.m[1:], *group.n, a.size(0), b.size(0), a.size(1), first_tile]
+    return [*addresses, offset, *strides, *group.m[1:], *group.n, a.size(0), b.size(0), a.size(1)]
 
 
 def _constants(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
     """What the kernel is compiled for: where strides are 1, what divides addresses and sizes, where no edge is cut."""
-    busy = [group for group in groups if prod(group.permuted)] or list(groups)
+    busy = _busy(groups)
     itemsize = busy[0].a.element_size()
 
     def unit(matrices: Sequence[Tensor]) -> bool:
@@ -372,5 +440,13 @@ def _constants(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | 
         "ALIGN_N": gcd(align(e), *(group.b.size(0) for group in busy)),
         "EVEN_M": even([group.a.size(0) for group in busy], config.block_m),
         "EVEN_N": even([group.b.size(0) for group in busy], config.block_n),
-        "EVEN_K": even([group.a.size(1) for group in busy], config.block_k),
+        # No K is a step of zeros, see `steps`.
+        "EVEN_K": even([group.a.size(1) or 1 for group in busy], config.block_k),
+        "WHOLE_M": even([group.m[2] for group in busy], config.block_m),
+        "WHOLE_N": even([group.n[1] for group in busy], config.block_n),
     }
+
+
+def _busy(groups: Sequence[Group]) -> list[Group]:
+    """The groups that have an output, or all where none has."""
+    return [group for group in groups if prod(group.permuted)] or list(groups)

@@ -19,13 +19,14 @@ from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_per
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
-SMALL = FusedConfig(16, 16, 16, num_warps=4, num_stages=1, group_m=2)
-ALONE = replace(SMALL, per_sm=0)
+SMALL = FusedConfig(16, 16, 16, num_warps=4, num_stages=1)
+TMA = replace(SMALL, tma=True)
 
 # sizes of each group: (M0, M1, M2), (N0, N1), K
 CASES: dict[str, list[Sizes]] = {
     "one_group": [((2, 2, 16), (2, 16), 32)],
     "whole_tiles": [((2, 1, 32), (2, 32), 32), ((1, 2, 64), (1, 32), 64)],
+    "sweeps_over_n0": [((2, 3, 16), (4, 16), 16), ((1, 2, 32), (3, 32), 24)],
     "unlike_groups": [((2, 3, 8), (2, 24), 40), ((1, 5, 16), (3, 8), 16), ((4, 1, 4), (1, 40), 8)],
     "nothing_a_multiple": [((3, 5, 7), (3, 11), 33), ((1, 2, 37), (5, 3), 45)],
     "empty_group_first": [((0, 4, 8), (2, 8), 16), ((2, 2, 8), (2, 8), 16)],
@@ -84,8 +85,18 @@ def test_right_on(name: str, dtype: torch.dtype, check: Callable[..., None], poi
     for number, op in enumerate(OPS):
         groups = make(CASES[name], op, dtype)
         with poisoned():
-            config = replace((SMALL, ALONE, SMALL)[number], early=op == "add")
-            compare(groups, op, prepare_fused(groups, op, config)(), check)
+            compare(groups, op, prepare_fused(groups, op, (TMA, SMALL, TMA)[number])(), check)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["one_group", "whole_tiles", "unlike_groups", "empty_group_between"])
+def test_tma_reads_what_pointers_read(name: str, op: str, poisoned: Any) -> None:
+    groups = make(CASES[name], op, torch.float16)
+    fits = name != "empty_group_between"  # K of 9 is none that TMA reads
+    assert fused.tma_reads(groups) == fits
+    with poisoned():
+        by_tma, by_pointers = (prepare_fused(groups, op, config)() for config in (TMA, SMALL))
+    assert all(torch.equal(x, y) for x, y in zip(by_tma, by_pointers, strict=True))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -108,11 +119,11 @@ def test_right_with_the_chosen_config(op: str, check: Callable[..., None], poiso
         max_size=5,
     ),
     op=st.sampled_from(OPS),
-    early=st.booleans(),
+    config=st.sampled_from([SMALL, TMA]),
 )
-def test_right_on_any_sizes(sizes: list[Sizes], op: str, early: bool) -> None:
+def test_right_on_any_sizes(sizes: list[Sizes], op: str, config: FusedConfig) -> None:
     groups = make(sizes, op, torch.float32)
-    outputs = prepare_fused(groups, op, replace(SMALL, early=early))()
+    outputs = prepare_fused(groups, op, config)()
     for out, right in zip(outputs, bias_add_permute_reference(groups, op), strict=True):
         torch.testing.assert_close(out.double(), right.double(), rtol=1e-4, atol=1e-4)
 
@@ -151,8 +162,33 @@ def test_any_strides(layout: str, operand: str, check: Callable[..., None], pois
     groups = make(CASES["unlike_groups"], "mul", torch.float16)
     other = LAYOUTS[layout](getattr(groups[1], operand))
     changed = [groups[0], replace(groups[1], **{operand: other}), groups[2]]
+    assert not fused.tma_reads(changed)
     with poisoned():
-        compare(groups, "mul", prepare_fused(changed, "mul", SMALL)(), check)
+        compare(groups, "mul", prepare_fused(changed, "mul", TMA)(), check)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "e"])
+def test_one_row_for_all(operand: str, check: Callable[..., None], poisoned: Any) -> None:
+    """Expanded rows have a stride of 0, which TMA does not know."""
+    groups = make(CASES["one_group"], "add", torch.float16)
+    matrix = getattr(groups[0], operand)
+    changed = [replace(groups[0], **{operand: matrix[:1].expand(matrix.shape)})]
+    assert fused.tma_reads(groups) and not fused.tma_reads(changed)
+    with poisoned():
+        compare(changed, "add", prepare_fused(changed, "add", TMA)(), check)
+
+
+def test_tma_reads_strided_rows(check: Callable[..., None], poisoned: Any) -> None:
+    """What other problems keep between the rows is not read, as long as rows start at multiples of 16 bytes."""
+    groups = make(CASES["one_group"], "mul", torch.float16)
+
+    def wide(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_full((x.size(0), 8), float("nan"))], 1)[:, : x.size(1)]
+
+    changed = [replace(groups[0], a=wide(groups[0].a), b=wide(groups[0].b), e=wide(groups[0].e))]
+    assert fused.tma_reads(changed)
+    with poisoned():
+        compare(groups, "mul", prepare_fused(changed, "mul", TMA)(), check)
 
 
 def test_one_bias_for_all_columns_and_a_strided_one(check: Callable[..., None]) -> None:
@@ -192,13 +228,17 @@ def test_constants_say_what_divides_what() -> None:
     groups = make([((2, 2, 16), (2, 16), 32), ((1, 1, 48), (1, 32), 64)], "mul", torch.float16)
     found = fused._constants(groups, SMALL)
     assert found == {
-        **dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT", "EVEN_M", "EVEN_N", "EVEN_K"), True),
+        **dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT", "EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"), True),
         **dict.fromkeys(("ALIGN_K", "ALIGN_M", "ALIGN_N"), 8),
     }
     odd = [*groups, *make([((1, 1, 20), (1, 34), 36)], "mul", torch.float16)]
     found = fused._constants(odd, SMALL)
     assert (found["ALIGN_K"], found["ALIGN_M"], found["ALIGN_N"]) == (4, 4, 2)
-    assert not (found["EVEN_M"] or found["EVEN_N"] or found["EVEN_K"])
+    assert not any(found[name] for name in ("EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"))
+    # Whole tiles of rows that lie across two n0, and no K, of which there is no whole step.
+    across = fused._constants(make([((2, 2, 8), (4, 8), 0)], "mul", torch.float16), SMALL)
+    assert (across["EVEN_M"], across["EVEN_N"], across["EVEN_K"]) == (True, True, False)
+    assert not (across["WHOLE_M"] or across["WHOLE_N"])
     # An empty group has no say.
     assert fused._constants([*groups, *make([((0, 1, 3), (1, 3), 3)], "mul", torch.float16)], SMALL)["EVEN_K"] is True
 
@@ -206,10 +246,60 @@ def test_constants_say_what_divides_what() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_tuned_over_and_chosen_is_legal(op: str) -> None:
     for config in fused.candidates(op):
-        assert fused.illegal(config, torch.bfloat16) is None, config
+        assert fused.illegal(config, torch.bfloat16, op) is None, config
     assert len(set(fused.candidates(op))) == len(fused.candidates(op)) <= 16
     for name, config in fused.CONFIGS.items():
-        assert fused.illegal(config, torch.float32 if name == "fp32" else torch.bfloat16) is None, name
+        dtype = torch.float32 if name == "fp32" else torch.bfloat16
+        assert fused.illegal(config, dtype, "none" if name == "none" else op) is None, name
+
+
+@pytest.mark.parametrize(
+    ("sizes", "op", "tuned", "name"),
+    [
+        (((8, 8, 256), (16, 128), 64), "none", None, "pointers"),
+        (((16, 64, 256), (16, 128), 64), "none", None, "none"),
+        (((16, 64, 256), (16, 128), 64), "add", None, "operand"),
+        (((16, 64, 256), (16, 128), 65), "mul", None, "pointers"),
+        (((16, 64, 256), (16, 128), 64), "mul", "fp32", "fp32"),
+        (((16, 64, 256), (16, 128), 65), "mul", "operand", "pointers"),
+    ],
+    ids=["few_tiles", "without_e", "with_e", "no_tma", "tuned", "tuned_for_tma"],
+)
+def test_chooses(sizes: Sizes, op: str, tuned: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, n, K = sizes
+    M, N = prod(m), prod(n)
+
+    def on_no_cpu(*size: int) -> Tensor:
+        return torch.empty(*size, dtype=torch.bfloat16, device="meta")
+
+    group = Group(on_no_cpu(M, K), on_no_cpu(N, K), on_no_cpu(N), None if op == "none" else on_no_cpu(M, N), m, n)
+    monkeypatch.setattr(fused, "worker_count", lambda device, per_sm: 132 * per_sm)
+    monkeypatch.setattr(fused, "tuned_config", lambda *key: None if tuned is None else fused.CONFIGS[tuned].__dict__)
+    assert fused.choose_config([group], op) == fused.CONFIGS[name]
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=4),
+    programs=st.integers(1, 12),
+)
+def test_sweeps_take_every_tile_once_in_falling_shares(shapes: list[tuple[int, int]], programs: int) -> None:
+    groups = make([((1, 1, M), (1, N), 1) for M, N in shapes], "none", torch.float32)
+    found = fused.sweeps(groups, SMALL, programs)
+    taken = [(g, row, n) for g, row, start, end in found for n in range(start, end, 16)]
+    assert taken == [(g, m, n) for g, (M, N) in enumerate(shapes) for m in range(0, M, 16) for n in range(0, N, 16)]
+    assert all(end <= shapes[g][1] and (end % 16 == 0 or end == shapes[g][1]) for g, _, _, end in found)
+    left = fused.tiles_of(groups, SMALL)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for g, row, start, end in found:
+        rows.setdefault((g, row), []).append(-(-(end - start) // 16))
+    for widths in rows.values():
+        assert max(widths) <= max(1, left // programs)
+        assert max(widths) - min(widths) <= 1
+        left -= sum(widths)
 
 
 def group(**changes: Any) -> Group:

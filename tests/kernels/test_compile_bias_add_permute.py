@@ -9,29 +9,31 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
 
 import pytest
+import torch
 
 from groupbench.kernels.bias_add_permute import fused
-from groupbench.kernels.bias_add_permute.fused import CONFIGS, FusedConfig
+from groupbench.kernels.bias_add_permute.fused import CONFIGS, FusedConfig, candidates, illegal
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
 
-SMS = 132
 REGISTERS = 65536
 # config, op, dtype, whether every size is a multiple of the tile's
 CASES: dict[str, tuple[FusedConfig, str, str, bool]] = {
     "none": (CONFIGS["none"], "none", "bf16", True),
     "none_ragged": (CONFIGS["none"], "none", "bf16", False),
     "mul": (CONFIGS["operand"], "mul", "bf16", True),
+    "mul_ragged": (CONFIGS["operand"], "mul", "bf16", False),
     "add": (CONFIGS["operand"], "add", "fp16", True),
+    "pointers_ragged": (CONFIGS["pointers"], "none", "bf16", False),
+    "pointers_mul_ragged": (CONFIGS["pointers"], "mul", "bf16", False),
     "fp32_ragged": (CONFIGS["fp32"], "mul", "fp32", False),
-    "slim_early": (FusedConfig(128, 64, 64, 4, 3, early=True, per_sm=3, registers=168), "mul", "bf16", True),
-    "wide": (FusedConfig(256, 128, 64, 8, 3), "none", "bf16", True),
-    "early": (FusedConfig(128, 128, 64, 8, 3, early=True), "mul", "bf16", True),
+    **{f"candidate_{op}_{i}": (c, op, "bf16", True) for op in ("none", "mul") for i, c in enumerate(candidates(op))},
 }
 
 
@@ -39,15 +41,14 @@ def inputs_of(
     config: FusedConfig, op: str, dtype: str, even: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], FusedConfig]:
     """(kernel, types of its arguments, constants, config)."""
-    types = {"table_ptr": "*i64", "ends_ptr": "*i32", "out_ptr": f"*{dtype}", "tiles": "i32"}
+    types = {"table_ptr": "*i64", "sweeps_ptr": "*i32", "out_ptr": f"*{dtype}"}
     align = 4 if dtype == "fp32" else 8
-    names = ("block_m", "block_n", "block_k", "group_m", "early")
+    names = ("block_m", "block_n", "block_k", "tma")
     constants = {name.upper(): getattr(config, name) for name in names}
-    constants |= {"OP": op, "G": 8, "G_POW2": 8, "NUM_FIELDS": len(fused.FIELDS), "PRECISION": "ieee"}
+    constants |= {"OP": op, "NUM_FIELDS": len(fused.FIELDS), "PRECISION": "ieee"}
     constants |= dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT"), True)
     constants |= dict.fromkeys(("ALIGN_K", "ALIGN_M", "ALIGN_N"), align)
-    constants |= dict.fromkeys(("EVEN_M", "EVEN_N", "EVEN_K"), even)
-    constants |= {"NUM_PROGRAMS": SMS * config.per_sm or 22912}
+    constants |= dict.fromkeys(("EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"), even)
     return fused._fused_kernel, types, constants, config
 
 
@@ -62,21 +63,31 @@ def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, dict[str, Any]]
 def test_compiles_for_hopper_without_local_memory(name: str, built: dict[str, dict[str, Any]]) -> None:
     config, op, dtype, _ = CASES[name]
     row = built[name]
-    programs = max(config.per_sm, 1)
     assert (row["spilled_bytes"], row["local_bytes"]) == (0, 0), row
-    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // programs, row
-    assert row["registers"] * 32 * config.num_warps * programs <= REGISTERS, row
+    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // config.per_sm, row
+    assert row["registers"] * 32 * config.num_warps * config.per_sm <= REGISTERS, row
     assert (row["wgmma"] > 0) == (dtype != "fp32"), row
-    assert row["stores"] == ["st.global.v4.b32"], row
-    assert row["async_copies"] == ["0x10"], row
-    assert len(row["once_loads"]) == (op != "none"), row
+    assert row["stores"] == ["st.global.cs.v4.b32"], row
+    # TMA copies all of a, b and e; pointers copy a and b, and load e, by 16 bytes a thread.
+    assert row["async_copies"] == ([] if config.tma else ["0x10"]), row
+    assert len(row["once_loads"]) == (op != "none" and not config.tma), row
     assert all(load.endswith(".v4.b32") for load in row["once_loads"]), row
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, dtype, _) in CASES.items() if dtype != "fp32"])
+def test_shared_memory_is_what_legality_counts(name: str, built: dict[str, dict[str, Any]]) -> None:
+    """All of it but barriers, 64 bytes at most."""
+    config, op, _, _ = CASES[name]
+    reason = illegal(replace(config, per_sm=1000), torch.bfloat16, op)
+    assert reason is not None
+    counted = int(reason.split(" bytes of ")[0].split()[-1])
+    assert counted <= built[name]["shared_bytes"] <= counted + 64
 
 
 def main() -> None:
     from hopper import compiled
 
-    print(json.dumps({name: compiled(*inputs_of(*case), odd=("tiles",)) for name, case in CASES.items()}))
+    print(json.dumps({name: compiled(*inputs_of(*case)) for name, case in CASES.items()}))
 
 
 if __name__ == "__main__":
