@@ -20,7 +20,7 @@ from groupbench.operators.moe_layer import GRADIENTS, MOE_LAYER
 from groupbench.operators.moe_permute import MOE_PERMUTE, as_bits
 from groupbench.operators.moe_unpermute import MOE_UNPERMUTE
 from groupbench.operators.operator import Operator, Target
-from groupbench.operators.tolerances import TOLERANCES
+from groupbench.operators.tolerances import TOLERANCES, tolerance_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUTINGS = ["balanced", "multinomial", "zipf(1.2)", "uniform(0.7,1.3)", "multinomial+empty(0.5)"]
@@ -265,3 +265,17 @@ def test_shapes_too_large_to_check_and_decode_are_not_trained() -> None:
         suites = MOE_LAYER.in_mode(mode).suites
         assert "decode" not in suites
         assert moe.LAYERS["qwen30b"] in suites["moe"]
+
+
+def test_gradients_of_routing_weights_that_are_mostly_elsewhere_are_judged_together() -> None:
+    """An eighth of a layer's experts is here: blocks of one small number each say nothing about a kernel."""
+    torch.manual_seed(0)
+    here = torch.rand(16384, 8) < 1 / 8
+    exact = torch.randn(16384, 8) * here
+    noisy = exact + 4.5e-3 * torch.randn(16384, 8) * here
+    rest = torch.zeros(3, 1, 1)
+    tolerance = tolerance_of(MOE_LAYER, "triton", "bf16")
+    expected, found = (moe_layer.decode((rest[0], weights, rest[1], rest[2]))[1] for weights in (exact, noisy))
+    assert accuracy.compare(found, expected, tolerance)[1] is None
+    found[3, 5] += 1
+    assert "the first at [3, 5]" in str(accuracy.compare(found, expected, tolerance)[1])
