@@ -118,14 +118,16 @@ def execute(
     timeout_s: float,
     progress: Progress,
     budget_s: float = math.inf,
+    workers: Workers | None = None,
 ) -> Iterator[Record]:
     """A record for every job, in the jobs' order within each problem, as they are finished.
 
+    `workers` that are given stay alive for the caller's next jobs, unless this is interrupted.
     Problems that have not begun when `budget_s` seconds are over come out as `skipped`; one that has begun is finished.
     On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
     """
     done: set[Job] = set()
-    workers = Workers(timeout_s)
+    kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
     until = time.monotonic() + budget_s
     try:
@@ -148,7 +150,8 @@ def execute(
                 yield _record(job, machine, run, "skipped", "interrupted before it was measured")
         raise
     finally:
-        workers.close(at_once=interrupted)
+        if interrupted or not kept:
+            workers.close(at_once=interrupted)
 
 
 def first_of(jobs: list[Job], urgent: Callable[[Job], bool]) -> list[Job]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import TypeAlias
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.executor import Machine, Progress
+from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.measure.cell import Job
 from groupbench.tracker.record import Environment, Record, Run
 
@@ -27,6 +29,10 @@ Problem: TypeAlias = tuple[str, str]
 
 UNEVEN = 1.05
 """A card with more than this share of the mean load gives a shape away. Four cards this even are 3.8 times one."""
+
+
+IDLE_S = 20.0
+"""How long processes wait for the next batch: their GPU may be wanted for something else."""
 
 
 class OtherCode(GroupbenchError):
@@ -95,6 +101,8 @@ def batches(
 def measure(batch: Batch) -> list[Record]:
     """A record for every job, measured on the card of this process. What a cell does to itself harms no other.
 
+    Backends keep their processes from one batch of a run to the next, as they do from problem to problem on one GPU.
+
     Raises OtherCode, and GroupbenchError where this process has no such card.
     """
     if batch.code != code():
@@ -102,7 +110,50 @@ def measure(batch: Batch) -> list[Record]:
     machine = machine_here(batch.jobs[0].device)
     if not matches(machine.environment, batch.hardware):
         raise GroupbenchError(f"asked for {batch.hardware}, but this worker has {hardware(machine.environment)}")
-    return list(executor.execute(list(batch.jobs), machine, batch.run, batch.timeout_s, Progress()))
+    with _KEPT.of(batch) as workers:
+        return list(
+            executor.execute(list(batch.jobs), machine, batch.run, batch.timeout_s, Progress(), workers=workers)
+        )
+
+
+class _KeptWorkers:
+    """The backends' processes of one run. They end with it: when one of another begins, or after IDLE_S of neither."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._run: tuple[str, float] | None = None
+        self._workers: Workers | None = None
+        self._idle: threading.Timer | None = None
+
+    @contextmanager
+    def of(self, batch: Batch) -> Iterator[Workers]:
+        with self._guard:
+            if self._idle is not None:
+                self._idle.cancel()
+            run = (batch.run.id, batch.timeout_s)
+            if self._workers is None or self._run != run:
+                self._end()
+                self._run, self._workers = run, Workers(batch.timeout_s)
+            try:
+                yield self._workers
+            except BaseException:
+                self._end()
+                raise
+            self._idle = threading.Timer(IDLE_S, self.end)
+            self._idle.daemon = True
+            self._idle.start()
+
+    def end(self) -> None:
+        with self._guard:
+            self._end()
+
+    def _end(self) -> None:
+        if self._workers is not None:
+            self._workers.close(at_once=False)
+            self._workers = None
+
+
+_KEPT = _KeptWorkers()
 
 
 @cache
