@@ -175,7 +175,16 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
             parts.append(_marks(operator, mode, _by_shape(mine), canaries))
     if failed:
         parts.append("Not measured:")
-        parts.append("\n".join(f"- {r.cell.backend}, `{r.cell.shape}`: {r.status}, {r.message}" for r in failed))
+        together: dict[tuple[str, ...], list[str]] = {}
+        for r in failed:
+            cell = (r.cell.operator, r.cell.mode, _name(r.cell.shape), f"{r.status}, {r.message}")
+            together.setdefault(cell, []).append(r.cell.backend)
+        parts.append(
+            "\n".join(
+                f"- {operator}, {mode}, {shape}, {', '.join(backends)}: {why}"
+                for (operator, mode, shape, why), backends in together.items()
+            )
+        )
     return "\n\n".join(part for part in parts if part)
 
 
