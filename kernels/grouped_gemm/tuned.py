@@ -21,13 +21,23 @@ def problem_key(M: int, G: int, N: int, K: int, *more: str) -> str:
     return ",".join([f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K}", *more])
 
 
+# The same processor beside another memory: what was tuned on the one suits the other better than what nobody tuned.
+STANDS_IN = {"h200": "h100"}
+
+
 @cache
 def tuned_configs(kernel: str, gpu: str) -> dict[str, dict[str, Any]]:
-    """Fields of the config by problem, as tuned for a GPU of this name; empty where it was tuned for none such."""
-    for path in sorted((Path(__file__).parent / "configs").glob(f"{kernel}_*.json")):
-        if path.stem.removeprefix(f"{kernel}_").lower() in gpu.lower():
-            configs: dict[str, dict[str, Any]] = json.loads(path.read_text())["configs"]
-            return configs
+    """Fields of the config by problem, as tuned for a GPU of this name, else for one with the same processor.
+
+    Empty where it was tuned for none such.
+    """
+    names = [gpu.lower()]
+    names += [names[0].replace(asked, tuned) for asked, tuned in STANDS_IN.items() if asked in names[0]]
+    for name in names:
+        for path in sorted((Path(__file__).parent / "configs").glob(f"{kernel}_*.json")):
+            if path.stem.removeprefix(f"{kernel}_").lower() in name:
+                configs: dict[str, dict[str, Any]] = json.loads(path.read_text())["configs"]
+                return configs
     return {}
 
 

@@ -30,6 +30,17 @@ def test_a_file_serves_gpus_of_its_family_and_its_kernel(write):
     assert tuned.tuned_configs("flat", "NVIDIA A100") == {}
 
 
+def test_an_h200_takes_what_was_tuned_on_an_h100_until_it_has_its_own(write):
+    write("flat_h100", {"k": {"block_m": 1}})
+    assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 1}}
+    assert tuned.tuned_configs("flat", "NVIDIA GH200 480GB") == {"k": {"block_m": 1}}
+    assert tuned.tuned_configs("flat", "NVIDIA B200") == {}
+    write("flat_h200", {"k": {"block_m": 2}})
+    tuned.tuned_configs.cache_clear()
+    assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 2}}
+    assert tuned.tuned_configs("flat", "NVIDIA H100 PCIe") == {"k": {"block_m": 1}}
+
+
 @pytest.mark.parametrize(
     ("gpu", "M", "found"),
     [("NVIDIA H100 80GB HBM3", 4000, True), ("NVIDIA H100", 5000, False), ("A100", 4000, False)],
