@@ -48,7 +48,7 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.grouped_gemm.tuned import tune_here, tuned_config, tunes_here, tuning_key
 
 
 @dataclass(frozen=True)
@@ -337,10 +337,13 @@ def prepare_flat(
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     weights, nk, shared = stored_weights(b)
+    tma = no_tma(N, a=a, b=weights) is None
+    if config is None and tma and a.dtype.itemsize == 2 and tunes_here(a.device):
+        config = _tuned_here(a, b, offs, nk, zero_rest)
     config = config or choose_config(M, G, N, K, a.dtype, a.device, nk)
     if reason := illegal(config, a.dtype):
         raise ValueError(f"{config}: {reason}")
-    if no_tma(N, a=a, b=weights) is not None:
+    if not tma:
         return _prepare_pointers(a, b, ends or group_ends(a, b, offs))
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
@@ -381,6 +384,16 @@ def prepare_flat(
         return out
 
     return run
+
+
+def _tuned_here(a: Tensor, b: Tensor, offs: Tensor, nk: bool, zero_rest: bool) -> FlatConfig | None:
+    """What a search finds for a problem that no file knows; None for one that a file does."""
+    (M, K), (G, _, N) = a.shape, b.shape
+    key = tuning_key(M, G, N, K, a.dtype, nk)
+    if tuned_config("flat", key, a.device) is not None:
+        return None
+    tried = [config for config in candidates(M / G) if illegal(config, a.dtype) is None]
+    return tune_here("flat", key, a.device, tried, lambda c: prepare_flat(a, b, offs, c, True, zero_rest))
 
 
 def _prepare_pointers(a: Tensor, b: Tensor, ends: list[int]) -> Callable[[], Tensor]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
-from groupbench.kernels.grouped_gemm import tuned, wgrad
+from groupbench.kernels.grouped_gemm import flat, tuned, wgrad
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 
 @pytest.fixture
@@ -60,3 +64,86 @@ def test_what_tells_problems_apart():
     assert key == "G=8,M<=4096,N=256,K=512,bfloat16,nk"
     assert tuned.tuning_key(3000, 8, 256, 512, torch.float16, nk=False) == "G=8,M<=4096,N=256,K=512,float16,kn"
     assert tuned.problem_key(4097, 8, 256, 512, "rowwise") == "G=8,M<=8192,N=256,K=512,rowwise"
+
+
+# --- tuning where a problem is prepared -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searching(tmp_path, monkeypatch):
+    """As on a GPU: what is asked for is searched for, and `times` says how long each tile width takes."""
+    times = {16: 2.0, 32: 1.0, 64: 3.0}
+    asked = []
+
+    def prepare(config):
+        def run():
+            asked.append(config.block_n)
+            if config.block_n not in times:
+                raise RuntimeError("does not compile")
+
+        run.config = config
+        return run
+
+    monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "kept"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(tuned, "milliseconds", lambda run: times[run.config.block_n])
+    tried = [flat.FlatConfig(32, n, 32, 4, 1) for n in (16, 32, 64, 128)]
+    search = partial(tuned.tune_here, "flat", device=torch.device("cuda"), candidates=tried, prepare=prepare)
+    return SimpleNamespace(times=times, asked=asked, search=search, folder=tmp_path / "kept")
+
+
+def test_the_fastest_that_runs_is_kept(searching):
+    assert searching.search(key="a").block_n == 32
+    assert searching.asked == [16, 32, 64, 128]
+    searching.times[64] = 0.5
+    assert searching.search(key="a").block_n == 32  # found before
+    assert searching.asked == [16, 32, 64, 128]
+    assert searching.search(key="b").block_n == 64
+    assert searching.search(key="a").block_n == 32
+    (file,) = searching.folder.iterdir()
+    assert file.name == f"flat_nvidia-h100-80gb-hbm3_triton-{triton.__version__}.json"
+    assert set(json.loads(file.read_text())) == {"a", "b"}
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"a": {"block_m": 1}}'], ids=["cut", "list", "other fields"])
+def test_what_was_kept_and_makes_no_sense_is_searched_again(searching, damage):
+    searching.search(key="a")
+    (file,) = searching.folder.iterdir()
+    file.write_text(damage)
+    assert searching.search(key="a").block_n == 32
+    assert json.loads(file.read_text())["a"]["block_n"] == 32
+
+
+def test_where_no_candidate_runs_there_is_none(searching):
+    searching.times.clear()
+    assert searching.search(key="a") is None
+    assert not searching.folder.exists()
+
+
+def test_a_search_is_asked_for_and_only_for_what_no_file_knows(write, monkeypatch, make_case, make_inputs, check):
+    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    found = []
+
+    def search(kernel, key, device, candidates, prepare):
+        found.append(key)
+        check(prepare(flat.CONFIGS["cpu"])(), grouped_gemm_reference(a, b, offs), torch.float16)
+        return flat.CONFIGS["cpu"]
+
+    monkeypatch.setattr(flat, "tune_here", search)
+    flat.prepare_flat(a, b, offs)
+    assert not found
+    monkeypatch.setattr(flat, "tunes_here", lambda device: True)
+    flat.prepare_flat(a, b, offs, flat.CONFIGS["cpu"])
+    assert not found
+    check(flat.prepare_flat(a, b, offs)(), grouped_gemm_reference(a, b, offs), torch.float16)
+    assert found == ["G=2,M<=64,N=48,K=64,float16,kn"]
+    write("flat_h100", {found.pop(): vars(flat.CONFIGS["cpu"])})
+    tuned.tuned_configs.cache_clear()
+    flat.prepare_flat(a, b, offs)
+    assert not found
+
+
+def test_only_a_gpu_is_searched_on(monkeypatch):
+    monkeypatch.setenv(tuned.TUNE, "1")
+    assert not tuned.tunes_here(torch.device("cpu"))
