@@ -18,8 +18,8 @@ with a hundred small experts, and share out a last wave that would keep less tha
 With few rows an expert, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at
 least, and lets a tile have as few as 16 rows of A.
 
-Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes), `prepare_flat`
-prepares the pointer kernel instead.
+Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes), flat_pointers.py has
+the same loop with pointers.
 
 Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order
 of tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
@@ -37,12 +37,14 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
     SHARED_MEMORY_BYTES,
     group_ends,
     illegal_tile,
     no_tma,
+    require_dense,
     require_runnable,
     stored_weights,
     worker_count,
@@ -136,38 +138,6 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: to
         if limit >= M / G:
             return CONFIGS[name]
     return CONFIGS["large" if G <= 64 else "many"]
-
-
-@triton.jit
-def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(first row, end, tile rows, tile rows of the experts in front) of every expert, each [G_POW2]."""
-    experts = tl.arange(0, G_POW2)
-    real = experts < G
-    ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
-    starts = tl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(tl.int32)
-    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    return starts, ends, counts, tl.cumsum(counts, 0) - counts
-
-
-@triton.jit
-def expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
-    g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
-    mine = tl.arange(0, G_POW2) == g
-    start = tl.sum(tl.where(mine, starts, 0), 0)
-    size = tl.sum(tl.where(mine, ends, 0), 0) - start
-    return g, start, size, (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M
-
-
-@triton.jit
-def zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows past `end`, the last expert's, belong to nobody and are zero."""
-    columns = tl.arange(0, BLOCK_N)
-    row_elements = tl.full((), 1, tl.int64) * stride
-    for row in range(end + tl.program_id(0), M, NUM_PROGRAMS):
-        for first in range(0, N, BLOCK_N):
-            at = out_ptr + row * row_elements + first + columns
-            tl.store(at, tl.zeros((BLOCK_N,), dtype=out_ptr.dtype.element_ty), mask=first + columns < N)
 
 
 @triton.jit
@@ -329,10 +299,13 @@ def prepare_flat(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
 
-    Falls back to the pointer kernel, whose sizes are fixed here, where TMA cannot go.
+    Where TMA cannot go the same loop reads by pointers (flat_pointers.py), and `config` is not looked at.
     """
     require_runnable(a, b)
-    ends = [] if trusted else group_ends(a, b, offs)
+    if trusted:
+        require_dense(offs)
+    else:
+        group_ends(a, b, offs)
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -344,7 +317,7 @@ def prepare_flat(
     if reason := illegal(config, a.dtype):
         raise ValueError(f"{config}: {reason}")
     if not tma:
-        return _prepare_pointers(a, b, ends or group_ends(a, b, offs))
+        return lambda: grouped_gemm_pointers(a, b, offs, zero_rest)
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(weights, block_b)
@@ -394,12 +367,3 @@ def _tuned_here(a: Tensor, b: Tensor, offs: Tensor, nk: bool, zero_rest: bool) -
         return None
     tried = [config for config in candidates(M / G) if illegal(config, a.dtype) is None]
     return tune_here("flat", key, a.device, tried, lambda c: prepare_flat(a, b, offs, c, True, zero_rest))
-
-
-def _prepare_pointers(a: Tensor, b: Tensor, ends: list[int]) -> Callable[[], Tensor]:
-    starts = [0, *ends[:-1]]
-    run = prepare_pointer_packed([a[s:e] for s, e in zip(starts, ends, strict=True)], list(b))
-    past = a.size(0) - ends[-1]
-    if not past:
-        return run
-    return lambda: torch.cat([out := run(), out.new_zeros(past, out.size(1))])

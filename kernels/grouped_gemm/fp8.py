@@ -37,7 +37,8 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupbench.kernels.grouped_gemm.flat import expert_of, expert_tiles, store_tile, zero_past
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.flat import store_tile
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
 from groupbench.kernels.grouped_gemm.reference import without_tf32
 from groupbench.kernels.grouped_gemm.support import (

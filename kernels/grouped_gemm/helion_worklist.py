@@ -41,7 +41,7 @@ import triton.language as tl
 from helion import Config  # a field of WorklistConfig has the module's name
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.flat import zero_past
+from groupbench.kernels.grouped_gemm.experts import zero_past
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,

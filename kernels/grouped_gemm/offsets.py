@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.flat import zero_past
+from groupbench.kernels.grouped_gemm.experts import zero_past
 from groupbench.kernels.grouped_gemm.support import worker_count
 
 

@@ -84,6 +84,7 @@ def group_ends(
         )
     if offs.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"offs must be int32 or int64, got {offs.dtype}")
+    require_dense(offs)
     ends: list[int] = offs.tolist()
     for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end < start:
@@ -91,6 +92,12 @@ def group_ends(
     if ends[-1] > a.size(0):
         raise ValueError(f"offs[-1] = {ends[-1]} lies past the {a.size(0)} rows of a")
     return ends
+
+
+def require_dense(offs: Tensor) -> None:
+    """Raise ValueError for offsets with gaps between them, such as a table's column: kernels read what lies there."""
+    if offs.numel() > 1 and offs.stride(0) != 1:
+        raise ValueError(f"offs has a stride of {offs.stride(0)}; kernels read [G] in one piece: offs.contiguous()")
 
 
 def no_tma(columns: int, **operands: Tensor) -> str | None:

@@ -38,6 +38,7 @@ from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,
     no_tma,
+    require_dense,
     require_runnable,
     worker_count,
 )
@@ -298,6 +299,7 @@ def wgrad_launcher(
 ) -> Callable[[], Tensor]:
     """As `prepare_wgrad`, for offsets that are known to be right: they stay on the device."""
     require_runnable(a, dc)
+    require_dense(offs)
     if dc.ndim != 2 or dc.size(0) != a.size(0):
         raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
     (M, K), N, G = a.shape, dc.size(1), offs.numel()

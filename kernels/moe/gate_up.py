@@ -32,7 +32,8 @@ from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels.grouped_gemm import flat
-from groupbench.kernels.grouped_gemm.flat import FlatConfig, expert_of, expert_tiles, store_rows
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles
+from groupbench.kernels.grouped_gemm.flat import FlatConfig, store_rows
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES, illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key

@@ -197,7 +197,7 @@ def permute_rows(
 
 def spread_rows(
     x: Tensor,  # [T, H], any strides
-    position: Tensor,  # [T, k] int32, contiguous
+    position: Tensor,  # [T, k] int32
     config: RowConfig | None = None,
 ) -> Tensor:  # [T*k, H]; rows that are no choice's are not written
     """Allocate and launch."""
@@ -207,6 +207,7 @@ def spread_rows(
 def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool) -> Tensor:
     """chained: the launches in front of this one are route's, which leave x alone, so that it may be read early."""
     (T, H), k = x.shape, position.size(1)
+    position = position.contiguous()
     out = torch.empty(T * k, H, dtype=x.dtype, device=x.device)
     if out.numel():
         config = config or choose_config(T, H, x.element_size())
@@ -220,12 +221,13 @@ def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool
 
 def combine_rows(
     y: Tensor,  # [rows, H], any strides
-    position: Tensor,  # [T, k] int32, contiguous
+    position: Tensor,  # [T, k] int32
     weights: Tensor | None,  # [T, k], any float dtype; None: all are 1
     config: RowConfig | None = None,
 ) -> Tensor:  # [T, H]
     """Allocate and launch."""
     (T, k), H = position.shape, y.size(1)
+    position = position.contiguous()
     out = torch.empty(T, H, dtype=y.dtype, device=y.device)
     if out.numel():
         config = config or choose_config(T, H, y.element_size(), rows=k)
@@ -262,7 +264,6 @@ def prepare_unpermute(
     """Check; the callable allocates and sums. Raises ValueError."""
     require_runnable(y)
     check_positions(y, position, weights)
-    position = position.contiguous()
     return lambda: combine_rows(y, position, weights)
 
 

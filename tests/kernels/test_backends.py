@@ -65,6 +65,16 @@ def test_reads_its_offsets_on_every_call(name, make_case, make_inputs, poisoned,
         check(out, grouped_gemm_reference(a, b, offs), torch.float16)
 
 
+def test_refuses_offsets_with_gaps(prepare, make_case, make_inputs):
+    """A column of a table of offsets: its neighbours would be taken for it."""
+    a, b, offs = make_inputs(make_case("three", (5, 15, 20)), torch.float16)
+    with pytest.raises(ValueError, match=r"offs\.contiguous"):
+        BACKENDS["triton_flat"](a, b, torch.stack([offs, offs], 1)[:, 0])
+    if prepare is not prepare_pointer:
+        with pytest.raises(ValueError, match=r"offs\.contiguous"):
+            prepare(a, b, torch.stack([offs, offs], 1)[:, 0])
+
+
 def test_reads_its_inputs_on_every_call(prepare, make_case, make_inputs):
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
     run = prepare(a, b, offs)

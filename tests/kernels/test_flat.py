@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from groupbench.kernels.grouped_gemm import flat
+from groupbench.kernels.grouped_gemm import flat, flat_pointers
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 from groupbench.kernels.grouped_gemm.support import no_tma
 from groupbench.kernels.grouped_gemm.tuned import tuned_configs, tuning_key
@@ -85,6 +85,37 @@ def test_pointers_take_over_where_tma_cannot_go(n, k, pad_a, reason, make_case, 
     run = flat.prepare_flat(a, b, offs)
     with poisoned():
         out = run()
+    check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda a, b: (a, b),
+        lambda a, b: (a.t().contiguous().t(), b),
+        lambda a, b: (a.repeat_interleave(2, 1)[:, ::2], b.repeat_interleave(3, 2)[:, :, ::3]),
+        lambda a, b: (a, b[0].expand(4, -1, -1)),
+    ],
+    ids=["odd_sizes", "a_transposed", "strided", "shared"],
+)
+def test_pointers_read_offsets_on_the_device_too(views, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("four", (21, 0, 39, 1), n=45, k=33), torch.float16)
+    a, b = views(a, b)
+    assert no_tma(45, a=a, b=b) is not None
+    run = flat.prepare_flat(a, b, offs)
+    for sizes in ((61, 0, 0, 0), (0, 0, 0, 0), (0, 33, 20, 2), (21, 0, 39, 1)):
+        offs.copy_(torch.tensor(sizes).cumsum(0))
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+@pytest.mark.parametrize("rows", [8, 32, 90, 200])
+def test_every_pointer_config_is_right(rows, make_case, make_inputs, device, poisoned, check):
+    a, b, offs = make_inputs(make_case("ragged", (129, 0, 30, 1), n=141, k=71, tail=3), torch.float16)
+    config = flat_pointers.choose_config(rows, torch.float16, torch.device("cuda"))
+    with poisoned():
+        out = flat_pointers.grouped_gemm_pointers(a, b, offs, config=config)
     check(out, grouped_gemm_reference(a, b, offs), torch.float16)
 
 

@@ -156,6 +156,20 @@ def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, 
     )
 
 
+@each_way
+def test_positions_are_read_as_they_lie(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(9, 12, device=device), torch.rand(9, 2, device=device)
+    expected, routed = permute.permute_reference(x, torch.randint(0, 4, (9, 2), device=device), 4)
+    apart = routed.position.repeat_interleave(2, 1)[:, ::2]
+    check(
+        way.unpermute(expected, apart, weights)(),
+        permute.combine_reference(expected.double(), routed.position, weights),
+        torch.float32,
+    )
+    assert torch.equal(permute.spread_rows(x, apart), expected)
+
+
 def test_counts_of_more_blocks_than_a_program_sums_at_a_time(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

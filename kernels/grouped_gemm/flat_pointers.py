@@ -1,0 +1,135 @@
+"""flat.py's loop where TMA cannot go: any strides, any alignment, any GPU that Triton knows.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+Sizes are read on the device at every call, as there. Rows of the next expert and what lies past N and K are masked
+where they are loaded: behind a row that is no multiple of 16 bytes there may be anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+
+
+@dataclass(frozen=True)
+class FlatPointerConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tile rows of a super-group, see tile_order.py
+
+
+def choose_config(mean_rows: float, dtype: torch.dtype, device: torch.device) -> FlatPointerConfig:
+    """Few rows have tiles of few. Loads and stores of an element each hold their addresses in registers: twice as many
+    columns spill 368 bytes a thread where strides are odd (sm_90, Triton 3.7.1).
+    """
+    if device.type == "cpu":
+        return FlatPointerConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2)
+    if dtype == torch.float32:
+        return FlatPointerConfig(64, 64, 32, num_warps=4, num_stages=3)  # IEEE: FMA units, which read registers
+    if mean_rows <= 32:
+        return FlatPointerConfig(16 if mean_rows <= 16 else 32, 128, 64, num_warps=4, num_stages=3, group_m=1)
+    if mean_rows <= 96:
+        return FlatPointerConfig(64, 64, 32, num_warps=4, num_stages=3)
+    return FlatPointerConfig(128, 64, 32, num_warps=8, num_stages=3)
+
+
+@triton.jit
+def _flat_pointer_kernel(
+    a_ptr,  # [M, K]
+    b_ptr,  # [G, K, N]
+    out_ptr,  # [M, N] contiguous
+    offs_ptr,  # [G]
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bg,
+    stride_bk,
+    stride_bn,
+    G: tl.constexpr,
+    G_POW2: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    starts, ends, counts, before = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
+    tiles_m = tl.sum(counts, 0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS):
+        tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
+        g, start, size, row = expert_of(tile_m, starts, ends, counts, before, G_POW2, BLOCK_M)
+        rows = row + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        row_ok = (rows < size)[:, None]
+        column_ok = (columns < N)[None, :]
+        k = tl.arange(0, BLOCK_K)
+        at_row = (start + rows).to(tl.int64)[:, None]
+        at_column = columns.to(tl.int64)[None, :]
+        at_k = k.to(tl.int64)
+        a_ptrs = a_ptr + at_row * stride_am + at_k[None, :] * stride_ak
+        b_ptrs = b_ptr + g.to(tl.int64) * stride_bg + at_k[:, None] * stride_bk + at_column * stride_bn
+        step = tl.full((), BLOCK_K, tl.int64)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for first in range(0, K, BLOCK_K):
+            # The K tail must be zero on both sides: what lies behind it may be NaN, and 0 * NaN is NaN.
+            a = tl.load(a_ptrs, mask=row_ok if EVEN_K else row_ok & (k < K - first)[None, :], other=0.0)
+            b = tl.load(b_ptrs, mask=column_ok if EVEN_K else column_ok & (k < K - first)[:, None], other=0.0)
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            a_ptrs += step * stride_ak
+            b_ptrs += step * stride_bk
+        tl.store(out_ptr + at_row * N + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=row_ok & column_ok)
+    zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, NUM_PROGRAMS, BLOCK_N)
+
+
+def grouped_gemm_pointers(
+    a: Tensor,  # [M, K], any strides
+    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    offs: Tensor,  # [G], int32 or int64 end offsets, contiguous
+    zero_rest: bool = True,  # else rows past offs[-1] are left as they are allocated
+    config: FlatPointerConfig | None = None,
+) -> Tensor:  # [M, N]
+    """Allocate and launch, for operands that are known to fit."""
+    (M, K), (G, _, N) = a.shape, b.shape
+    config = config or choose_config(M / G, a.dtype, a.device)
+    out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+    programs = worker_count(a.device)
+    _flat_pointer_kernel[(programs,)](
+        a,
+        b,
+        out,
+        offs,
+        M if zero_rest else 0,
+        N,
+        K,
+        *a.stride(),
+        *b.stride(),
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        EVEN_K=K % config.block_k == 0,
+        PRECISION="ieee",
+        NUM_PROGRAMS=programs,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
