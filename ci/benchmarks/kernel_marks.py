@@ -113,6 +113,14 @@ DECODE_ROWS = 16
 
 LONGEST_NAME = 64
 
+LEGEND = """\
+Milliseconds are the median over bursts of their medians, with the fastest and the slowest burst; a row is of one card.
+*Best ours* is the fastest right result of Triton and Helion; *over* says how many times as long another takes, torch's
+best being the fastest of its columns here. *% of cuBLAS* is TFLOP/s over those of one dense 8192³ product, *% of copy*
+min_bytes over time, over the same of torch's copy of 512 MiB; both on the same card, blank where that lacks or is of
+another dtype. More than 100 % of cuBLAS: smaller products draw less power, and a shared B stays in L2. *RMS* is the
+relative error of the best of ours over that of the baseline."""
+
 Shapes = dict[str, dict[str, Cell]]  # shape text -> backend -> cell
 
 
@@ -158,6 +166,7 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
         raise ValueError("no record of the built-in host was timed on a GPU")
     parts = [f"Made by `python ci/benchmarks/kernel_marks.py {' '.join(files)} --write docs/kernels.md`."]
     parts.append("\n".join(_provenance(timed)))
+    parts.append(LEGEND)
     failed = [r for r in records if r.cell.host == "builtin" and r.latency is None]
     groups = dict.fromkeys((r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) for r in timed)
     canaries = _canaries(timed)
@@ -215,9 +224,13 @@ def _cell(record: Record) -> Cell:
 
 
 def _by_shape(records: Iterable[Record]) -> Shapes:
+    """A row is of one card and one commit, those of the shape's last record: ratios have both sides from there."""
+    found = list(records)
+    place = {r.cell.shape: (r.environment.gpu_uuid, r.run.commit.hash) for r in found}
     shapes: Shapes = {}
-    for record in records:
-        shapes.setdefault(record.cell.shape, {})[record.cell.backend] = _cell(record)
+    for r in found:
+        if place[r.cell.shape] == (r.environment.gpu_uuid, r.run.commit.hash):
+            shapes.setdefault(r.cell.shape, {})[r.cell.backend] = _cell(r)
     return shapes
 
 
@@ -269,7 +282,7 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
     if not rows:
         return ""
     lines = [head, ["---"] * len(head), *rows]
-    return "Milliseconds, median and range of bursts.\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
 def _verdict(

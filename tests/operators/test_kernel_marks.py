@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -181,6 +182,20 @@ def test_what_failed_is_listed_and_a_wrong_result_wins_nothing(marks: ModuleType
     assert rows(text)[OVER_TORCH][2] == "1.053"
     assert "**wrong** 0.1000" in text
     assert "- grouped_gemm, fwd, moe/dsv3_gu_ep32, torch_compile: unavailable, no template" in text
+
+
+def test_a_row_is_of_one_card_and_one_commit(marks: ModuleType) -> None:
+    def elsewhere(found: Record) -> Record:
+        environment = msgspec.structs.replace(found.environment, gpu_uuid="GPU-2")
+        return msgspec.structs.replace(found, environment=environment)
+
+    records = [elsewhere(record("torch_grouped_mm", 9.0)), elsewhere(record("torch_loop", 0.1))]
+    records += [record("torch_grouped_mm", 2.0), record("triton_flat", 1.0)]
+    found = rows(marks.tables(records, []))
+    assert found[OVER_TORCH][2] == found[f"{OVER_TORCH} or torch_loop"][2] == "2.000"
+    run = msgspec.structs.replace(RUN, commit=Commit(hash="0123456789"))
+    records.append(msgspec.structs.replace(record("triton_flat", 0.5), run=run))
+    assert OVER_TORCH not in rows(marks.tables(records, []))
 
 
 def test_of_a_cell_measured_twice_the_last_counts(marks: ModuleType) -> None:
