@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.sizes import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,14 +62,13 @@ def parse_shape(text: str) -> CanaryShape:
     nk = fields[-1:] == ["W=nk"]
     pairs = [field.partition("=") for field in (fields[:-1] if nk else fields)]
     letters = "".join(letter for letter, _, _ in pairs)
-    sizes = [int(size) for _, _, size in pairs if size.isascii() and size.isdecimal()]
     square = letters == "N" and not nk
-    if (
-        not ((kind == "copy" and square) or (kind == "matmul" and (square or letters == "MNK")))
-        or len(sizes) != len(pairs)
-        or not all(1 <= size <= MAX_SIZE for size in sizes)
-    ):
-        raise ValueError(f"canary {text!r} is none of {SHAPES_HELP}")
+    if not ((kind == "copy" and square) or (kind == "matmul" and (square or letters == "MNK"))):
+        raise ValueError(f"shape {text!r} is none of {SHAPES_HELP}")
+    try:
+        sizes = [size(letter, value, MAX_SIZE) for letter, _, value in pairs]
+    except ValueError as error:
+        raise ValueError(f"shape {text!r}: {error}. A shape is {SHAPES_HELP}") from error
     if square:
         return CanaryShape(kind, sizes[0])
     M, N, K = sizes
@@ -116,6 +116,7 @@ CANARY = Operator(
     suites={
         "cuda": (CanaryShape("copy", 16384), CanaryShape("matmul", 8192)),
         "cpu": (CanaryShape("copy", 2048), CanaryShape("matmul", 512)),
+        "smoke": (CanaryShape("copy", 64), CanaryShape("matmul", 64), CanaryShape("matmul", 33, 17, 48, nk=True)),
     },
     parse_shape=parse_shape,
     make_inputs=make_inputs,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.sizes import whole, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +41,7 @@ class GemmShape:
 
     def __post_init__(self) -> None:
         for letter, value in self.dims.items():
-            if not 1 <= value <= MAX_SIZE:
-                raise ValueError(f"{letter}={value}: 1 to {MAX_SIZE}")
+            within(letter, value, MAX_SIZE)
         if 2 * self.M * self.N * self.K >= 2**63:
             raise ValueError("more operations than 64 bits count")
 
@@ -76,10 +76,10 @@ def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmS
 
 def _parse(text: str) -> GemmShape:
     if "=" not in text:
-        numbers = [_size(part) for part in text.split(",")]
-        if len(numbers) != 3:
-            raise ValueError(f"{len(numbers)} numbers")
-        M, N, K = numbers
+        parts = text.split(",")
+        if len(parts) != 3:
+            raise ValueError(f"{len(parts)} numbers")
+        M, N, K = map(whole, "MNK", parts)
         return GemmShape(M, N, K)
     fields: dict[str, str] = {}
     for part in text.split(","):
@@ -92,14 +92,8 @@ def _parse(text: str) -> GemmShape:
     for key, value in (("A", "km"), ("W", "nk")):
         if fields.get(key, value) != value:
             raise ValueError(f"{key}={fields[key]} is not {key}={value}")
-    M, N, K = (_size(fields[letter]) for letter in "MNK")
+    M, N, K = (whole(letter, fields[letter]) for letter in "MNK")
     return GemmShape(M, N, K, nk="W" in fields, km="A" in fields)
-
-
-def _size(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{text!r} is no size")
-    return int(text)
 
 
 def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInputs:

@@ -17,6 +17,7 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators import routing as routings
+from groupbench.operators.sizes import whole, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,10 +205,10 @@ def _parse(text: str, layer: bool) -> MoeShape:
         letter, _, value = part.partition("=")
         if letter in fields or letter not in (*("T", "k", "G", "H", "E"), *("F" if layer else ())):
             raise ValueError(f"field {letter!r} is unknown or given twice")
-        if not (value.isascii() and value.isdecimal() and len(value) < 12):
-            raise ValueError(f"{letter}={value} is no size")
-        fields[letter] = int(value)
+        fields[letter] = whole(letter, value)
     wanted = {"T", "k", "G", "H", *("F" if layer else ())}
-    if wanted - fields.keys() or (layer and not fields["F"]):
-        raise ValueError(f"it needs {', '.join(sorted(wanted))}, F at least 1" if layer else "it needs T, k, G and H")
+    if wanted - fields.keys():
+        raise ValueError("it needs T, k, G, H and F" if layer else "it needs T, k, G and H")
+    if layer:
+        within("F", fields["F"], MAX_SIZE)
     return MoeShape(**fields, routing=routing or "balanced")

@@ -133,7 +133,7 @@ class Operator:
             raise KeyError(mode)
         return replace(
             self,
-            backends=tuple(_in_mode(backend, mode) for backend in self.backends),
+            backends=tuple(_in_mode(backend, mode, self.modes) for backend in self.backends),
             make_inputs=measured.make_inputs,
             reference=measured.reference,
             flops=measured.flops,
@@ -156,9 +156,15 @@ class Operator:
         return replace(self, backends=(*kept, *last.values()))
 
 
-def _in_mode(backend: Backend, mode: str) -> Backend:
-    prepare = backend.prepare_bwd if mode == "bwd" else backend.prepare_fwd_bwd
+def _in_mode(backend: Backend, mode: str, modes: tuple[str, ...]) -> Backend:
+    """The backend in a mode; where it has none such, its reason names the operator's other mode with gradients."""
+    prepares = {"bwd": backend.prepare_bwd, "fwd_bwd": backend.prepare_fwd_bwd}
+    prepare = prepares.pop(mode)
     if prepare is not None:
         return replace(backend, prepare=prepare)
-    lacks = "backward" if mode == "bwd" else "mode fwd_bwd"
-    return replace(backend, unavailable=lambda target: f"{backend.name} has no {lacks}")
+    has = [other for other, prepare in prepares.items() if prepare is not None and other in modes]
+    if has:
+        lacks = f"{backend.name} has no mode {mode} by itself; --mode {has[0]} measures its backward"
+    else:
+        lacks = f"{backend.name} has no {'backward' if mode == 'bwd' else 'mode fwd_bwd'}"
+    return replace(backend, unavailable=lambda target: lacks)

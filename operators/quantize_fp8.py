@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.sizes import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,12 +46,14 @@ class QuantizeInputs:
 
 def parse_shape(text: str) -> QuantizeShape:
     """Raises ValueError."""
-    recipe, *sizes = text.strip().split(",")
-    fields = dict(size.partition("=")[::2] for size in sizes)
-    numbers = [int(fields[name]) if fields.get(name, "").isdecimal() else 0 for name in "MK"]
-    if recipe not in RECIPES or len(sizes) != 2 or not all(1 <= number <= MAX_SIZE for number in numbers):
+    recipe, *parts = text.strip().split(",")
+    fields = dict(part.partition("=")[::2] for part in parts)
+    if recipe not in RECIPES or len(parts) != 2 or fields.keys() != {"M", "K"}:
         raise ValueError(f"shape {text!r} is not of the form {HELP}")
-    return QuantizeShape(recipe, *numbers)
+    try:
+        return QuantizeShape(recipe, *(size(letter, fields[letter], MAX_SIZE) for letter in "MK"))
+    except ValueError as error:
+        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
 
 
 def make_inputs(shape: QuantizeShape, dtype: str, device: str, seed: int) -> QuantizeInputs:

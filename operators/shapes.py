@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from groupbench.operators import routing as routings
+from groupbench.operators.sizes import size, whole
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32
@@ -50,8 +51,9 @@ class GroupedShape:
         if not 1 <= self.G <= MAX_GROUPS:
             raise ValueError(f"G={self.G}: 1 to {MAX_GROUPS} groups")
         for letter, value in (("M", self.M), ("N", self.N), ("K", self.K)):
-            if value < (0 if letter == "M" else 1):
-                raise ValueError(f"{letter}={value} is too small")
+            least = 0 if letter == "M" else 1
+            if value < least:
+                raise ValueError(f"{letter}={value}: {least} to {MAX_SIZE}")
             if value > MAX_SIZE:
                 raise ValueError(f"{letter} is too large: {MAX_SIZE} at most")
         if 2 * self.M * self.N * self.K >= 2**63:
@@ -206,12 +208,12 @@ def _parse_fields(text: str) -> GroupedShape:
         "nk": _choice(fields, "W", {"nk": True, "kn": False}),
         "shared": _choice(fields, "B", {"shared": True}),
     }
-    G, N, K = (int(fields[letter]) for letter in "GNK")
+    G, N, K = (whole(letter, fields[letter]) for letter in "GNK")
     if "M" in fields:
-        return GroupedShape(G, int(fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
+        return GroupedShape(G, whole("M", fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
     if "routing" in fields:
         raise ValueError("M_g lists the rows, so routing has no say")
-    rows = tuple(int(row) for row in fields["M_g"].split("|"))
+    rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in fields["M_g"].split("|"))
     if len(rows) not in (1, G):
         raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
     if len(rows) == 1 and 1 <= G <= MAX_GROUPS:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.operators.tuning import fastest_burst
+from groupbench.operators import tuning
+from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL, SUITES
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +48,15 @@ def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator
             yield found
 
 
+def evenly(configs: list[SplitKConfig], most: int) -> list[SplitKConfig]:
+    """At most so many, spread over the list, the first among them."""
+    return configs[:: math.ceil(len(configs) / most)]
+
+
 def microseconds(run: Callable[[], object]) -> float:
     """Of a call, as tuning.py takes it; infinity where the GPU cannot hold as many programs as wait for each other."""
     try:
-        return 1e3 * fastest_burst(run)
+        return 1e3 * tuning.fastest_burst(run)
     except RuntimeError as error:
         if "cooperative" not in str(error):
             raise
@@ -58,25 +64,24 @@ def microseconds(run: Callable[[], object]) -> float:
 
 
 @click.command()
-@click.option("--suite", default="skinny", show_default=True)
-@click.option("--dtype", default="bf16", show_default=True)
-@click.option("--limit", type=click.IntRange(min=1), default=60, show_default=True, help="Configs tried a shape.")
-def main(suite: str, dtype: str, limit: int) -> None:
+@tuning.suite_option(SUITES, "skinny")
+@tuning.shape_option
+@tuning.dtype_option
+@click.option("--configs", type=click.IntRange(min=1), default=60, show_default=True, help="Most configs of a shape.")
+def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: int) -> None:
     """Compare the rule with its neighbours on this GPU."""
     import torch
 
     from groupbench.kernels.split_k import prepare_fixup
-    from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL, SUITES
 
-    if suite not in SUITES:
-        raise click.UsageError(f"no suite {suite!r}; there are: {', '.join(SUITES)}")
+    named = tuning.chosen(SPLIT_K_MATMUL.parse_shape, texts, (shape for suite in suites for shape in SUITES[suite]))
+    tuning.require_gpu()
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    for shape in SUITES[suite]:
+    for shape in named.values():
         x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
         M, N, K = shape.M, shape.N, shape.K
-        configs = list(neighbours(M, N, K, x.a.dtype, sms))
-        step = max(1, len(configs) // limit)  # evenly among them, the rule's first
-        times = [(microseconds(prepare_fixup(x.a, x.b, config)), config) for config in configs[::step]]
+        tried = evenly(list(neighbours(M, N, K, x.a.dtype, sms)), configs)
+        times = [(microseconds(prepare_fixup(x.a, x.b, config)), config) for config in tried]
         cublas = microseconds(lambda x=x: torch.mm(x.a, x.b))  # type: ignore[misc]
         best, config = min(times, key=lambda found: found[0])
         rule = times[0][0]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import click
 
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.measure.cell import describe
 from groupbench.operators.measure.protocol import GpuTimer, Protocol
 
@@ -75,8 +76,7 @@ def tune(
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise click.UsageError("tuning needs the GPU that it is for; torch sees none here")
+    require_gpu()
     configs = read_tuned(output) if keep else {}
     without = []
     end = time.monotonic() + limit_s
@@ -98,6 +98,14 @@ def tune(
         torch.cuda.empty_cache()
     if without:
         raise click.ClickException(f"no config runs for {'; '.join(without)}")
+
+
+def require_gpu() -> None:
+    """Raises click.UsageError without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.UsageError("tuning needs the GPU that it is for; torch sees none here")
 
 
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
@@ -149,7 +157,7 @@ def limit_option(seconds: float) -> Callable[[Any], Any]:
 
 
 shape_option = click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes in place of suites.")
-dtype_option = click.option("--dtype", default="bf16", show_default=True)
+dtype_option = click.option("--dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True)
 
 
 def chosen(parse: Callable[[str], Problem], texts: Iterable[str], others: Iterable[Problem]) -> dict[str, Problem]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Example, Operator, Run
+from groupbench.operators.sizes import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,10 +61,13 @@ def parse_shape(text: str) -> VectorShape:
     turned = parts[-1:] == ["y=t"]
     pairs = [part.partition("=") for part in (parts[:-1] if turned else parts)]
     keys = [key for key, _, _ in pairs]
-    sizes = {key: int(size) for key, _, size in pairs if size.isascii() and size.isdecimal()}
     allowed = [["M", "N"]] if turned else [["N"], ["N", "stride"], ["M", "N"]]
-    if keys not in allowed or len(sizes) != len(keys) or not all(1 <= size <= MAX_SIZE for size in sizes.values()):
+    if keys not in allowed:
         raise ValueError(f"shape {text!r} is not of the form {HELP}")
+    try:
+        sizes = {key: size(key, value, MAX_SIZE) for key, _, value in pairs}
+    except ValueError as error:
+        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
     shape = VectorShape(sizes["N"], sizes.get("M", 0), sizes.get("stride", 1), turned)
     if shape.elements * shape.stride > MAX_SIZE:
         raise ValueError(f"shape {text!r} has more than {MAX_SIZE} elements. A shape is {HELP}")

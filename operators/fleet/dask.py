@@ -18,6 +18,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.measure.environment import interpreted
 from groupbench.tracker.record import Record
 
 GPU = "GPU"
@@ -47,7 +48,8 @@ class DaskFleet:
     ) -> None:
         """Connects, and asks every worker for its card.
 
-        Raises UsageError: no scheduler or no worker there, of several kinds of hardware, or of other code.
+        Raises UsageError: no scheduler or no worker there, none for the device, of several kinds of hardware, or of
+        other code.
         """
         self.known, self._measure = known or {}, measure
         self._until = time.monotonic() + budget_s
@@ -59,7 +61,9 @@ class DaskFleet:
         self.client = _connect(address)
         try:
             self.client.run_on_scheduler(_settle, patience_s=patience_s)
-            self.cards = _usable(self.client.run(look or card_here, device), hardware, address)
+            workers = _for_device(self.client.run(device_here), device, address)
+            found = self.client.run(look or card_here, device, workers=workers) if workers else {}
+            self.cards = _usable(found, hardware, address)
         except BaseException:
             self.client.close()
             raise
@@ -141,9 +145,24 @@ class DaskFleet:
             self.client.close(timeout=5 if at_once else "10s")
 
 
+def check_address(address: str) -> None:
+    """Raises UsageError for what can be no scheduler's address. Client says so too, and hangs where it is let go."""
+    from distributed.comm.addressing import get_address_host_port
+
+    try:
+        host, port = get_address_host_port(address)
+        if not host or not 0 < port < 65536:
+            raise ValueError(f"port {port} is not 1 to 65535" if host else "it names no host")
+    except (ValueError, ImportError) as error:
+        said = " ".join(str(error).split())
+        raise UsageError(f"{address!r} is no scheduler's address ({said}): give one such as tcp://head:8786") from error
+
+
 def _connect(address: str) -> Any:
     try:
         from distributed import Client
+
+        check_address(address)
     except ModuleNotFoundError:
         raise UsageError("--scheduler needs Dask distributed: pip install 'groupbench[dask]'") from None
     import logging
@@ -168,6 +187,25 @@ def _knows(dask_scheduler: Any, name: str) -> bool:
 
 def _has(dask_scheduler: Any, model: str) -> bool:
     return any(model in worker.resources for worker in dask_scheduler.workers.values())
+
+
+def device_here() -> str:
+    """On a worker: "cuda" or "cpu", whichever it was started for."""
+    return "cpu" if interpreted() else "cuda"
+
+
+def _for_device(found: Mapping[str, str], device: str, address: str) -> list[str]:
+    """Addresses of the workers that are for the device; none where none has joined. Raises UsageError."""
+    workers = [worker for worker, of in found.items() if of == device]
+    if found and not workers:
+        command = f"python -m groupbench.operators.fleet.worker {address}"
+        if device == "cuda":
+            raise UsageError(f"the workers of {address} are CPUs: --device cpu measures on them; for GPUs: {command}")
+        raise UsageError(
+            f"the workers of {address} are GPUs: leave --device cpu out to measure on them; for CPUs: "
+            f"{command} --device cpu"
+        )
+    return workers
 
 
 def card_here(device: str, dask_worker: Any = None) -> Card:

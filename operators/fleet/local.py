@@ -54,6 +54,9 @@ def slots(asked: str, device: str) -> list[Slot]:
         numbers = _numbers(asked)
         return _share([Slot(f"cpu {number}", "cpu", {}) for number in numbers])
     visible = visible_gpus()
+    if not visible:
+        said = "there is no GPU here, or CUDA_VISIBLE_DEVICES lets none through"
+        raise UsageError(f"--gpus {asked}: {said}; --device cpu measures without one")
     numbers = list(range(len(visible))) if asked == "all" else _numbers(asked)
     for number in numbers:
         if number >= len(visible):
@@ -85,7 +88,11 @@ def _numbers(asked: str) -> list[int]:
     texts = [text.strip() for text in asked.split(",")]
     if not all(text.isascii() and text.isdecimal() for text in texts):
         raise UsageError(f"--gpus {asked!r} is neither all nor numbers by comma")
-    return list(dict.fromkeys(map(int, texts)))
+    numbers = list(map(int, texts))
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--gpus {asked} names {twice} twice: one queue measures on a GPU, so give each once")
+    return numbers
 
 
 def _share(found: list[Slot]) -> list[Slot]:
@@ -227,11 +234,13 @@ def _end_with_parent() -> None:
 def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:
     """Slots with their cards, locked, for workers that live longer than a run; None are all GPUs, on a CPU one slot.
 
-    Raises GroupbenchError.
+    Raises GroupbenchError; UsageError where there is no GPU and the CPU was not asked for.
     """
     from groupbench.operators.measure.environment import resolve_device
 
-    device = resolve_device(device)
+    asked_device, device = device, resolve_device(device)
+    if device == "cpu" != asked_device:
+        raise UsageError("there is no GPU here that torch sees; --device cpu tries workers out without one")
     found = slots(asked or ("0" if device == "cpu" else "all"), device)
     processes = [_Process(slot) for slot in found]
     try:

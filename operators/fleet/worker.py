@@ -18,7 +18,7 @@ from typing import Any
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import local
 from groupbench.operators.fleet.batch import Card
-from groupbench.operators.fleet.dask import GPU
+from groupbench.operators.fleet.dask import GPU, check_address
 from groupbench.operators.fleet.local import Slot
 
 PRELOAD = "groupbench.operators.fleet.worker"
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     given = parser.parse_args()
     try:
+        check_address(given.scheduler)
         asyncio.run(serve(given.scheduler, local.look(given.gpus, given.device)))
     except ModuleNotFoundError as error:
         print(f"groupbench: {error.name} is not installed: pip install 'groupbench[dask]'", file=sys.stderr)

@@ -41,9 +41,14 @@ def resolve_device(asked: str) -> str:
     if device == "cpu":
         # Read when kernels are defined, so before anything imports Triton, the fork server included.
         os.environ["TRITON_INTERPRET"] = "1"
-    elif os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
+    elif interpreted():
         raise UsageError("TRITON_INTERPRET is set: interpreted kernels run with --device cpu; unset it to use the GPU")
     return device
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET is set, by the user or, in a process for a CPU, by resolve_device."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no")
 
 
 def _gpu_driver() -> bool:

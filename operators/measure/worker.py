@@ -15,6 +15,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -31,7 +32,21 @@ HOST_MEMORY_SHARE = 0.8
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([name for name in PRELOAD if importlib.util.find_spec(name)])
+    _start_quietly()
     return context
+
+
+def _start_quietly() -> None:
+    """Start the fork server with SIGINT blocked, for it and for its children, as it ignores it once it has imported.
+
+    A Ctrl-C is this process's to handle, and reaches it once it is through here.
+    """
+    resource_tracker.ensure_running()  # which unblocks SIGINT, and so must not be begun below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Worker:
@@ -138,6 +153,8 @@ def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> An
 def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # of the pipe: whoever asked was interrupted meanwhile
+        if connection.poll():  # closed, since nothing is ever sent: interrupted while this process was being started
+            return
         try:
             connection.send((True, function(*args)))
         except ModuleNotFoundError as error:

@@ -26,6 +26,15 @@ def test_text_sizes_and_result(text: str, counted: tuple[dict[str, int], int, in
     torch.testing.assert_close(CANARY.backend("torch").prepare(x)(), CANARY.reference(x))
 
 
+def test_each_suite_reads_back_and_smoke_is_small() -> None:
+    assert list(CANARY.suites) == ["cuda", "cpu", "smoke"]
+    for suite in CANARY.suites.values():
+        assert [CANARY.parse_shape(str(shape)) for shape in suite] == list(suite)
+        assert {shape.kind for shape in suite} == {"copy", "matmul"}
+    assert all(max(shape.sizes) <= 64 for shape in CANARY.suites["smoke"])
+    assert any(shape.nk for shape in CANARY.suites["smoke"])
+
+
 @pytest.mark.parametrize(
     "text",
     ["", ",", "matmul", "matmul,N=0", "matmul,N=5,W=nk", "matmul,N=²", "copy,N=2,N=3", "matmul,K=1,N=2,M=3",

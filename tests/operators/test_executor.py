@@ -6,9 +6,13 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -270,14 +274,63 @@ def test_probe_says_what_is_missing() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     """As after an interrupt: the process that asked is gone."""
-    ours, theirs = multiprocessing.Pipe()
-    ours.close()
     handler = signal.getsignal(signal.SIGINT)
     try:
-        worker._call(int, ("5",), theirs)
-        worker._call(int, ("five",), theirs)
+        for answer in (int, lambda: int("five")):
+            ours, theirs = multiprocessing.Pipe()
+            begun: list[bool] = []
+
+            def ask(ours: Connection = ours, begun: list[bool] = begun, answer: Callable[[], int] = answer) -> int:
+                begun.append(True)
+                ours.close()
+                return answer()
+
+            worker._call(ask, (), theirs)
+            assert begun == [True]
+            worker._call(ask, (), theirs)
+            assert begun == [True], "nobody has waited from the start"
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
+    """A terminal's Ctrl-C goes to all of its group; whoever asked is to answer it, and nobody else to print."""
+    script = (
+        "import time; from groupbench.operators.measure import worker\n"
+        "try: worker.call(time.sleep, 600, timeout_s=600)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not any(map(_minds_interrupts, _fork_servers(client.pid))):
+            assert client.poll() is None
+            time.sleep(0.01)
+        os.killpg(client.pid, signal.SIGINT)
+        assert client.communicate(timeout=60) == ("interrupted\n", "")
+    finally:
+        client.kill()
+        client.wait()
+
+
+def _fork_servers(pid: int) -> list[Path]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        Path("/proc", child)
+        for child in children
+        if b"forkserver import main" in Path("/proc", child, "cmdline").read_bytes()
+    ]
+
+
+def _minds_interrupts(process: Path) -> bool:
+    """Whether SIGINT is blocked or caught: before Python has begun it would just end the process."""
+    fields = dict(line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line)
+    return any(int(fields[name], 16) >> (signal.SIGINT - 1) & 1 for name in ("SigBlk", "SigCgt"))
 
 
 def test_call_says_how_its_process_died() -> None:

@@ -310,7 +310,6 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 GPUS = {
     "all": ("all", ["4", "5", "GPU-abc", "7"]),
     "some, as CUDA counts them": ("0,2", ["4", "GPU-abc"]),
-    "each once": ("3,3", ["7"]),
 }
 
 
@@ -326,6 +325,30 @@ def test_gpus_are_those_that_are_visible(asked: str, expected: list[str], four: 
 def test_gpus_that_are_not_there(asked: str, four: None) -> None:
     with pytest.raises(UsageError, match="--gpus"):
         local.slots(asked, "cuda")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_gpu_named_twice_is_named(device: str, four: None) -> None:
+    with pytest.raises(UsageError, match=r"^--gpus 1,0,2,00 names 0 twice"):
+        local.slots("1,0,2,00", device)
+
+
+@pytest.mark.parametrize("asked", ["all", "0"])
+def test_no_gpu_is_visible(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UsageError, match=f"^--gpus {asked}: there is no GPU here.* --device cpu"):
+        local.slots(asked, "cuda")
+
+
+@pytest.mark.parametrize("asked", [None, "0,1"])
+def test_workers_are_cpus_only_where_that_was_asked_for(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a host without one
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(local, "_card", cells.look_at_slot)
+    with pytest.raises(UsageError, match="no GPU here that torch sees; --device cpu"):
+        local.look(asked, "auto")
+    found = local.look(asked, "cpu")
+    assert [slot.name for slot, _ in found] == [f"cpu {n}" for n in (asked or "0").split(",")]
 
 
 def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,12 @@ def test_hardware_that_nobody_has(engine: marks.Engine) -> None:
         dask.DaskFleet(engine.address, "cpu", "NVIDIA H100*", look=cells.look)
 
 
+def test_workers_on_cpus_are_not_for_a_client_that_wants_gpus(engine: marks.Engine) -> None:
+    engine.start()
+    with pytest.raises(UsageError, match=rf"the workers of {engine.address} are CPUs: --device cpu measures on them"):
+        dask.DaskFleet(engine.address, "cuda")
+
+
 def test_what_has_not_begun_within_the_budget_is_skipped(engine: marks.Engine) -> None:
     assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
 
@@ -131,9 +137,76 @@ def test_a_worker_is_found_by_its_model_and_by_itself() -> None:
     assert found["nthreads"] == 1
 
 
+def test_workers_for_the_device_are_asked_and_no_others() -> None:
+    found = {"tcp://a:1": "cuda", "tcp://b:1": "cpu", "tcp://c:1": "cuda"}
+    assert dask._for_device(found, "cuda", "tcp://head:8786") == ["tcp://a:1", "tcp://c:1"]
+    assert dask._for_device(found, "cpu", "tcp://head:8786") == ["tcp://b:1"]
+    assert dask._for_device({}, "cuda", "tcp://head:8786") == []
+    with pytest.raises(UsageError, match=r"are GPUs: leave --device cpu out .*worker tcp://head:8786 --device cpu$"):
+        dask._for_device({"tcp://a:1": "cuda"}, "cpu", "tcp://head:8786")
+
+
+def test_a_worker_says_what_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert dask.device_here() == "cuda"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dask.device_here() == "cpu"
+
+
+ADDRESSES = {
+    "no port": ("nonsense", "missing port"),
+    "no text": ("", "missing port"),
+    "another scheme": ("udp://a:1", "unknown address scheme 'udp'"),
+    "no number": ("tcp://a:x", "'x'"),
+    "port 0": ("tcp://a:0", "port 0 is not"),
+    "a port too large": ("a:99999", "port 99999 is not"),
+    "no host": ("tcp://:8786", "names no host"),
+    "of this process alone": ("inproc://x/1", "inproc"),
+}
+
+
+@pytest.mark.parametrize(("address", "says"), ADDRESSES.values(), ids=ADDRESSES)
+def test_an_address_is_looked_at_before_there_is_a_client(
+    address: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    def client(*args: Any, **options: Any) -> None:
+        pytest.fail("a client was made, which waits 30 s when it is let go")
+
+    monkeypatch.setattr(distributed, "Client", client)
+    with pytest.raises(UsageError, match=r"is no scheduler's address .*give one such as tcp://head:8786") as caught:
+        dask.DaskFleet(address, "cpu")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["tcp://head:8786", "head:8786", "tls://10.0.0.1:1", "tcp://[::1]:65535"])
+def test_addresses_that_can_be(address: str) -> None:
+    dask.check_address(address)
+
+
+def worker_command(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of the workers' command, on a host without a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "groupbench.operators.fleet.worker", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_host_without_a_gpu_says_how_to_try_workers_out() -> None:
+    code, said = worker_command("tcp://127.0.0.1:1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "there is no GPU here that torch sees; --device cpu" in said
+    code, said = worker_command("udp://a:1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "'udp://a:1' is no scheduler's address" in said
+
+
 def test_no_scheduler_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no Dask scheduler answers at tcp2://x"):
-        dask.DaskFleet("tcp2://x", "cpu")
     done = subprocess.run(
         [
             sys.executable,

@@ -151,7 +151,7 @@ def test_shapes_and_their_text() -> None:
     assert QUANTIZE_FP8.min_bytes(QUANTIZE_FP8.parse_shape("rowwise,M=33,K=300"), "fp32") == 33 * 300 * 5 + 4 * 33
 
 
-@pytest.mark.parametrize("text", ["", "rowwise", "rowwise,M=3", "rowwise,M=3,K=0", "tensor,M=3,K=3", "rowwise,M=x,K=1"])
+@pytest.mark.parametrize("text", ["", "rowwise", "rowwise,M=3", "rowwise,M=3,M=3", "tensor,M=3,K=3", "rowwise,M=3,N=1"])
 def test_what_is_no_shape(text: str) -> None:
     with pytest.raises(ValueError, match="not of the form rowwise,M=ROWS"):
         QUANTIZE_FP8.parse_shape(text)

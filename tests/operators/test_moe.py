@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_ids_are_drawn_once_and_for_all() -> None:
 
 
 DRAWN = [[1, 2], [4, 2], [3, 4]]
+
+
+def test_a_backend_without_a_mode_names_the_one_that_it_has() -> None:
+    target = Target("cuda", "bf16", capability=(9, 0))
+    for name, backend in {"torch_compile": None, "triton_recompute": None, "torch": "ok", "triton": "ok"}.items():
+        found = MOE_LAYER.in_mode("bwd").backend(name).unavailable(target)
+        says = f"{name} has no mode bwd by itself; --mode fwd_bwd measures its backward"
+        assert found == (None if backend else says)
+        assert MOE_LAYER.in_mode("fwd_bwd").backend(name).unavailable(target) is None
+    only_bwd = replace(MOE_LAYER, forward_backward=None).in_mode("bwd").backend("torch_compile")
+    assert only_bwd.unavailable(target) == "torch_compile has no backward"
+
 
 BAD = {
     "nothing": "",
@@ -254,7 +267,7 @@ def test_backends_say_why_they_do_not_run() -> None:
     cpu = Target("cpu", "bf16", interpreted=True)
     assert "fp16" in (MOE_LAYER.backend("triton").unavailable(cpu) or "")
     assert "GPU" in (MOE_LAYER.backend("torch_compile").unavailable(cpu) or "")
-    assert "no backward" in (MOE_LAYER.in_mode("bwd").backend("torch_compile").unavailable(cpu) or "")
+    assert "no mode bwd" in (MOE_LAYER.in_mode("bwd").backend("torch_compile").unavailable(cpu) or "")
     x = moe_layer.make_inputs(moe.SMOKE["even"], "fp16", "cpu", 0)
     with pytest.raises(Unavailable, match="fwd_bwd"):
         MOE_LAYER.backend("triton_recompute").prepare(x)

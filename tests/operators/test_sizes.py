@@ -1,0 +1,77 @@
+"""Sizes that cannot be: every operator names the one that is wrong, and what it may be."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.operators.registry import get_operator
+from groupbench.operators.sizes import size, whole
+
+INT32 = 2**31 - 1
+
+# operator, text, what is said of it
+WRONG = [
+    ("vector_add", "N=0", f"N=0: 1 to {2**40}"),
+    ("vector_add", "N=-1", f"N=-1: 1 to {2**40}"),
+    ("vector_add", "N=3,stride=0", f"stride=0: 1 to {2**40}"),
+    ("vector_add", "M=0,N=3", f"M=0: 1 to {2**40}"),
+    ("vector_add", f"N={2**41}", f"N={2**41}: 1 to {2**40}"),
+    ("vector_add", "N=x", "N=x is no whole number"),
+    ("split_k_matmul", "M=16,N=16,K=0", f"K=0: 1 to {INT32}"),
+    ("split_k_matmul", "M=-1,N=16,K=16", f"M=-1: 1 to {INT32}"),
+    ("matmul_outer_k", "16,-1,16", f"N=-1: 1 to {INT32}"),
+    ("matmul_outer_k", "16,16,1.5", "K=1.5 is no whole number"),
+    ("quantize_fp8", "rowwise,M=0,K=8", f"M=0: 1 to {INT32}"),
+    ("quantize_fp8", "blockwise,K=-8,M=8", f"K=-8: 1 to {INT32}"),
+    ("quantize_fp8", "rowwise,M=x,K=1", "M=x is no whole number"),
+    ("canary", "copy,N=0", f"N=0: 1 to {2**20}"),
+    ("canary", "matmul,M=1,N=-2,K=1", f"N=-2: 1 to {2**20}"),
+    ("canary", "matmul,N=²", "N=² is no whole number"),
+    ("canary", "matmul,N=٣", "N=٣ is no whole number"),
+    ("grouped_gemm", "4,0,8,0", f"K=0: 1 to {INT32}"),
+    ("grouped_gemm", "G=2,M=-4,N=4,K=4", f"M=-4: 0 to {INT32}"),
+    ("grouped_gemm", "G=2,M_g=5|-4,N=4,K=4", f"M_g=-4: 0 to {INT32}"),
+    ("grouped_gemm", "G=2,M=4,N=x,K=4", "N=x is no whole number"),
+    ("grouped_gemm_fp8", "G=2,M=4,N=0,K=4", f"N=0: 1 to {INT32}"),
+    ("moe_layer", "T=1,k=1,G=1,H=8,F=0", f"F=0: 1 to {2**20}"),
+    ("moe_layer", "T=1,k=1,G=1,H=-8,F=8", f"H=-8: 1 to {2**20}"),
+    ("moe_layer", "T=-1,k=1,G=1,H=8,F=8", "T=-1, k=1: 0 to "),
+    ("moe_permute", "T=1,k=1,G=x,H=8", "G=x is no whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), WRONG, ids=[f"{name}-{text}" for name, text, _ in WRONG])
+def test_a_size_that_cannot_be_is_named(name: str, text: str, says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        get_operator(name).parse_shape(text)
+    assert str(caught.value).startswith(f"shape {text!r}: {says}")
+    assert ". A shape is " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.integers(-(10**29), 10**29), st.integers(0, 5), st.integers(5, 10**28))
+def test_numbers_within_the_limits_and_no_others(number: int, least: int, most: int) -> None:
+    assert whole("N", str(number)) == number
+    if least <= number <= most:
+        assert size("N", str(number), most, least) == number
+    else:
+        with pytest.raises(ValueError, match=f"^N={number}: {least} to {most}$"):
+            size("N", str(number), most, least)
+
+
+@given(st.text(max_size=8) | st.text("-0123456789", max_size=8))
+def test_text_is_a_number_or_refused(text: str) -> None:
+    if re.fullmatch("-?[0-9]+", text):
+        assert whole("N", text) == int(text)
+    else:
+        with pytest.raises(ValueError, match=r"is no whole number$"):
+            whole("N", text)
+
+
+def test_thousands_of_digits_are_counted() -> None:
+    with pytest.raises(ValueError, match=r"^N=9{30}\.\.\. has 5000 digits$"):
+        whole("N", "9" * 5000)
