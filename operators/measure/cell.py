@@ -92,6 +92,7 @@ def serve(connection: Connection, log: str) -> None:
         try:
             request: Request = connection.recv()
         except (EOFError, OSError):
+            Path(log).unlink(missing_ok=True)  # whoever would read it may have been killed, and cannot take it away
             return
         try:
             if request.job is not None:

@@ -272,6 +272,15 @@ def test_probe_says_what_is_missing() -> None:
             executor.probe("cuda")
 
 
+def test_a_process_takes_its_log_with_it_where_nobody_else_can() -> None:
+    """Whoever started it was killed: all that its process sees is that the pipe is closed."""
+    left = worker.Worker("cpu", TIMEOUT_S)
+    assert left.log.exists()
+    left._connection.close()
+    left._process.join(TIMEOUT_S)
+    assert not left.log.exists()
+
+
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     """As after an interrupt: the process that asked is gone."""
     handler = signal.getsignal(signal.SIGINT)
