@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import illegal_tile, interpreted, unsupported
+from groupbench.kernels.grouped_gemm.support import can_chain, illegal_tile, interpreted, unsupported
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,7 @@ def prepare_two_launches(
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    early = config.splits > 1 and _has_dependent_launch(a.device)
+    early = config.splits > 1 and can_chain(a.device)
     launch = _launcher(a, b, config, LEAVE, early)
     elements = _slot_elements(M, N, config)
     tile = config.block_m * config.block_n
@@ -437,11 +437,6 @@ def prepare_two_launches(
         return out
 
     return run
-
-
-def _has_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel can be launched before the one that it waits for has ended: from Hopper on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def prepare_atomic(

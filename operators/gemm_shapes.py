@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import whole, within
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 2**31 - 1
 HELP = "M,N,K (b stored as [N, K]: M=..,N=..,K=..,W=nk; a as [K, M]: ..,A=km)"
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)

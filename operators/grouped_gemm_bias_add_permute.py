@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.grouped_gemm import no_interpreted_bf16
 from groupbench.operators.operator import Backend, Operator, Run, Target
 
@@ -223,13 +223,12 @@ def flops(shape: FusedShape) -> int:
 
 def min_bytes(shape: FusedShape, dtype: str) -> int:
     """Of each group that has an output: A, B, D and E read once, the output written once."""
-    itemsize = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
     matrices = 1 if shape.op == "none" else 2
     elements = 0
     for group in shape.groups:
         if group.M and group.N:
             elements += (group.M + group.N) * group.K + group.N + matrices * group.M * group.N
-    return elements * itemsize
+    return elements * BYTES[dtype]
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------

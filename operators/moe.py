@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MAX_EXPERTS = 4096
 MAX_CHOICES = 2**31 - 1024
 MAX_SIZE = 1 << 20
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)

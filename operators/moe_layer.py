@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators import moe
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.grouped_gemm import no_interpreted_bf16
-from groupbench.operators.moe import BYTES, MoeShape
+from groupbench.operators.moe import MoeShape
 from groupbench.operators.moe_unpermute import routing_weights
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
 from groupbench.operators.shapes import MAX_WEIGHTS

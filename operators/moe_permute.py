@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators import moe
-from groupbench.operators.dtypes import torch_dtype
-from groupbench.operators.moe import BYTES, MoeShape
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.moe import MoeShape
 from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:

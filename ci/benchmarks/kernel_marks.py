@@ -178,10 +178,11 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
             for r in timed
             if (r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) == (operator, mode, dtype, protocol)
         ]
+        shapes = _by_shape(mine)
         parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
-        parts.append(_table(operator, _by_shape(mine), canaries))
+        parts.append(_table(operator, shapes, canaries))
         if protocol == "cooled":
-            parts.append(_marks(operator, mode, _by_shape(mine), canaries))
+            parts.append(_marks(operator, mode, shapes, canaries))
     if failed:
         parts.append("Not measured:")
         together: dict[tuple[str, ...], list[str]] = {}

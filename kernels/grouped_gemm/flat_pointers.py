@@ -8,41 +8,28 @@ where they are loaded: behind a row that is no multiple of 16 bytes there may be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.pointer import PointerConfig, default_config
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 
 
-@dataclass(frozen=True)
-class FlatPointerConfig:
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8  # tile rows of a super-group, see tile_order.py
-
-
-def choose_config(mean_rows: float, dtype: torch.dtype, device: torch.device) -> FlatPointerConfig:
+def choose_config(mean_rows: float, dtype: torch.dtype, device: torch.device) -> PointerConfig:
     """Few rows have tiles of few. Loads and stores of an element each hold their addresses in registers: twice as many
     columns spill 368 bytes a thread where strides are odd (sm_90, Triton 3.7.1).
     """
-    if device.type == "cpu":
-        return FlatPointerConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2)
-    if dtype == torch.float32:
-        return FlatPointerConfig(64, 64, 32, num_warps=4, num_stages=3)  # IEEE: FMA units, which read registers
+    if device.type == "cpu" or dtype == torch.float32:
+        return default_config(device, dtype)
     if mean_rows <= 32:
-        return FlatPointerConfig(16 if mean_rows <= 16 else 32, 128, 64, num_warps=4, num_stages=3, group_m=1)
+        return PointerConfig(16 if mean_rows <= 16 else 32, 128, 64, group_m=1, num_warps=4, num_stages=3)
     if mean_rows <= 96:
-        return FlatPointerConfig(64, 64, 32, num_warps=4, num_stages=3)
-    return FlatPointerConfig(128, 64, 32, num_warps=8, num_stages=3)
+        return PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3)
+    return PointerConfig(128, 64, 32, group_m=8, num_warps=8, num_stages=3)
 
 
 @triton.jit
@@ -103,7 +90,7 @@ def grouped_gemm_pointers(
     b: Tensor,  # [G, K, N], any strides; expanded where it is shared
     offs: Tensor,  # [G], int32 or int64 end offsets, contiguous
     zero_rest: bool = True,  # else rows past offs[-1] are left as they are allocated
-    config: FlatPointerConfig | None = None,
+    config: PointerConfig | None = None,
 ) -> Tensor:  # [M, N]
     """Allocate and launch, for operands that are known to fit."""
     (M, K), (G, _, N) = a.shape, b.shape

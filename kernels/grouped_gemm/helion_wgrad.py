@@ -100,17 +100,19 @@ def tune_helion_wgrad(
     nk: bool = False,
 ) -> helion.Config:
     """Search, for minutes, for the best config for these inputs; `prepare_helion_wgrad` takes it."""
-    return grouped_gemm_wgrad.autotune(_arguments(a, dc, offs, nk))
+    offs = offs.to(a.device)
+    x, y, table = _arguments(a, dc, offs, nk)
+    tabulate(offs, table)
+    return grouped_gemm_wgrad.autotune((x, y, table))
 
 
 def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel's, with a table that `tabulate` is yet to fill."""
     x, y = (_wide_enough(operand) for operand in ((dc, a) if nk else (a, dc)))
     # A group's index gets the table's dtype: int64 where an element of the output lies past 2**31. Helion looks at the
     # sizes of its inputs for that, and the output may be much larger than they are.
     wide = offs.numel() * x.size(1) * y.size(1) >= 2**31
-    table = empty_table(offs.to(a.device), wide)
-    tabulate(offs.to(a.device), table)
-    return x, y, table
+    return x, y, empty_table(offs, wide)
 
 
 def _wide_enough(x: Tensor) -> Tensor:

@@ -141,6 +141,11 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+def can_chain(device: torch.device) -> bool:
+    """Whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
+    return device.type == "cuda" and not interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def worker_count(device: torch.device, per_sm: int = 1) -> int:
     """Programs of a persistent grid: the GPU's SMs, or 4 on a CPU, enough to see them take turns."""
     if device.type == "cuda":

@@ -28,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from groupbench.kernels.grouped_gemm.support import require_runnable, worker_count
-from groupbench.kernels.moe.routing import Routing, can_chain, check_ids, route, route_reference
+from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, worker_count
+from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
 
 VECTOR = 16  # bytes that a thread loads or stores at a time
 MOST_BYTES = 16384  # of a row in one program: 512 threads with two vectors each

@@ -35,7 +35,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupbench.kernels.grouped_gemm.support import interpreted
+from groupbench.kernels.grouped_gemm.support import can_chain, interpreted
 
 MAX_EXPERTS = 4096  # every program sums up all of them
 ONE_PROGRAM = 512  # choices that one program counts and places
@@ -231,11 +231,6 @@ def route(
         num_warps=WARPS, **behind,
     )  # fmt: skip
     return Routing(offs, position, source)
-
-
-def can_chain(device: torch.device) -> bool:
-    """Whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
-    return device.type == "cuda" and not interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def route_reference(ids: Tensor, G: int) -> Routing:

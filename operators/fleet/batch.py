@@ -30,7 +30,6 @@ Problem: TypeAlias = tuple[str, str]
 UNEVEN = 1.05
 """A card with more than this share of the mean load gives a shape away. Four cards this even are 3.8 times one."""
 
-
 IDLE_S = 20.0
 """How long processes wait for the next batch: their GPU may be wanted for something else."""
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from groupbench.kernels.grouped_gemm import flat, flat_pointers, fp8, wgrad
+from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
 from groupbench.kernels.moe import gate_up, permute, routing, swiglu
 
@@ -84,7 +85,7 @@ def of_flat(config: flat.FlatConfig, nk: bool = False, G: int = GROUPS) -> tuple
     return flat._flat_kernel, types, constants
 
 
-def of_pointers(config: flat_pointers.FlatPointerConfig) -> tuple[Any, dict[str, str], dict[str, Any]]:
+def of_pointers(config: PointerConfig) -> tuple[Any, dict[str, str], dict[str, Any]]:
     """With strides and sizes of which nothing is known."""
     names = ("block_m", "block_n", "block_k", "group_m")
     constants = {name.upper(): getattr(config, name) for name in names}
