@@ -41,7 +41,7 @@ import triton.language as tl
 from helion import Config  # a field of WorklistConfig has the module's name
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.experts import zero_past
+from groupbench.kernels.grouped_gemm.experts import expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,
@@ -181,13 +181,9 @@ def _list_tiles(
     With SHARED_B all groups have matrix 0.
     """
     g = tl.program_id(0)
-    groups = tl.arange(0, G_POW2)
-    real = groups < G
-    ends = tl.load(offs_ptr + groups, mask=real, other=0).to(tl.int32)
-    starts = tl.load(offs_ptr + groups - 1, mask=real & (groups > 0), other=0).to(tl.int32)
-    counts = tl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    mine = groups == g
-    before = tl.sum(tl.where(groups < g, counts, 0), 0)
+    starts, ends, counts, in_front = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
+    mine = tl.arange(0, G_POW2) == g
+    before = tl.sum(tl.where(mine, in_front, 0), 0)
     start = tl.sum(tl.where(mine, starts, 0), 0)
     end = tl.sum(tl.where(mine, ends, 0), 0)
     count = tl.sum(tl.where(mine, counts, 0), 0)
