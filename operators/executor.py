@@ -187,10 +187,13 @@ def _batch_records(
 ) -> Iterator[tuple[Record, Job]]:
     cells = [_Live(job, workers.get(job)) for job in jobs]
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
-    for cell in cells:
-        cell.worker.send(Request("load", cell.job))
-    for cell in cells:
-        cell.take(cell.worker.receive())
+    for verb in ("adopt", "load"):  # a new process starts and imports beside the others, and that time is no cell's
+        asked = [cell for cell in cells if cell.failure is None]
+        for cell in asked:
+            cell.started = time.monotonic()
+            cell.worker.send(Request(verb, cell.job))
+        for cell in asked:
+            cell.take(cell.worker.receive())
     bursts = jobs[0].protocol.bursts
     for cell in cells:
         progress.describe(f"{_name(cell.job)}: preparing")
