@@ -21,6 +21,9 @@ is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, next to the 0.17 % of bf16'
 it, as torch does by default, and CUTLASS and DeepGEMM, what 128 of K gave is added in fp32 (0.01 and 0.06 %): twice the
 accumulators again. Block-wise scaling does so anyway.
 
+With many rows an expert, on Hopper, configs are `specialized`: the same product by fp8_specialized.py, whose warps have
+roles of their own, so that the tensor cores multiply while sums are promoted.
+
 Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of
 torchao's and FBGEMM's row-wise kernels.
 """
@@ -37,6 +40,7 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.grouped_gemm import fp8_specialized
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.flat import store_tile
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
@@ -68,25 +72,31 @@ class Fp8Config:
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
     flatten: bool = True  # one software pipeline over all tiles
     per_sm: int = 1  # programs an SM: one adds or stores while the other multiplies
+    specialized: bool = False  # fp8_specialized.py: num_warps are those of each of its two multiplying groups
 
 
 # By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
 # config of this file (Triton 3.7.1, sm_90): none spills.
+# "plain" is for what the specialised kernel cannot take.
+SPECIALIZED = Fp8Config(128, 256, 128, num_warps=4, num_stages=4, specialized=True)
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
     ROWWISE: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
         "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
-        "large": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
+        "large": SPECIALIZED,
+        "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
     },
     ROWWISE_FAST: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
         "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
-        "large": Fp8Config(128, 256, 128, num_warps=8, num_stages=4, split_store=True),
+        "large": SPECIALIZED,
+        "plain": Fp8Config(128, 256, 128, num_warps=8, num_stages=4, split_store=True),
     },
     BLOCKWISE: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
         "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
-        "large": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
+        "large": SPECIALIZED,
+        "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
     },
 }
 # Triton's interpreter pays by operation, hardly by element. K of a block is the promotion's and the scales' 128.
@@ -112,6 +122,7 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
         large = [Fp8Config(128, 128, 128, 8, 4, group_m) for group_m in (8, 16)]
         large += [Fp8Config(128, 128, 128, 8, 5, flatten=False), Fp8Config(64, 128, 128, 4, 4, per_sm=2)]
         large += [Fp8Config(64, 256, 128, 8, 4)] if mode == ROWWISE else []
+    large += [replace(SPECIALIZED, group_m=group_m) for group_m in (8, 16)]
     return large + (small[1:] if mean_rows <= 600 else [])
 
 
@@ -120,6 +131,10 @@ def illegal(config: Fp8Config, mode: str) -> str | None:
     reason = illegal_tile(config.block_m, config.block_n, config.block_k)
     if reason is not None:
         return reason
+    if config.specialized:
+        if replace(config, group_m=8) != SPECIALIZED:
+            return "the specialised kernel has tiles of 128 x 256 x 128, four stages and groups of four warps"
+        return None
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
     shared = config.num_stages * (config.block_m + config.block_n) * config.block_k + 2 * store
     if shared > SHARED_MEMORY_BYTES // config.per_sm:
@@ -242,10 +257,17 @@ def prepare_fp8(
     (M, K), (G, N, _) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=out_dtype, device=a.device)
-    config = config or choose_config(mode, M, G, N, K, a.device)
+    asked, config = config, config or choose_config(mode, M, G, N, K, a.device)
     if reason := illegal(config, mode):
         raise ValueError(f"{config}: {reason}")
     a, b = _for_tma("a", a), _for_tma("b", b)
+    if config.specialized:
+        reason = fp8_specialized.unsuitable(b, scale_a, scale_b)
+        if reason is None:
+            return fp8_specialized.prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
+        if asked:
+            raise ValueError(f"the specialised kernel cannot take this: {reason}")
+        config = CONFIGS[mode]["plain"]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]

@@ -12,6 +12,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 
 def compiled(
@@ -31,7 +32,7 @@ def compiled(
             if name.endswith("_ptr") or signature[name].startswith("*") or (name not in odd and not pointers):
                 aligned.append(name)
     index = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    source = ASTSource(
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         kernel,
         signature,
         constexprs={index[name]: value for name, value in constants.items()},

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 import pytest
 import torch
 
-from groupbench.kernels.grouped_gemm import flat, flat_pointers, fp8, wgrad
+from groupbench.kernels.grouped_gemm import flat, flat_pointers, fp8, fp8_specialized, wgrad
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
 from groupbench.kernels.moe import gate_up, permute, routing, swiglu
@@ -41,10 +41,14 @@ CASES: dict[str, Case] = {
     "wgrad_wide_and_dynamic": ("wgrad", replace(wgrad.CONFIGS["large"], split_store=False, dynamic=True), {}),
     "wgrad_pointers": ("wgrad", wgrad.CONFIGS["pointers"], {"tma": False}),
     "wgrad_fp32": ("wgrad", wgrad.CONFIGS["fp32"], {"dtype": "fp32"}),
-    "fp8_rowwise": ("fp8", fp8.CONFIGS[fp8.ROWWISE]["large"], {"mode": fp8.ROWWISE}),
-    "fp8_rowwise_fast": ("fp8", fp8.CONFIGS[fp8.ROWWISE_FAST]["large"], {"mode": fp8.ROWWISE_FAST}),
-    "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["large"], {"mode": fp8.BLOCKWISE}),
+    "fp8_rowwise": ("fp8", fp8.CONFIGS[fp8.ROWWISE]["plain"], {"mode": fp8.ROWWISE}),
+    "fp8_rowwise_fast": ("fp8", fp8.CONFIGS[fp8.ROWWISE_FAST]["plain"], {"mode": fp8.ROWWISE_FAST}),
+    "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["plain"], {"mode": fp8.BLOCKWISE}),
     "fp8_blockwise_decode": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["decode"], {"mode": fp8.BLOCKWISE}),
+    "fp8_specialized_rowwise": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE}),
+    "fp8_specialized_rowwise_256": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE, "G": 256}),
+    "fp8_specialized_rowwise_fast": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE_FAST}),
+    "fp8_specialized_blockwise_256": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.BLOCKWISE, "G": 256}),
     "gate_up_large": ("gate_up", gate_up.CONFIGS["large"], {}),
     "gate_up_large_training": ("gate_up", gate_up.CONFIGS["large"], {"save": True}),
     "gate_up_many_256_training": ("gate_up", replace(gate_up.CONFIGS["large"], num_stages=3), {"save": True, "G": 256}),
@@ -123,6 +127,33 @@ def of_fp8(config: fp8.Fp8Config, mode: str) -> tuple[Any, dict[str, str], dict[
     return fp8._fp8_kernel, types, constants | {"SCALE_BLOCK": fp8.SCALE_BLOCK if mode == fp8.BLOCKWISE else 0}
 
 
+def of_fp8_specialized(config: fp8.Fp8Config, mode: str, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    def descriptor(dtype: str, bits: int, swizzle: int, *shape: int) -> str:
+        return (
+            f"tensordesc<{dtype}[{', '.join(map(str, shape))}],{NVMMASharedLayout(swizzle, bits, rank=len(shape))!r}>"
+        )
+
+    m, n, k = config.block_m, config.block_n, config.block_k
+    types = {
+        "a_desc": descriptor("fp8e4nv", 8, 128, m, k),
+        "b_desc": descriptor("fp8e4nv", 8, 128, n, k),
+        "out_desc": descriptor("bf16", 16, n // 2, 1, 1, m // 2, n // 4),
+        "scale_a_ptr": "*fp32",
+        "scale_b_ptr": "*fp32",
+        "out_ptr": "*bf16",
+    }
+    constants = {"G": G, "G_POW2": G, "NUM_PROGRAMS": SMS, "GROUP_M": config.group_m, "STAGES": config.num_stages}
+    constants |= {"SCALED_BLOCKS": mode == fp8.BLOCKWISE, "FAST_ACCUM": mode == fp8.ROWWISE_FAST}
+    scales = {"scale_a_desc": m, "scale_b_desc": fp8_specialized.SCALES_READ}
+    if mode == fp8.BLOCKWISE:
+        types |= {name: descriptor("fp32", 32, 0, size) for name, size in scales.items()}
+    else:
+        constants |= dict.fromkeys(scales)
+    return fp8_specialized._fp8_specialized_kernel, types, constants
+
+
 def of_gate_up(
     config: gate_up.GateUpConfig, save: bool = False, G: int = GROUPS
 ) -> tuple[Any, dict[str, str], dict[str, Any]]:
@@ -198,7 +229,7 @@ def main() -> None:
     from hopper import compiled
 
     makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
-    makers["pointers"] = of_pointers
+    makers |= {"pointers": of_pointers, "fp8_specialized": of_fp8_specialized}
     odd = {"pointers": flat_pointers._flat_pointer_kernel.arg_names}
     found = {
         name: compiled(*makers[of](c, **more), c, odd=odd.get(of, ("G",))) for name, (of, c, more) in CASES.items()
