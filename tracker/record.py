@@ -171,7 +171,7 @@ class Record(_Struct, frozen=True):
     latency: Latency | None = None
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
-    duration_s: float | None = None  # wall time the cell took, all in
+    duration_s: float | None = None  # wall time the cell took, all in but its process's start
 
 
 _encoder = msgspec.json.Encoder()

@@ -242,7 +242,7 @@ class Point(Base, kw_only=True):
     unwritten: Mapped[float | None] = mapped_column(doc="share of elements that were never written")
     prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
     enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
-    duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in")
+    duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in but the start of its process")
     samples: Mapped[bytes | None] = mapped_column(
         doc="every sample in ms by burst: float32, packed without loss by `packing.pack_samples`"
     )

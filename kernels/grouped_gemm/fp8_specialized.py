@@ -1,27 +1,24 @@
 """Grouped GEMM of scaled fp8 with a role for each warp: what fp8.py's configs with `specialized` run, on Hopper.
 
-    row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
-    block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
+    out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]        m in the rows of g
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
-Where what 128 of K gave is promoted to fp32 or scaled (fp8.py tells why), the tensor cores rest while FMA units add. A
-program whose warps all do the same rests a third of its time so. Here two groups of four warps multiply, each its 64
+Where what 128 of K gave is promoted to fp32 (fp8.py tells why), the tensor cores rest while FMA units add. A program
+whose warps all do the same rests a third of its time so. Here two groups of four warps multiply, each its 64
 rows of a tile of 128 x 256, and meet nowhere but at a stage's barrier: while one adds, the other multiplies. One more
 warp does nothing but ask for tiles by TMA, those of the next output tile while this one is stored.
 
-    load      waits for an empty stage; asks for a [128, 128], b [256, 128] and the scales of this block of K
+    load      waits for an empty stage; asks for a [128, 128] and b [256, 128]
     multiply  waits for a full stage; multiplies the left half of its columns, and adds; multiplies the right half,
               gives the stage back, and adds
 
 Registers say the tile: 64 x 256 sums are 128 of a thread's, one half's product 64 more, and a multiplying thread has
-240, which the loading warp gave away (`setmaxnreg`). Products of both halves at once would make it 256. A half is 128
-columns, so that each has one scale of the weights' blocks.
+240, which the loading warp gave away (`setmaxnreg`). Products of both halves at once would make it 256.
 
 The output leaves by quarters of a tile's columns through 8 KB of shared memory for each group, by flat.py's ragged TMA
 store; four stages of 48 KB take the rest. b is read as one matrix of all experts' rows: what a tile has past its
-expert's N is the next expert's, and the store cuts it off. Scales of blocks come by TMA too, as flat arrays, since a
-load from global memory in every step is a wait in every step.
+expert's N is the next expert's, and the store cuts it off.
 
 In Gluon, Triton's language below the tile, since Triton 3.6's `warp_specialize=True` knows no two multiplying groups on
 Hopper. Gluon has no interpreter: without a GPU this is compiled by tests, and does not run.
@@ -50,13 +47,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from groupbench.kernels.grouped_gemm import tile_order
-from groupbench.kernels.grouped_gemm.support import TMA_BYTES, worker_count
+from groupbench.kernels.grouped_gemm.support import worker_count
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.fp8 import Fp8Config
 
 MOST_GROUPS = 256  # whose tiles the loading warp counts in the few registers it has
-SCALES_READ = 32  # fp32 scales of weights that one TMA load brings, of which one is used: 128 bytes are its least here
 BILLION = gl.constexpr(1 << 30)
 
 _super_grouped = gluon.jit(tile_order.super_grouped.fn)
@@ -84,12 +80,8 @@ def _tile(tile, tiles_m, tiles_n, last_tiles, offs_ptr, BLOCK_M: gl.constexpr, G
 def _load(
     a_desc,
     b_desc,
-    scale_a_desc,
-    scale_b_desc,
     a_smem,
     b_smem,
-    scale_a_smem,
-    scale_b_smem,
     full,
     empty,
     last_tiles,
@@ -97,10 +89,7 @@ def _load(
     tiles_m,
     tiles_n,
     steps,
-    N,
     b_rows,
-    scale_a_stride,
-    SCALED_BLOCKS: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
     GROUP_M: gl.constexpr,
 ):
@@ -111,27 +100,15 @@ def _load(
     turn = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, NUM_PROGRAMS):
         g, start, _, row, tile_n = _tile(tile, tiles_m, tiles_n, last_tiles, offs_ptr, BLOCK_M, GROUP_M)
-        column = tile_n * BLOCK_N
-        if SCALED_BLOCKS:
-            HALF: gl.constexpr = BLOCK_N // 2
-            left = (g * gl.cdiv(N, HALF) + column // HALF) * steps
-            right = gl.where(column + HALF < N, left + steps, left)
+        b_row = g * b_rows + tile_n * BLOCK_N
         for step in range(steps):
             stage = turn % STAGES
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-            if SCALED_BLOCKS:
-                scale_bytes: gl.constexpr = scale_a_desc.block_type.nbytes + 2 * scale_b_desc.block_type.nbytes
-                mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes + scale_bytes)
-                first = step * scale_a_stride + start + row
-                tma.async_copy_global_to_shared(scale_a_desc, [first], ready, scale_a_smem.index(stage))
-                tma.async_copy_global_to_shared(scale_b_desc, [left + step], ready, scale_b_smem.index(2 * stage))
-                tma.async_copy_global_to_shared(scale_b_desc, [right + step], ready, scale_b_smem.index(2 * stage + 1))
-            else:
-                mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
             at_k = step * BLOCK_K
             tma.async_copy_global_to_shared(a_desc, [start + row, at_k], ready, a_smem.index(stage))
-            tma.async_copy_global_to_shared(b_desc, [g * b_rows + column, at_k], ready, b_smem.index(stage))
+            tma.async_copy_global_to_shared(b_desc, [b_row, at_k], ready, b_smem.index(stage))
             turn += 1
 
 
@@ -161,8 +138,6 @@ def _multiply(
     scale_b_ptr,
     a_smem,
     b_smem,
-    scale_a_smem,
-    scale_b_smem,
     out_smem,
     full,
     empty,
@@ -173,7 +148,6 @@ def _multiply(
     steps,
     M,
     N,
-    SCALED_BLOCKS: gl.constexpr,
     FAST_ACCUM: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -206,21 +180,6 @@ def _multiply(
                 left, right = warpgroup_mma_wait(2, deps=(left, right))  # for the step before
                 if step > 0:
                     mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
-            elif SCALED_BLOCKS:
-                by_row = scale_a_smem.index(stage).slice(GROUP * ROWS, ROWS).load(BY_ROW)
-                by_left = by_row * scale_b_smem.index(2 * stage).slice(0, 1).load(BY_ROW)
-                by_right = by_row * scale_b_smem.index(2 * stage + 1).slice(0, 1).load(BY_ROW)
-                part = warpgroup_mma(a, b_left, part, use_acc=False, is_async=True)
-                part = warpgroup_mma_wait(0, deps=(part,))
-                left += part * by_left[:, None]
-                # Nothing is under way: this keeps ptxas from starting the next product before this sum is made, in 64
-                # registers more, which are not there.
-                left = warpgroup_mma_wait(0, deps=(left,))
-                part = warpgroup_mma(a, b_right, part, use_acc=False, is_async=True)
-                part = warpgroup_mma_wait(0, deps=(part,))
-                mbarrier.arrive(empty.index(stage), count=1)
-                right += part * by_right[:, None]
-                right = warpgroup_mma_wait(0, deps=(right,))
             else:
                 part = warpgroup_mma(a, b_left, part, use_acc=False, is_async=True)
                 part = warpgroup_mma_wait(0, deps=(part,))
@@ -233,16 +192,15 @@ def _multiply(
         if FAST_ACCUM:
             left, right = warpgroup_mma_wait(0, deps=(left, right))
             mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
-        if not SCALED_BLOCKS:
-            rows = start + row + gl.arange(0, ROWS, BY_ROW)
-            columns = column + gl.arange(0, HALF, BY_COLUMN)
-            # Rows of another expert get its scales: the store cuts them off.
-            scale_a = gl.load(scale_a_ptr + rows, mask=rows < M, other=0.0)[:, None]
-            at_b = scale_b_ptr + g.to(gl.int64) * N
-            scale_left = gl.load(at_b + columns, mask=columns < N, other=0.0)
-            scale_right = gl.load(at_b + HALF + columns, mask=columns + HALF < N, other=0.0)
-            left = left * scale_a * scale_left[None, :]
-            right = right * scale_a * scale_right[None, :]
+        rows = start + row + gl.arange(0, ROWS, BY_ROW)
+        columns = column + gl.arange(0, HALF, BY_COLUMN)
+        # Rows of another expert get its scales: the store cuts them off.
+        scale_a = gl.load(scale_a_ptr + rows, mask=rows < M, other=0.0)[:, None]
+        at_b = scale_b_ptr + g.to(gl.int64) * N
+        scale_left = gl.load(at_b + columns, mask=columns < N, other=0.0)
+        scale_right = gl.load(at_b + HALF + columns, mask=columns + HALF < N, other=0.0)
+        left = left * scale_a * scale_left[None, :]
+        right = right * scale_a * scale_right[None, :]
         smem = out_smem.index(GROUP)
         _store_half(out_desc, smem, start + size, row - size, column, left)
         _store_half(out_desc, smem, start + size, row - size, column + HALF, right)
@@ -253,10 +211,8 @@ def _multiply(
 def _fp8_specialized_kernel(
     a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
     b_desc,  # [G * b_rows, K], tiles [BLOCK_N, BLOCK_K]
-    scale_a_desc,  # block-wise: all of scale_a as it lies, BLOCK_M at a time
-    scale_b_desc,  # block-wise: all of scale_b, SCALES_READ at a time
-    scale_a_ptr,  # row-wise: [M]
-    scale_b_ptr,  # row-wise: [G, N]
+    scale_a_ptr,  # [M]
+    scale_b_ptr,  # [G, N]
     out_desc,  # [M, N], ragged along M, tiles [BLOCK_M // 2, BLOCK_N // 4]
     out_ptr,  # the same memory
     offs_ptr,  # [G]
@@ -264,11 +220,9 @@ def _fp8_specialized_kernel(
     N,
     K,
     b_rows,  # from an expert's first row to the next one's
-    scale_a_stride,
     out_stride,
     G: gl.constexpr,
     G_POW2: gl.constexpr,
-    SCALED_BLOCKS: gl.constexpr,
     FAST_ACCUM: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -290,12 +244,6 @@ def _fp8_specialized_kernel(
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], b_desc.layout)
-    scale_a_smem = last_tiles
-    scale_b_smem = last_tiles
-    if SCALED_BLOCKS:
-        scale_a_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], scale_a_desc.layout)
-        scales_read: gl.constexpr = scale_b_desc.block_type.shape[0]
-        scale_b_smem = gl.allocate_shared_memory(gl.float32, [2 * STAGES, scales_read], scale_b_desc.layout)
     OUT_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(
         out_desc.layout.swizzle_byte_width, out_desc.layout.element_bitwidth, rank=2
     )
@@ -311,25 +259,22 @@ def _fp8_specialized_kernel(
             (
                 _multiply,
                 (
-                    0, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, scale_a_smem, scale_b_smem, out_smem,
-                    full, empty, last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N,
-                    SCALED_BLOCKS, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
+                    0, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, out_smem, full, empty,
+                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, scale_a_smem, scale_b_smem, out_smem,
-                    full, empty, last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N,
-                    SCALED_BLOCKS, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
+                    1, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, out_smem, full, empty,
+                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
                 ),
             ),
             (
                 _load,
                 (
-                    a_desc, b_desc, scale_a_desc, scale_b_desc, a_smem, b_smem, scale_a_smem, scale_b_smem,
-                    full, empty, last_tiles, offs_ptr, tiles_m, tiles_n, steps, N, b_rows, scale_a_stride,
-                    SCALED_BLOCKS, NUM_PROGRAMS, GROUP_M,
+                    a_desc, b_desc, a_smem, b_smem, full, empty,
+                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, b_rows, NUM_PROGRAMS, GROUP_M,
                 ),
             ),
         ],
@@ -344,18 +289,16 @@ def _fp8_specialized_kernel(
     nothing = gl.zeros([WIDTH], out_ptr.dtype.element_ty, WIDE)
     for row in range(gl.load(offs_ptr + G - 1).to(gl.int32) + gl.program_id(0), M, NUM_PROGRAMS):
         for first in range(0, N, WIDTH):
-            at = out_ptr + row.to(gl.int64) * out_stride + first + columns
+            at = out_ptr + row * out_stride.to(gl.int64) + first + columns
             gl.store(at, nothing, mask=first + columns < N)
 
 
-def unsuitable(b: Tensor, scale_a: Tensor, scale_b: Tensor) -> str | None:
-    """Why this kernel cannot take operands that prepare_fp8 has checked, or None where it can."""
+def unsuitable(b: Tensor) -> str | None:
+    """Why this kernel cannot take weights that prepare_fp8 has checked, or None where it can."""
     if b.size(0) > MOST_GROUPS:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):
         return f"experts are no multiple of a row apart (strides {b.stride()})"
-    if scale_a.ndim == 2 and (scale_a.data_ptr() % TMA_BYTES or scale_b.data_ptr() % TMA_BYTES):
-        return f"scales of blocks do not begin at a multiple of {TMA_BYTES} bytes"
     if b.device.type == "cpu":
         return "Gluon has no interpreter"
     if torch.cuda.get_device_capability(b.device)[0] != 9:
@@ -365,9 +308,9 @@ def unsuitable(b: Tensor, scale_a: Tensor, scale_b: Tensor) -> str | None:
 
 def prepare_specialized(
     a: Tensor,  # [M, K] e4m3fn, for TMA
-    scale_a: Tensor,
+    scale_a: Tensor,  # [M]
     b: Tensor,  # [G, N, K] e4m3fn, for TMA
-    scale_b: Tensor,
+    scale_b: Tensor,  # [G, N]
     offs: Tensor,
     fast_accum: bool,
     out_dtype: torch.dtype,
@@ -375,18 +318,11 @@ def prepare_specialized(
 ) -> Callable[[], Tensor]:  # [M, N], a view of rows padded to 16 bytes
     """What prepare_fp8 gives for operands that it has checked and that are not `unsuitable`."""
     (M, K), (G, N, _) = a.shape, b.shape
-    blocks = scale_a.ndim == 2
     swizzled = gl.NVMMASharedLayout(128, 8, rank=2)
     b_rows = b.stride(0) // b.stride(1) if G > 1 else 0
     rows = b.as_strided(((G - 1) * b_rows + N, K), (b.stride(1), 1))
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k], swizzled)
     b_desc = TensorDescriptor.from_tensor(rows, [config.block_n, config.block_k], swizzled)
-    scale_a_desc = scale_b_desc = None
-    if blocks:
-        plain = gl.NVMMASharedLayout(0, 32, rank=1)
-        every = [(scale_a.size(1) - 1) * scale_a.stride(1) + M if scale_a.size(1) > 1 else M]
-        scale_a_desc = TensorDescriptor(scale_a, every, [1], [config.block_m], plain)
-        scale_b_desc = TensorDescriptor(scale_b, [scale_b.numel()], [1], [SCALES_READ], plain)
     block_out = [config.block_m // 2, config.block_n // 4]
     programs = worker_count(a.device)
     padded = triton.cdiv(N, 8) * 8
@@ -396,8 +332,6 @@ def prepare_specialized(
         _fp8_specialized_kernel[(programs,)](
             a_desc,
             b_desc,
-            scale_a_desc,
-            scale_b_desc,
             scale_a,
             scale_b,
             _ragged(out, block_out),
@@ -407,11 +341,9 @@ def prepare_specialized(
             N,
             K,
             b_rows,
-            scale_a.stride(-1),
             padded,
             G=G,
             G_POW2=triton.next_power_of_2(G),
-            SCALED_BLOCKS=blocks,
             FAST_ACCUM=fast_accum,
             NUM_PROGRAMS=programs,
             GROUP_M=config.group_m,

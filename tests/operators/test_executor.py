@@ -209,6 +209,33 @@ def test_a_backend_keeps_its_process_over_problems(scripted: type[Scripted]) -> 
     assert scripted.log.count(("unload", "torch_loop")) == 2
 
 
+def test_processes_start_side_by_side_and_their_start_is_no_cells_time(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet shares shapes out by the time they took."""
+    sent: list[str] = []
+
+    def send(self: Scripted, request: executor.Request) -> None:
+        sent.append(request.verb)
+        time.sleep(1.0 * (request.verb == "adopt"))
+
+    monkeypatch.setattr(Scripted, "send", send)
+    records = measure([job(name, plugins=()) for name in ("torch_loop", "torch_grouped_mm")])
+    assert sent == ["adopt", "adopt", "load", "load"]
+    assert all(record.duration_s is not None and record.duration_s < 0.9 for record in records)
+
+
+def test_a_process_that_cannot_start_is_asked_no_more(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Scripted, "send", lambda self, request: sent.append(request.verb))
+    monkeypatch.setattr(Scripted, "receive", lambda self: executor.Failure("error", "no such module"))
+    (record,) = measure([job("torch_loop", plugins=())])
+    assert (record.status, record.message) == ("error", "no such module")
+    assert sent == ["adopt"]
+
+
 def test_a_failed_cell_costs_its_backend_the_process(faulty: str, scripted: type[Scripted]) -> None:
     measure([job("raises", shape) for shape in (EVEN, SINGLE)])
     assert [process.retired for process in scripted.started] == [True, True]
