@@ -3,7 +3,7 @@
 One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
 processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
 The one that is timed is replaced now and then, since each is a few tenths of a per cent off for as long as it lives.
-Results are checked in one of their own that stays: a fresh one takes 4 s on a GPU.
+Results are checked in one of their own that stays: a fresh one takes seconds on a GPU.
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> what there is to compare

@@ -93,8 +93,14 @@ def test_gradient_of_the_weights(kind, check):
         check(out, grouped_gemm_wgrad_reference(a, dc, ends(rows)), torch.bfloat16)
 
 
-@pytest.mark.parametrize("mode", fp8.MODES)
-def test_fp8(mode, check):
+@pytest.mark.parametrize(
+    ("mode", "config"),
+    [*((mode, None) for mode in fp8.MODES), *((mode, fp8.SPECIALIZED) for mode in (fp8.ROWWISE, fp8.ROWWISE_FAST))],
+    ids=lambda value: value if isinstance(value, str) else "chosen" if value is None else "specialised",
+)
+def test_fp8(mode, config, check):
+    if config is not None and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the specialised kernel needs a Hopper GPU")
     torch.manual_seed(0)
     a, b = torch.randn(ROWS, K, device="cuda"), torch.randn(4, N, K, device="cuda")
     if mode == fp8.BLOCKWISE:
@@ -105,7 +111,7 @@ def test_fp8(mode, check):
         parts = [quantize.quantize_rows_reference(matrix) for matrix in b]
     q_b, scale_b = (torch.stack(list(part)) for part in zip(*parts, strict=True))
     offs = ends(ROUTINGS[0])
-    run = fp8.prepare_fp8(q_a, scale_a, q_b, scale_b, offs, fast_accum=mode == fp8.ROWWISE_FAST)
+    run = fp8.prepare_fp8(q_a, scale_a, q_b, scale_b, offs, fast_accum=mode == fp8.ROWWISE_FAST, config=config)
     found = replays(run, lambda turn: offs.copy_(ends(ROUTINGS[turn])), len(ROUTINGS))
     for out, rows in zip(found, ROUTINGS, strict=True):
         expected = fp8.grouped_gemm_fp8_reference(q_a, scale_a, q_b, scale_b, ends(rows))
