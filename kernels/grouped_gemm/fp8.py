@@ -40,7 +40,6 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupbench.kernels.grouped_gemm import fp8_specialized
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.flat import store_tile
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
@@ -262,11 +261,13 @@ def prepare_fp8(
         raise ValueError(f"{config}: {reason}")
     a, b = _for_tma("a", a), _for_tma("b", b)
     if config.specialized:
-        reason = fp8_specialized.unsuitable(b)
-        if reason is None:
-            return fp8_specialized.prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
+        why_not = _why_not_specialized(b)
+        if why_not is None:
+            from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
+
+            return prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
         if asked:
-            raise ValueError(f"the specialised kernel cannot take this: {reason}")
+            raise ValueError(f"the specialised kernel cannot run: {why_not}")
         config = CONFIGS[mode]["plain"]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
@@ -323,6 +324,15 @@ def grouped_gemm_fp8_reference(
                 out[start:end] = dequantize(a[start:end], scale_a[start:end]) @ dequantize(b[g], scale_b[g]).T
             start = end
     return out
+
+
+def _why_not_specialized(b: Tensor) -> str | None:
+    """Why fp8_specialized.py cannot take these weights, or cannot be had; None where it can."""
+    try:
+        from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
+    except ImportError as error:  # Gluon is experimental
+        return f"Gluon of Triton {triton.__version__} is another: {error}"
+    return unsuitable(b)
 
 
 def _for_tma(name: str, x: Tensor) -> Tensor:

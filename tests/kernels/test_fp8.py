@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -202,6 +203,17 @@ def test_the_specialised_kernel_needs_a_hopper(mode, check, monkeypatch):
         prepare_fp8(*x, mode == ROWWISE_FAST, config=fp8.SPECIALIZED)
     monkeypatch.setattr(fp8, "choose_config", lambda *problem: fp8.SPECIALIZED)
     check(prepare_fp8(*x, mode == ROWWISE_FAST)(), grouped_gemm_fp8_reference(*x), torch.bfloat16)
+
+
+def test_another_triton_without_this_gluon_takes_the_plain_kernel(check, monkeypatch):
+    x = drawn((21, 40), 48, 272, ROWWISE, device=DEVICE)
+    monkeypatch.delattr("groupbench.kernels.grouped_gemm.fp8_specialized", raising=False)
+    monkeypatch.delitem(sys.modules, "groupbench.kernels.grouped_gemm.fp8_specialized", raising=False)
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    with pytest.raises(ValueError, match="is another"):
+        prepare_fp8(*x, config=fp8.SPECIALIZED)
+    monkeypatch.setattr(fp8, "choose_config", lambda *problem: fp8.SPECIALIZED)
+    check(prepare_fp8(*x)(), grouped_gemm_fp8_reference(*x), torch.bfloat16)
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
