@@ -1,5 +1,5 @@
-# Sourced by the scripts beside it: makes the virtual environment .venv of the repository, once for each set of
-# requirements, with the versions of ci/constraints.txt.
+# Sourced by the scripts beside it: makes the virtual environment .venv of the repository, anew for each set of
+# requirements, with the versions of ci/constraints.txt. One that something else made is left alone.
 #
 #   groupbench_environment EXTRAS      e.g. "measure,report"
 #   groupbench_help SCRIPT ARGUMENTS   prints what SCRIPT says of itself, and exits, where they hold -h or --help
@@ -36,9 +36,14 @@ groupbench_environment() {
     fi
     stamp=$( { "$python" --version; cat pyproject.toml ci/constraints.txt; echo "$PWD $extras"; } | cksum | tr ' ' -)
     if [ ! -e ".venv/groupbench-$stamp" ]; then
+        if [ -e .venv ] && ! compgen -G '.venv/groupbench-*' >/dev/null; then
+            echo "groupbench: .venv was made by something else, and would be made anew: move it away, or use it as it is" \
+                "by GROUPBENCH_VENV=$PWD/.venv" >&2
+            return 2
+        fi
         echo "groupbench: installing into .venv" >&2
         rm -rf .venv
-        "$python" -m venv .venv || return 2
+        "$python" -m venv .venv && touch .venv/groupbench-unfinished || return 2
         .venv/bin/python -m pip install --quiet --disable-pip-version-check -c ci/constraints.txt -e ".${extras:+[$extras]}" ||
             return 2
         touch ".venv/groupbench-$stamp"

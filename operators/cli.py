@@ -30,7 +30,10 @@ BUILTIN_ALONE = ("budget", "resume", "previous", "gpus", "scheduler", "slurm", "
 def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
     """`a,b --only c` as (a, b, c)."""
     values = value if isinstance(value, tuple) else () if value is None else (value,)
-    return tuple(part.strip() for text in values for part in text.split(",") if part.strip())
+    parts = tuple(part.strip() for text in values for part in text.split(",") if part.strip())
+    if values and not parts:
+        raise click.BadParameter("names nothing")
+    return parts
 
 
 class _Finite(click.FloatRange):
@@ -200,6 +203,8 @@ def _run_fleet(options: dict[str, Any]) -> int:
     where = host.place(options)
     far = where.far and options["device"] == "auto"
     device = resolve_device("cuda" if far else options["device"])
+    if where.gpus is not None and device == "cpu" and options["device"] == "auto":
+        raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries it out on the processor")
     session = _session(options)
     return host.measure(_selections(options, device, session), device, session, where)
 
@@ -271,6 +276,8 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
     if options["baseline"]:
         for op in options["ops"]:
             registry.get_backend(registry.get_operator(op, plugins), options["baseline"])
+    if options["cudagraph"] and device == "cpu":
+        raise UsageError("--cudagraph: there are no CUDA graphs on a CPU")
     protocol = Protocol(
         options["protocol"],
         options["bursts"],

@@ -18,7 +18,7 @@ from groupbench.operators import resume, table
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
-from groupbench.tracker.record import Commit, Environment, Record, Run, encode
+from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
 
 EXIT_WRONG = 1
 EXIT_INCOMPLETE = 3
@@ -67,6 +67,8 @@ class Session:
         for path in (self.records_path, self.output, self.output_json):
             if path is not None:
                 check_writable(path)
+        if self.records_path is not None and not self.resume:
+            _check_records(self.records_path)
         found = None
         if self.resume and self.records_path is not None:
             found = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
@@ -209,6 +211,17 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _check_records(path: Path) -> None:
+    """Raises UsageError where records would be appended to something else, and nobody could read either again."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        try:
+            next(read(file), None)
+        except RecordError as error:
+            raise UsageError(f"{path} holds something that is no record: {error}") from error
 
 
 @contextlib.contextmanager

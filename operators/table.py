@@ -40,7 +40,7 @@ def is_restless(record: Record) -> bool:
 def _speed(record: Record) -> float | None:
     """Latency in ms where it is a speed: measured, right, and not interpreted."""
     latency = record.latency
-    if record.status != "ok" or latency is None or latency.timing == "interpreted":
+    if record.status != "ok" or latency is None or _interpreted(record):
         return None
     return median_ms(latency)
 
@@ -58,6 +58,11 @@ def _latency(name: str) -> Callable[[Record, Record | None], Value]:
     return lambda record, baseline: None if record.latency is None else getattr(record.latency, name)
 
 
+def _interpreted(record: Record) -> bool:
+    """Whether its time is the interpreter's, which stands nowhere for the kernel's."""
+    return record.latency is not None and record.latency.timing == "interpreted"
+
+
 def _speedup(record: Record, baseline: Record | None) -> float | None:
     ours, theirs = _speed(record), _speed(baseline) if baseline else None
     return theirs / ours if ours and theirs else None
@@ -65,7 +70,10 @@ def _speedup(record: Record, baseline: Record | None) -> float | None:
 
 # name -> (what it is, value of a record and the baseline's)
 METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
-    "latency": ("ms, median over bursts", lambda r, b: None if r.latency is None else median_ms(r.latency)),
+    "latency": (
+        "ms, median over bursts; none where Triton interprets",
+        lambda r, b: None if r.latency is None or _interpreted(r) else median_ms(r.latency),
+    ),
     "speedup": ("baseline's latency over this one's", _speedup),
     "tflops": ("10^12 floating-point operations a second, real rows only", lambda r, b: _rate(r, r.cell.flops, 1e9)),
     "gbps": ("10^9 bytes a second of the least traffic possible", lambda r, b: _rate(r, r.cell.min_bytes, 1e6)),
@@ -126,13 +134,13 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
 
 
 def _shown(name: str, record: Record, baseline: Record | None) -> str:
+    if name == "latency" and _interpreted(record):
+        return "[dim]interpreted[/dim]"
     value = METRICS[name][1](record, baseline)
     if value is None:
         return ""
     if name == "latency":
         assert record.latency is not None
-        if record.latency.timing == "interpreted":
-            return "[dim]interpreted[/dim]"
         return f"{value:.4f} [dim]±{100 * spread(record.latency):4.1f}%[/dim]"
     if isinstance(value, bool):
         return "yes" if value else "[red]no[/red]"
@@ -177,15 +185,13 @@ _UNITS = {"latency": "latency, ms", "tflops": "TFLOP/s", "gbps": "GB/s", "prepar
 
 def _drawn(metric: str, record: Record, baseline: Record | None) -> float | None:
     value = METRICS[metric][1](record, baseline)
-    if metric == "latency" and record.latency is not None and record.latency.timing == "interpreted":
-        return None
     return None if value is None or isinstance(value, str) else float(value)
 
 
 def _why_not(record: Record) -> str:
     if record.status != "ok":
         return f"{record.status}: {record.message}"
-    return "interpreted" if record.latency is not None and record.latency.timing == "interpreted" else "no value"
+    return "interpreted" if _interpreted(record) else "no value"
 
 
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:

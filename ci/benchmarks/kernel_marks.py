@@ -22,6 +22,7 @@ from groupbench.tracker.record import Record, RecordError, read
 BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"
 TORCH = {  # what the others are compared with, else torch_grouped_mm
     "grouped_gemm_fp8": "torch_scaled_grouped_mm",
+    "grouped_gemm_fp8_blockwise": "torch_loop",
     "grouped_gemm_bias_add_permute": "torch_unfused",
     "quantize_fp8": "torch",
     "split_k_matmul": "torch_mm",

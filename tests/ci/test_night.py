@@ -47,6 +47,16 @@ def test_an_environment_that_somebody_else_made_runs_this_checkouts_code(checkou
     assert checkout.git("status", "--porcelain") == ""  # or the night's commit would be called dirty
 
 
+def test_an_environment_of_somebody_elses_is_not_made_anew(checkout: Checkout) -> None:
+    mine = checkout.folder / ".venv" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    done = checkout.run("bash", "-c", ". ci/environment.sh && groupbench_environment x", GROUPBENCH_VENV="")
+    assert done.returncode == 2
+    assert "made by something else" in done.stderr
+    assert mine.read_text() == "mine"
+
+
 def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Workflow, tmp_path: Path) -> None:
     """The first is cut short, says so, and keeps what it has; the second begins with what was left out."""
     job = workflow("github/nightly.yml")["jobs"]["night"]

@@ -109,6 +109,8 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "plan that is missing": (("--plan", "x.toml", "--device", "cpu"), "x.toml"),
     "plan on tritonbench": (("--plan", "x.toml", "--host", "tritonbench"), "built-in"),
     "commit": ((*OP, "--only", "torch_loop", "--commit", "garbage"), "'garbage'"),
+    "a suite without a name": ((*OP, "--suite", ","), "names nothing"),
+    "cudagraph on a cpu": ((*OP, "--only", "torch_loop", "--cudagraph"), "no CUDA graphs on a CPU"),
     "records that cannot be written": ((*OP, "--only", "torch_loop", "--records", "/proc/none/r"), "cannot write"),
 }
 
@@ -133,6 +135,22 @@ def test_usage_errors_are_one_line_and_exit_code_2(
     assert err.startswith("tritonbench: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_gpus_that_are_not_there_are_not_the_processor(
+    invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupbench.operators.measure.environment.resolve_device", lambda asked: "cpu")
+    result = invoke("--op", "grouped_gemm", "--host", "builtin", "--gpus", "0,1")
+    assert "--gpus 0,1: torch sees no GPU here; --device cpu" in str(result.exception)
+
+
+def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"a": 1}\n')
+    result = invoke(*OP, "--only", "torch_loop", "--records", str(other))
+    assert "other.jsonl holds something that is no record: line 1: " in str(result.exception)
+    assert other.read_text() == '{"a": 1}\n'
 
 
 def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,7 @@ def test_interpreted_time_is_no_speed(make: Make) -> None:
     text = screen(records)
     assert "interpreted" in text
     assert "100" not in text
+    assert list(as_json(records, "latency").values()) == [2.0, None]
     # ... nor is anything faster than it
     assert list(as_json(records, "speedup", baseline="triton").values()) == [None, None]
 

@@ -165,12 +165,15 @@ def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:
     if not cells:
         return []
     device = bench.device
-    seconds = EXPECTED_S[device] * len(cells)
-    about = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    say(f"{len(cells)} cells on {device}, about {about}, {given['budget'] * len(cells) / 60:.0f} min at most")
+    about, most = (_duration(each * len(cells)) for each in (EXPECTED_S[device], given["budget"]))
+    say(f"{len(cells)} cells on {device}, about {about}, {most} at most")
     return [
         replace(cell, samples=given["samples"], idle_s=given["idle"], cudagraph=given["cudagraph"]) for cell in cells
     ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def left_out(notes: list[str]) -> list[str]:
