@@ -4,10 +4,10 @@
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
-Where what 128 of K gave is promoted to fp32 (fp8.py tells why), the tensor cores rest while FMA units add. A program
-whose warps all do the same rests a third of its time so. Here two groups of four warps multiply, each its 64
-rows of a tile of 128 x 256, and meet nowhere but at a stage's barrier: while one adds, the other multiplies. One more
-warp does nothing but ask for tiles by TMA, those of the next output tile while this one is stored.
+Where what 128 of K gave is promoted to fp32 (fp8.py tells why), the tensor cores rest while FMA units add: a quarter to
+a third of the time where all warps of a program do the same. Here two groups of four warps multiply, each its 64 rows
+of a tile of 128 x 256, and meet nowhere but at a stage's barrier: while one adds, the other multiplies. One more warp
+does nothing but ask for tiles by TMA, those of the next output tile while this one is stored.
 
     load      waits for an empty stage; asks for a [128, 128] and b [256, 128]
     multiply  waits for a full stage; multiplies the left half of its columns, and adds; multiplies the right half,
