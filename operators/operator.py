@@ -55,7 +55,7 @@ class Backend:
     unavailable  why it cannot run on a target, or None; asked before anything is made
     operator     which operator it belongs to; only a plugin needs to say
     prepare_bwd, prepare_fwd_bwd  the same of the operator's modes bwd and fwd_bwd, None where it has none
-    tolerance    the row of the tolerance table it is held to, where that is not its output's dtype
+    tolerance    the row of the tolerance table it is held to, where that is not its output's dtype, which {dtype} is
     """
 
     name: str
