@@ -197,12 +197,12 @@ def _run(options: dict[str, Any]) -> int:
 
 def _run_fleet(options: dict[str, Any]) -> int:
     """On the GPUs that were named, here or elsewhere; what is far away has a GPU unless --device says otherwise."""
-    from groupbench.operators.fleet import host
+    from groupbench.operators.fleet import host, slurm
     from groupbench.operators.measure.environment import resolve_device
 
     where = host.place(options)
-    far = where.far and options["device"] == "auto"
-    device = resolve_device("cuda" if far else options["device"])
+    elsewhere = where.far and where.slurm != slurm.LOCAL and options["device"] == "auto"
+    device = resolve_device("cuda" if elsewhere else options["device"])
     if where.gpus is not None and device == "cpu" and options["device"] == "auto":
         raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries it out on the processor")
     session = _session(options)

@@ -73,10 +73,11 @@ class Session:
         if self.resume and self.records_path is not None:
             found = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
         self.run, self.records = found or (self._new_run(commit), [])
-        device = environment.gpu or ("GPU" if environment.device == "cuda" else f"CPU ({environment.cpu})")
+        cpu = f"CPU ({environment.cpu})" if environment.cpu else "CPU"
+        device = environment.gpu or ("GPU" if environment.device == "cuda" else cpu)
         versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
         known = [text for text in versions if not text.endswith(" None")]
-        self.say(f"groupbench: {host} · {device} · {' · '.join(known)} · commit {resume.named(commit)}")
+        self.say("groupbench: " + " · ".join([host, device, *known, f"commit {resume.named(commit)}"]))
         if found:
             done = f"{len(self.records)} cells are measured already"
             self.say(f"going on with the run of {self.run.started:%H:%M} UTC: {done}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,13 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="--slurm"):
         slurm.executor(tmp_path, "cuda", {"partition": "gpu"})
+
+
+def test_local_jobs_measure_on_what_this_machine_has(tmp_path: Path) -> None:
+    """As its user types it, where there may be no GPU."""
+    command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]
+    command += ["--only", "torch_loop", "--shapes", "2,8,8,8", "--slurm", "local", "--bursts", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 cells: 1 ok" in done.stdout
+    assert " ·  · " not in done.stdout
