@@ -60,7 +60,9 @@ def find_side(session: Session | None, word: str, options: Options | None = None
         return _of_run(session, query.run_at(session, filters.instant(word[1:], end=True)))
     try:
         state = query.resolve_commit(session, word)
-    except QueryError:
+    except QueryError as error:
+        if word in ("latest", "previous"):
+            raise QueryError(f"{error}; run:ID names one run of a commit, `groupbench runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
         return _of_run(session, query.run_at(session, filters.instant(word, end=True)))
