@@ -33,8 +33,7 @@ def spread(latency: Latency) -> float:
 
 def is_restless(record: Record) -> bool:
     """Whether its bursts are so far apart that something else must have had the machine in between."""
-    latency = record.latency
-    return latency is not None and latency.timing != "interpreted" and spread(latency) > RESTLESS
+    return record.latency is not None and not _interpreted(record) and spread(record.latency) > RESTLESS
 
 
 def _speed(record: Record) -> float | None:

@@ -45,6 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools import ragged_tma
 
 from groupbench.kernels.grouped_gemm import tile_order
 from groupbench.kernels.grouped_gemm.support import worker_count
@@ -53,9 +54,10 @@ if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.fp8 import Fp8Config
 
 MOST_GROUPS = 256  # whose tiles the loading warp counts in the few registers it has
-BILLION = gl.constexpr(1 << 30)
 
+# Triton's own, which work on numbers alone and so are Gluon too.
 _super_grouped = gluon.jit(tile_order.super_grouped.fn)
+_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
 
 
 @gluon.jit
@@ -113,21 +115,22 @@ def _load(
 
 
 @gluon.jit
-def _store(out_desc, smem, end, row_from_end, column, tile):
-    """Write a tile through `smem`; the hardware drops rows from the expert's end on."""
+def _store(out_desc, smem, start, size, row, column, tile):
+    """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py."""
     tma.store_wait(0)  # what was written from smem before
     smem.store(tile.to(smem.dtype))
     fence_async_shared()
-    at = [BILLION, end, BILLION + row_from_end, column]
-    tma.async_copy_shared_to_global(out_desc, at, smem.reshape([1, 1, smem.shape[0], smem.shape[1]]))
+    billion, end, inside = _to_ragged_indices(start, size, row)
+    block = smem.reshape([1, 1, smem.shape[0], smem.shape[1]])
+    tma.async_copy_shared_to_global(out_desc, [billion, end, inside, column], block)
 
 
 @gluon.jit
-def _store_half(out_desc, smem, end, row_from_end, column, half):
+def _store_half(out_desc, smem, start, size, row, column, half):
     WIDTH: gl.constexpr = smem.shape[1]
     left, right = gl.split(half.reshape([half.shape[0], 2, WIDTH]).permute((0, 2, 1)))
-    _store(out_desc, smem, end, row_from_end, column, left)
-    _store(out_desc, smem, end, row_from_end, column + WIDTH, right)
+    _store(out_desc, smem, start, size, row, column, left)
+    _store(out_desc, smem, start, size, row, column + WIDTH, right)
 
 
 @gluon.jit
@@ -202,8 +205,8 @@ def _multiply(
         left = left * scale_a * scale_left[None, :]
         right = right * scale_a * scale_right[None, :]
         smem = out_smem.index(GROUP)
-        _store_half(out_desc, smem, start + size, row - size, column, left)
-        _store_half(out_desc, smem, start + size, row - size, column + HALF, right)
+        _store_half(out_desc, smem, start, size, row, column, left)
+        _store_half(out_desc, smem, start, size, row, column + HALF, right)
     tma.store_wait(0)
 
 
@@ -357,7 +360,6 @@ def prepare_specialized(
 
 def _ragged(out: Tensor, block: list[int]) -> TensorDescriptor:
     """triton.tools.ragged_tma's descriptor with Gluon's layout: rows are cut off at a number that the store names."""
-    most, stride = 0x7FFF0000, out.stride(0)
+    found = ragged_tma.create_ragged_descriptor(out, block)
     layout = gl.NVMMASharedLayout(2 * block[1], 16, rank=4)
-    shape, strides = [most, most, BILLION.value, out.size(1)], [2**34 - stride, stride, stride, 1]
-    return TensorDescriptor(out, shape, strides, [1, 1, *block], layout)
+    return TensorDescriptor(out, found.shape, found.strides, found.block_shape, layout)
