@@ -215,14 +215,20 @@ def check_writable(path: Path) -> None:
 
 
 def _check_records(path: Path) -> None:
-    """Raises UsageError where records would be appended to something else, and nobody could read either again."""
+    """Raises UsageError where records would be appended to something that nobody could read with them in it."""
     if not path.is_file():
         return
-    with path.open("rb") as file:
-        try:
-            next(read(file), None)
-        except RecordError as error:
-            raise UsageError(f"{path} holds something that is no record: {error}") from error
+    lines, _, half = path.read_bytes().rpartition(b"\n")
+    try:
+        for _ in read(lines.split(b"\n")):
+            pass
+    except RecordError as error:
+        raise UsageError(f"{path} holds something that is no record: {error}") from error
+    if half:
+        raise UsageError(
+            f"{path} ends in the middle of a line, as a run that was killed leaves it: --resume goes on with that run; "
+            "another one needs another file"
+        )
 
 
 @contextlib.contextmanager

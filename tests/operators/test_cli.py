@@ -153,6 +153,23 @@ def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result
     assert other.read_text() == '{"a": 1}\n'
 
 
+@pytest.mark.parametrize("half", ['{"schema": 1, "ru', "whole"], ids=["half a record", "a record without its end"])
+def test_records_are_not_appended_to_half_a_line(
+    half: str, invoke: Callable[..., Result], tritonbench: Command, tmp_path: Path
+) -> None:
+    """Both would be one line that is no record, and the file one that `ingest` refuses."""
+    kept = tmp_path / "kept.jsonl"
+    options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,4,4,4", "--records", str(kept))
+    assert tritonbench(*options).returncode == 0
+    line = kept.read_text()
+    kept.write_text(line + (line.rstrip("\n") if half == "whole" else half))
+    before = kept.read_bytes()
+    result = invoke(*options)
+    assert "ends in the middle of a line" in str(result.exception)
+    assert "--resume" in str(result.exception)
+    assert kept.read_bytes() == before
+
+
 def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(options: object) -> int:
         raise GroupbenchError("first\n  second")
