@@ -21,7 +21,7 @@ store; four stages of 48 KB take the rest. b is read as one matrix of all expert
 expert's N is the next expert's, and the store cuts it off.
 
 In Gluon, Triton's language below the tile, since Triton 3.6's `warp_specialize=True` knows no two multiplying groups on
-Hopper. Gluon has no interpreter: without a GPU this is compiled by tests, and does not run.
+Hopper. Gluon has no interpreter: without a GPU this is compiled by tests, and does not run. Its reference is fp8.py's.
 
 Sources: CUTLASS's cooperative warp-specialised kernels; two groups of warps that promote by turns, DeepSeek-V3 (section
 3.5.2) and DeepGEMM; Triton's Gluon tutorials for the language.
