@@ -27,8 +27,11 @@ from groupbench.tracker.record import Environment, Record, Run
 Problem: TypeAlias = tuple[str, str]
 """Operator and shape: what stays on one card."""
 
-UNEVEN = 1.05
-"""A card with more than this share of the mean load gives a shape away. Four cards this even are 3.8 times one."""
+UNEVEN, EVEN = 1.05, 1.01
+"""Shapes change cards once one has more than the first of the mean load, and then until none has more than the second.
+
+Two bounds, since a shape that moves begins a new history: a night that is nearly even is left as it is.
+"""
 
 IDLE_S = 20.0
 """How long processes wait for the next batch: their GPU may be wanted for something else."""
@@ -212,7 +215,7 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], known: Mapping[Problem,
     """For each batch the index of its card.
 
     A batch goes to the card that has measured its problem before; the others, the longest first, to the card with the
-    least to do. A card that has more than UNEVEN of the mean gives away what evens it out, one batch at a time.
+    least to do. Where one has more than UNEVEN of the mean, batches move until none has more than EVEN.
     """
     known = known or {}
     cells = sum(len(batch.jobs) for batch in work if batch.problem in known)
@@ -238,11 +241,13 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], known: Mapping[Problem,
 
 def _even_out(costs: list[float], chosen: dict[int, int], loads: list[float]) -> None:
     mean = sum(loads) / len(loads)
+    if max(loads) <= UNEVEN * mean:
+        return
     for _ in range(len(costs)):
         most, least = loads.index(max(loads)), loads.index(min(loads))
         gap = loads[most] - loads[least]
         able = [n for n, card in chosen.items() if card == most and 0 < costs[n] < gap]
-        if loads[most] <= UNEVEN * mean or not able:
+        if loads[most] <= EVEN * mean or not able:
             return
         moved = min(able, key=lambda n: (abs(costs[n] - gap / 2), n))
         chosen[moved] = least

@@ -64,6 +64,24 @@ def test_an_uneven_card_gives_away_as_little_as_evens_it_out() -> None:
     assert chosen.count(1) <= 2
 
 
+def test_a_night_of_one_card_is_spread_evenly_over_four() -> None:
+    """Cards within 5 % of each other would be 3.8 times one at best, before anything is lost to starting."""
+    work = cells.work(200)
+    cards = [cells.card(f"{i}", f"GPU-{i}") for i in range(4)]
+    known = {b.problem: Before("GPU-0", 3.5 + 0.003 * i) for i, b in enumerate(work)}
+    chosen = batches.assign(work, cards, known)
+    loads = [sum(known[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in range(4)]
+    assert max(loads) <= 1.01 * sum(loads) / 4
+    assert chosen.count(0) >= 45  # and no more leave their card than must
+
+
+def test_cards_that_are_nearly_even_keep_their_shapes() -> None:
+    work = cells.work(10)
+    cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
+    known = {b.problem: Before("GPU-a" if i < 5 else "GPU-b", 10.4 if i < 5 else 9.6) for i, b in enumerate(work)}
+    assert batches.assign(work, cards, known) == [0] * 5 + [1] * 5
+
+
 def test_a_card_that_is_gone_leaves_its_work_to_the_others() -> None:
     work = cells.work(4)
     known = {b.problem: Before("GPU-gone", 10.0) for b in work}
