@@ -21,7 +21,7 @@ is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, next to the 0.17 % of bf16'
 it, as torch does by default, and CUTLASS and DeepGEMM, what 128 of K gave is added in fp32 (0.01 and 0.06 %): twice the
 accumulators again. Block-wise scaling does so anyway.
 
-With many rows an expert and row-wise scales, on Hopper, configs are `specialized`: the same product by
+With many rows an expert, on Hopper, configs are `specialized`: the same product by
 fp8_specialized.py, whose warps have roles of their own, so that the tensor cores multiply while sums are promoted.
 
 Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of
@@ -94,7 +94,8 @@ CONFIGS: dict[str, dict[str, Fp8Config]] = {
     BLOCKWISE: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
         "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
-        "large": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
+        "large": SPECIALIZED,
+        "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=5, flatten=False),
     },
 }
 # Triton's interpreter pays by operation, hardly by element. K of a block is the promotion's and the scales' 128.
@@ -120,8 +121,7 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
         large = [Fp8Config(128, 128, 128, 8, 4, group_m) for group_m in (8, 16)]
         large += [Fp8Config(128, 128, 128, 8, 5, flatten=False), Fp8Config(64, 128, 128, 4, 4, per_sm=2)]
         large += [Fp8Config(64, 256, 128, 8, 4)] if mode == ROWWISE else []
-    if mode != BLOCKWISE:
-        large += [replace(SPECIALIZED, group_m=group_m) for group_m in (8, 16)]
+    large += [replace(SPECIALIZED, group_m=group_m) for group_m in (8, 16)]
     return large + (small[1:] if mean_rows <= 600 else [])
 
 
@@ -133,7 +133,7 @@ def illegal(config: Fp8Config, mode: str) -> str | None:
     if config.specialized:
         if replace(config, group_m=8) != SPECIALIZED:
             return "the specialised kernel has tiles of 128 x 256 x 128, four stages and groups of four warps"
-        return "the specialised kernel scales by rows" if mode == BLOCKWISE else None
+        return None
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
     shared = config.num_stages * (config.block_m + config.block_n) * config.block_k + 2 * store
     if shared > SHARED_MEMORY_BYTES // config.per_sm:

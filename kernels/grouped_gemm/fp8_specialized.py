@@ -1,6 +1,7 @@
 """Grouped GEMM of scaled fp8 with a role for each warp: what fp8.py's configs with `specialized` run, on Hopper.
 
-    out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]        m in the rows of g
+    row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
+    block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
@@ -10,8 +11,8 @@ of a tile of 128 x 256, and meet nowhere but at a stage's barrier: while one add
 does nothing but ask for tiles by TMA, those of the next output tile while this one is stored.
 
     load      waits for an empty stage; asks for a [128, 128] and b [256, 128]
-    multiply  waits for a full stage; multiplies the left half of its columns, and adds; multiplies the right half,
-              gives the stage back, and adds
+    multiply  waits for a full stage; multiplies the left half of its columns, scales where scales are of blocks, and
+              adds; multiplies the right half, gives the stage back, scales and adds
 
 Registers say the tile: 64 x 256 sums are 128 of a thread's, one half's product 64 more, and a multiplying thread has
 240, which the loading warp gave away (`setmaxnreg`). Products of both halves at once would make it 256.
@@ -48,6 +49,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools import ragged_tma
 
 from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
 
 if TYPE_CHECKING:
@@ -134,6 +136,14 @@ def _store_half(out_desc, smem, start, size, row, column, half):
 
 
 @gluon.jit
+def _block_scales(scale_a_ptr, scale_b_ptr, at_a, at_left, at_right, mine, there):
+    """Those of one block of K: of the rows, of the left half of the columns, of the right half."""
+    of_rows = gl.load(scale_a_ptr + at_a, mask=mine & there, other=0.0)
+    of_left = gl.load(scale_b_ptr + at_left, mask=there, other=0.0)
+    return of_rows, of_left, gl.load(scale_b_ptr + at_right, mask=there, other=0.0)
+
+
+@gluon.jit
 def _multiply(
     GROUP: gl.constexpr,  # of warps: 0 has the upper half of a tile's rows, 1 the lower
     out_desc,
@@ -151,6 +161,8 @@ def _multiply(
     steps,
     M,
     N,
+    scale_a_stride,
+    SCALE_BLOCK: gl.constexpr,
     FAST_ACCUM: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -171,13 +183,46 @@ def _multiply(
         left = gl.zeros([ROWS, HALF], gl.float32, MMA)
         right = gl.zeros([ROWS, HALF], gl.float32, MMA)
         part = gl.zeros([ROWS, HALF], gl.float32, MMA)
+        # Rows of another expert get its scales: the store cuts them off.
+        rows = start + row + gl.arange(0, ROWS, BY_ROW)
+        if SCALE_BLOCK:
+            # Asked for two steps before they are used, since they come from global memory. 32 bits count all scales of
+            # operands that a GPU has memory for.
+            at_a = rows
+            at_left = (g * gl.cdiv(N, SCALE_BLOCK) + column // SCALE_BLOCK) * steps
+            at_right = at_left + gl.where(column + HALF < N, steps, 0)
+            now_a, now_left, now_right = _block_scales(
+                scale_a_ptr, scale_b_ptr, at_a, at_left, at_right, rows < M, steps > 0
+            )
+            at_a += scale_a_stride
+            next_a, next_left, next_right = _block_scales(
+                scale_a_ptr, scale_b_ptr, at_a, at_left + 1, at_right + 1, rows < M, steps > 1
+            )
         for step in range(steps):
             stage = turn % STAGES
             mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
             a = a_smem.index(stage).slice(GROUP * ROWS, ROWS)
             b_left = b_smem.index(stage).slice(0, HALF).permute((1, 0))
             b_right = b_smem.index(stage).slice(HALF, HALF).permute((1, 0))
-            if FAST_ACCUM:
+            if SCALE_BLOCK:
+                # The waits for sums hold the next product back: registers do not hold it beside one that is scaled.
+                scale_left, scale_right = now_a * now_left, now_a * now_right
+                now_a, now_left, now_right = next_a, next_left, next_right
+                at_a += scale_a_stride
+                later = step + 2
+                next_a, next_left, next_right = _block_scales(
+                    scale_a_ptr, scale_b_ptr, at_a, at_left + later, at_right + later, rows < M, later < steps
+                )
+                part = warpgroup_mma(a, b_left, part, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                left += part * scale_left[:, None]
+                left = warpgroup_mma_wait(0, deps=(left,))
+                part = warpgroup_mma(a, b_right, part, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                mbarrier.arrive(empty.index(stage), count=1)
+                right += part * scale_right[:, None]
+                right = warpgroup_mma_wait(0, deps=(right,))
+            elif FAST_ACCUM:
                 left = warpgroup_mma(a, b_left, left, is_async=True)
                 right = warpgroup_mma(a, b_right, right, is_async=True)
                 left, right = warpgroup_mma_wait(2, deps=(left, right))  # for the step before
@@ -195,15 +240,12 @@ def _multiply(
         if FAST_ACCUM:
             left, right = warpgroup_mma_wait(0, deps=(left, right))
             mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
-        rows = start + row + gl.arange(0, ROWS, BY_ROW)
-        columns = column + gl.arange(0, HALF, BY_COLUMN)
-        # Rows of another expert get its scales: the store cuts them off.
-        scale_a = gl.load(scale_a_ptr + rows, mask=rows < M, other=0.0)[:, None]
-        at_b = scale_b_ptr + g.to(gl.int64) * N
-        scale_left = gl.load(at_b + columns, mask=columns < N, other=0.0)
-        scale_right = gl.load(at_b + HALF + columns, mask=columns + HALF < N, other=0.0)
-        left = left * scale_a * scale_left[None, :]
-        right = right * scale_a * scale_right[None, :]
+        if not SCALE_BLOCK:
+            columns = column + gl.arange(0, HALF, BY_COLUMN)
+            of_rows = gl.load(scale_a_ptr + rows, mask=rows < M, other=0.0)[:, None]
+            of_columns = scale_b_ptr + g.to(gl.int64) * N + columns
+            left *= of_rows * gl.load(of_columns, mask=columns < N, other=0.0)[None, :]
+            right *= of_rows * gl.load(of_columns + HALF, mask=columns + HALF < N, other=0.0)[None, :]
         smem = out_smem.index(GROUP)
         _store_half(out_desc, smem, start, size, row, column, left)
         _store_half(out_desc, smem, start, size, row, column + HALF, right)
@@ -214,8 +256,8 @@ def _multiply(
 def _fp8_specialized_kernel(
     a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
     b_desc,  # [G * b_rows, K], tiles [BLOCK_N, BLOCK_K]
-    scale_a_ptr,  # [M]
-    scale_b_ptr,  # [G, N]
+    scale_a_ptr,  # [M]; block-wise [M, K/SCALE_BLOCK], strides 1, scale_a_stride
+    scale_b_ptr,  # [G, N]; block-wise [G, N/SCALE_BLOCK, K/SCALE_BLOCK]
     out_desc,  # [M, N], ragged along M, tiles [BLOCK_M // 2, BLOCK_N // 4]
     out_ptr,  # the same memory
     offs_ptr,  # [G]
@@ -223,9 +265,11 @@ def _fp8_specialized_kernel(
     N,
     K,
     b_rows,  # from an expert's first row to the next one's
+    scale_a_stride,
     out_stride,
     G: gl.constexpr,
     G_POW2: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr,  # 0: row-wise
     FAST_ACCUM: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
     GROUP_M: gl.constexpr,
@@ -263,14 +307,16 @@ def _fp8_specialized_kernel(
                 _multiply,
                 (
                     0, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, out_smem, full, empty,
-                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
+                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, scale_a_stride, SCALE_BLOCK, FAST_ACCUM,
+                    NUM_PROGRAMS, GROUP_M,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out_desc, scale_a_ptr, scale_b_ptr, a_smem, b_smem, out_smem, full, empty,
-                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, FAST_ACCUM, NUM_PROGRAMS, GROUP_M,
+                    last_tiles, offs_ptr, tiles_m, tiles_n, steps, M, N, scale_a_stride, SCALE_BLOCK, FAST_ACCUM,
+                    NUM_PROGRAMS, GROUP_M,
                 ),
             ),
             (
@@ -311,9 +357,9 @@ def unsuitable(b: Tensor) -> str | None:
 
 def prepare_specialized(
     a: Tensor,  # [M, K] e4m3fn, for TMA
-    scale_a: Tensor,  # [M]
+    scale_a: Tensor,  # [M]; block-wise [M, K/128] with strides 1, any
     b: Tensor,  # [G, N, K] e4m3fn, for TMA
-    scale_b: Tensor,  # [G, N]
+    scale_b: Tensor,  # [G, N]; block-wise [G, N/128, K/128], contiguous
     offs: Tensor,
     fast_accum: bool,
     out_dtype: torch.dtype,
@@ -344,9 +390,11 @@ def prepare_specialized(
             N,
             K,
             b_rows,
+            scale_a.stride(-1),
             padded,
             G=G,
             G_POW2=triton.next_power_of_2(G),
+            SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
             FAST_ACCUM=fast_accum,
             NUM_PROGRAMS=programs,
             GROUP_M=config.group_m,

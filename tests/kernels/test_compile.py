@@ -43,10 +43,12 @@ CASES: dict[str, Case] = {
     "wgrad_fp32": ("wgrad", wgrad.CONFIGS["fp32"], {"dtype": "fp32"}),
     "fp8_rowwise": ("fp8", fp8.CONFIGS[fp8.ROWWISE]["plain"], {"mode": fp8.ROWWISE}),
     "fp8_rowwise_fast": ("fp8", fp8.CONFIGS[fp8.ROWWISE_FAST]["plain"], {"mode": fp8.ROWWISE_FAST}),
-    "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["large"], {"mode": fp8.BLOCKWISE}),
+    "fp8_blockwise": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["plain"], {"mode": fp8.BLOCKWISE}),
     "fp8_blockwise_decode": ("fp8", fp8.CONFIGS[fp8.BLOCKWISE]["decode"], {"mode": fp8.BLOCKWISE}),
     "fp8_specialized_rowwise": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE}),
     "fp8_specialized_rowwise_256": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE, "G": 256}),
+    "fp8_specialized_blockwise": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.BLOCKWISE}),
+    "fp8_specialized_blockwise_256": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.BLOCKWISE, "G": 256}),
     "fp8_specialized_rowwise_fast": ("fp8_specialized", fp8.SPECIALIZED, {"mode": fp8.ROWWISE_FAST}),
     "gate_up_large": ("gate_up", gate_up.CONFIGS["large"], {}),
     "gate_up_large_training": ("gate_up", gate_up.CONFIGS["large"], {"save": True}),
@@ -144,6 +146,7 @@ def of_fp8_specialized(config: fp8.Fp8Config, mode: str, G: int = GROUPS) -> tup
         "out_ptr": "*bf16",
     }
     constants = {"G": G, "G_POW2": G, "NUM_PROGRAMS": SMS, "GROUP_M": config.group_m, "STAGES": config.num_stages}
+    constants |= {"SCALE_BLOCK": fp8.SCALE_BLOCK if mode == fp8.BLOCKWISE else 0}
     return fp8_specialized._fp8_specialized_kernel, types, constants | {"FAST_ACCUM": mode == fp8.ROWWISE_FAST}
 
 

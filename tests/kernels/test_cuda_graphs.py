@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -95,7 +96,7 @@ def test_gradient_of_the_weights(kind, check):
 
 @pytest.mark.parametrize(
     ("mode", "config"),
-    [*((mode, None) for mode in fp8.MODES), *((mode, fp8.SPECIALIZED) for mode in (fp8.ROWWISE, fp8.ROWWISE_FAST))],
+    list(itertools.product(fp8.MODES, (None, fp8.SPECIALIZED))),
     ids=lambda value: value if isinstance(value, str) else "chosen" if value is None else "specialised",
 )
 def test_fp8(mode, config, check):

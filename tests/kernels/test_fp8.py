@@ -129,14 +129,25 @@ def test_each_expert_has_its_own_scales_and_weights(mode, swap, device, check):
 
 
 @pytest.mark.parametrize("mode", [ROWWISE, BLOCKWISE])
-def test_scales_of_unlike_sizes(mode, device, check):
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        pytest.param(
+            fp8.SPECIALIZED,
+            marks=pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialised fp8 kernel. No Hopper GPU"),
+        ),
+    ],
+    ids=["chosen", "specialised"],
+)
+def test_scales_of_unlike_sizes(mode, config, device, check):
     """Each row, block of K and block of weights has a magnitude of its own: a scale taken from elsewhere shows."""
     torch.manual_seed(0)
     a = torch.randn(50, 384) * torch.tensor([1.0, 4.0, 0.25]).repeat_interleave(128) * (1 + torch.arange(50.0))[:, None]
     b = torch.randn(2, 260, 384) * torch.tensor([0.5, 1.0, 8.0]).repeat_interleave(128)
     b *= torch.tensor([1.0, 7.0, 0.1]).repeat_interleave(128)[:260, None] * torch.tensor([1.0, 5.0])[:, None, None]
     x = scaled(a / 50, b, (20, 30), mode, device=device)
-    out = prepare_fp8(*x, out_dtype=torch.float16)()
+    out = prepare_fp8(*x, out_dtype=torch.float16, config=config)()
     expected = grouped_gemm_fp8_reference(*x)
     check(out, expected, torch.float16)
     for rows in range(0, 50, 10):
@@ -192,11 +203,8 @@ def test_what_the_specialised_kernel_cannot_take_the_plain_one_does(name, check,
     check(prepare_fp8(*x, out_dtype=torch.float16)(), grouped_gemm_fp8_reference(*x), torch.float16)
 
 
-ROWS = pytest.mark.parametrize("mode", [ROWWISE, ROWWISE_FAST])
-
-
 @pytest.mark.skipif(HOPPER, reason="it runs")
-@ROWS
+@ALL
 def test_the_specialised_kernel_needs_a_hopper(mode, check, monkeypatch):
     x = drawn((21, 40), 48, 272, mode, device=DEVICE)
     with pytest.raises(ValueError, match=r"Hopper|interpreter"):
@@ -217,7 +225,7 @@ def test_another_triton_without_this_gluon_takes_the_plain_kernel(check, monkeyp
 
 
 @pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialised fp8 kernel. No Hopper GPU")
-@ROWS
+@ALL
 @pytest.mark.parametrize(
     ("sizes", "n", "k", "tail"),
     [
@@ -284,7 +292,6 @@ def test_refuses(operands, options, message):
         (ROWWISE_FAST, {"swap": True}, "stored whole"),
         (ROWWISE_FAST, {"per_sm": 2}, "bytes"),
         (ROWWISE, {"specialized": True}, "128 x 256 x 128"),
-        (BLOCKWISE, {"specialized": True, "split_store": False, "num_warps": 4}, "scales by rows"),
         (ROWWISE, {"block_k": 64}, "every 128 of K"),
         (BLOCKWISE, {}, "one scale of the weights"),
     ],
@@ -313,3 +320,4 @@ def test_tuned_configs_are_found(monkeypatch):
     assert fp8.choose_config(ROWWISE_FAST, 900, 4, 128, 256, gpu) == fp8.CONFIGS[ROWWISE_FAST]["large"]
     assert fp8.choose_config(BLOCKWISE, 64, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["decode"]
     assert fp8.choose_config(BLOCKWISE, 300, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["small"]
+    assert fp8.choose_config(BLOCKWISE, 400, 4, 128, 256, gpu) == fp8.SPECIALIZED
