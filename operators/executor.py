@@ -191,7 +191,7 @@ def _batch_records(
         asked = [cell for cell in cells if cell.failure is None]
         for cell in asked:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, cell.job))
+            cell.worker.send(Request(verb, cell.job if verb == "adopt" else None))
         for cell in asked:
             cell.take(cell.worker.receive())
     bursts = jobs[0].protocol.bursts

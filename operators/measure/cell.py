@@ -74,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Request:
-    """load or adopt (with a job), prepare, burst, reload (with a seed and samples a burst), unload."""
+    """adopt (with a job), load, prepare, burst, reload (with a seed and samples a burst), unload."""
 
     verb: str
     job: Job | None = None
@@ -111,8 +111,7 @@ class _Cell:
         self.job = job
 
     def load(self) -> str:
-        """Import, open the device, make the inputs: nothing of it is timed."""
-        self.adopt()
+        """Open the device, make the inputs: nothing of it is timed."""
         job = self.job
         shape = self.operator.parse_shape(job.shape)
         self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
@@ -120,7 +119,7 @@ class _Cell:
         return "loaded"
 
     def adopt(self) -> str:
-        """Import what the cell needs, and no more: `reload` makes its inputs."""
+        """Import what the cell needs, and no more: `load` makes its inputs, or `reload`."""
         job = self.job
         import torch
 

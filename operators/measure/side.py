@@ -71,7 +71,7 @@ class Side:
                 return Failure("unavailable", reason)
             self._able.add(self._job)
         self._checker = self._started(self._checker)
-        for request in (Request("load", self._job), Request("prepare"), Request("unload")):
+        for request in (Request("adopt", self._job), Request("load"), Request("prepare"), Request("unload")):
             answer = self._checker.ask(request)
             if isinstance(answer, Failure):
                 return self._answer(answer)
