@@ -18,9 +18,9 @@ from typing import Any
 from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.selection import why_unavailable
-from groupbench.operators.measure.worker import Worker, call
+from groupbench.operators.measure.worker import DYNAMO, Worker, call
 from groupbench.operators.operator import Operator, Target
-from groupbench.operators.registry import get_operator
+from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Environment, Kernel, Latency, Record, Run, Status
 
 # What a process holds beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
@@ -93,6 +93,13 @@ class Workers:
                 worker.kill()
             worker.close()
         self._alive.clear()
+
+
+def imports(jobs: list[Job]) -> tuple[str, ...]:
+    """What worker.preload is to be told for these jobs: Helion imports Dynamo, and so does torch.compile."""
+    asked = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
+    backends = [get_backend(get_operator(name, plugins).in_mode(mode), b) for name, plugins, mode, b in asked]
+    return (DYNAMO,) if any(b.kind == "helion" or "compile" in b.name for b in backends) else ()
 
 
 def probe(device: str) -> Machine:

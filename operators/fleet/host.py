@@ -67,7 +67,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
         late = resume.left_out(session.previous)
         jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
         known = batches.before(resume.read_run(session.previous))
-    fleet = _open(where, device, session)
+    fleet = _open(where, device, session, executor.imports(jobs))
     try:
         first = fleet.cards[0].machine.environment if fleet.cards else Environment(device=_device(device))
         session.open(_host(where, fleet), first, fleet=True)
@@ -85,7 +85,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
     )
 
 
-def _open(where: Place, device: str, session: Session) -> Fleet:
+def _open(where: Place, device: str, session: Session, imports: tuple[str, ...]) -> Fleet:
     if where.scheduler is not None:
         from groupbench.operators.fleet.dask import DaskFleet
 
@@ -101,7 +101,7 @@ def _open(where: Place, device: str, session: Session) -> Fleet:
     from groupbench.operators.fleet import local
 
     found = local.slots(where.gpus or "all", device)
-    return local.LocalFleet(found, named=where.named, budget_s=session.budget_s, say=session.say)
+    return local.LocalFleet(found, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
 
 
 def _host(where: Place, fleet: Fleet) -> str:

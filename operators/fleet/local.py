@@ -23,6 +23,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.measure import worker
 from groupbench.tracker.record import Record
 
 START_S = 300
@@ -117,6 +118,7 @@ class LocalFleet:
         named: bool = True,  # by the user: then none of them may be missing
         known: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
+        imports: Sequence[str] = (worker.DYNAMO,),
         measure: Callable[[Batch], list[Record]] = batches.measure,
         look: Callable[[Slot], Card] | None = None,
         say: Callable[[str], None] = lambda text: None,
@@ -128,7 +130,7 @@ class LocalFleet:
         self._processes: list[_Process] = []
         self._queues: list[ThreadPoolExecutor] = []
         self.cards: list[Card] = []
-        started = [_Process(slot) for slot in found]
+        started = [_Process(slot, imports) for slot in found]
         asked = [process.pool.submit(look or _card, process.slot) for process in started]
         try:
             for process, card in zip(started, asked, strict=True):
@@ -186,14 +188,15 @@ class LocalFleet:
 class _Process:
     """One slot's process, begun again when it has died."""
 
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
+    def __init__(self, slot: Slot, imports: Sequence[str] = (worker.DYNAMO,)) -> None:
+        self.slot, self._imports = slot, imports
         self._guard = threading.Lock()
         self.pool = self._new()
 
     def _new(self) -> ProcessPoolExecutor:
         # Spawned: forked from here it would have this process's environment and whatever threads hold.
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=(self.slot,))
+        given = (self.slot, self._imports)
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=given)
 
     def run(self, measure: Callable[[Batch], list[Record]], batch: Batch) -> list[Record]:
         """Raises BrokenProcessPool where the process dies meanwhile."""
@@ -213,8 +216,9 @@ class _Process:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(slot: Slot) -> None:
+def _begin(slot: Slot, imports: Sequence[str]) -> None:
     """In the slot's process, before it imports torch."""
+    worker.preload(*imports)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the client's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(slot.variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,11 @@ def poisoned() -> Iterator[None]:
     }
 
     class Poison(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Where nothing has imported Dynamo there is nothing for it to skip, and asking it to would import it."""
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func in fresh and result.is_floating_point():

@@ -23,18 +23,27 @@ from typing import Any
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure.cell import Failure, Request, serve, tail
 
-# torch._dynamo is what the check's dispatch mode imports when it is first entered, which takes a process 4 s.
 PRELOAD = (
-    *("torch", "torch._dynamo", "triton"),
+    *("torch", "triton"),
     *("groupbench.operators.measure.cell", "groupbench.operators.measure.accuracy"),
 )
+DYNAMO = "torch._dynamo"
+_besides = [DYNAMO]
 HOST_MEMORY_SHARE = 0.8
+
+
+def preload(*modules: str) -> None:
+    """What the fork server imports besides torch and Triton, said before it starts; unless said, Dynamo.
+
+    Dynamo takes 1 to 4 s: each process of a backend that needs it has it so, and where none does, all start sooner.
+    """
+    _besides[:] = modules
 
 
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))  # what is not installed is passed over
+    context.set_forkserver_preload([*PRELOAD, *_besides])  # what is not installed is passed over
     _start_quietly()
     return context
 

@@ -225,6 +225,49 @@ def test_processes_start_side_by_side_and_their_start_is_no_cells_time(
     assert all(record.duration_s is not None and record.duration_s < 0.9 for record in records)
 
 
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (("torch_loop", "triton_flat"), ()),
+        (("torch_loop", "helion_worklist"), (worker.DYNAMO,)),
+        (("torch_compile",), (worker.DYNAMO,)),
+    ],
+    ids=lambda value: "_".join(value) or "nothing",
+)
+def test_dynamo_is_imported_ahead_where_a_backend_needs_it(
+    backends: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert executor.imports([job(backend, plugins=()) for backend in backends]) == expected
+
+
+IMPORTS = """
+import sys
+import torch
+from groupbench.operators.measure import worker
+from groupbench.operators.measure.accuracy import poisoned
+
+def imported():
+    with poisoned():
+        assert torch.empty(3).isnan().all()
+    return worker.DYNAMO in sys.modules
+
+if __name__ == "__main__":
+    worker.preload(*sys.argv[1:])
+    print(imported(), worker.call(imported))
+"""
+
+
+@pytest.mark.parametrize(("preloaded", "expected"), [((), "False False"), ((worker.DYNAMO,), "False True")])
+def test_dynamo_is_imported_where_it_is_asked_for_alone(
+    preloaded: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    """It takes every process that imports it for seconds, and torch's dispatch modes do unless told not to."""
+    script = tmp_path / "imports.py"
+    script.write_text(IMPORTS)
+    said = subprocess.run([sys.executable, script, *preloaded], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.strip() == expected
+
+
 def test_a_process_that_cannot_start_is_asked_no_more(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
