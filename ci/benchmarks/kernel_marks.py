@@ -98,6 +98,7 @@ MARKS = (
     Mark("grouped_gemm_wgrad", "best:triton", "torch_grouped_mm", 1.05),
     Mark("grouped_gemm_fp8", "triton_flat", "torch_scaled_grouped_mm", 1.05),
     Mark("grouped_gemm_fp8", "triton_flat_fast", "torch_scaled_grouped_mm_fast", 1.05),
+    Mark("grouped_gemm_fp8_blockwise", "triton_flat", "torch_loop", 1.05, 1.0),
     Mark("grouped_gemm_bias_add_permute", "best:triton", "torch_unfused", 2.0, suites=("example", "random")),
     Mark("split_k_matmul", "best:triton|helion", "torch_mm", 1.2, suites=("skinny",)),
     Mark("moe_layer", "best:triton", "torch", 1.3),

@@ -75,7 +75,7 @@ class Fp8Config:
 
 
 # By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
-# config of this file (Triton 3.7.1, sm_90): none spills.
+# config of this file (Triton 3.7.1, sm_90): none spills, the specialised kernel aside (docs/kernels.md).
 # "plain" is for what the specialised kernel cannot take.
 SPECIALIZED = Fp8Config(128, 256, 128, num_warps=4, num_stages=4, specialized=True)
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
