@@ -60,7 +60,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AlertRow:
-    """An alert. Levels are ms, or relative RMS errors; effects log(after / before)."""
+    """An alert. Levels are ms, or relative RMS errors; effects log(after / before), None where one of them is zero."""
 
     pk: int
     series: SeriesRow
@@ -90,6 +90,13 @@ class AlertRow:
     def change(self) -> float | None:
         """Relative: 0.03 is three per cent more."""
         return None if self.effect is None else math.expm1(self.effect)
+
+    @property
+    def distance(self) -> float | None:
+        """From one level to the other as the gate judges them: logarithms, an accuracy's with its floor."""
+        if self.before is None or self.after is None:
+            return None
+        return _log(self.metric, self.after) - _log(self.metric, self.before)
 
     @property
     def until(self) -> str | None:
@@ -243,13 +250,15 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     if alert.metric in ("repeatability", "result"):
         return alert.state in OPEN
     before, after = levels(row)
-    if before is None or after is None or alert.before is None or alert.effect is None:
+    distance = alert.distance
+    if before is None or after is None or alert.before is None or distance is None:
         return alert.run == (row.span.head if row.span else row.point and row.point.run)
-    far = math.log(before / alert.before)
+    start = _log(alert.metric, alert.before)
+    far = _log(alert.metric, before) - start
     if alert.state in OPEN:
-        return abs(far) < abs(far - alert.effect)
-    back = math.log(after / alert.before) - alert.effect
-    return abs(far) < abs(far - alert.effect) and abs(back) <= max(abs(alert.effect) / 2, math.log1p(MIN_EFFECT["gpu"]))
+        return abs(far) < abs(far - distance)
+    back = _log(alert.metric, after) - start - distance
+    return abs(far) < abs(far - distance) and abs(back) <= max(abs(distance) / 2, math.log1p(MIN_EFFECT["gpu"]))
 
 
 def levels(row: Judged) -> tuple[float | None, float | None]:
@@ -257,8 +266,13 @@ def levels(row: Judged) -> tuple[float | None, float | None]:
     if row.what == "latency" and row.before_ms and row.change is not None:
         return row.before_ms, row.before_ms * (1 + row.change)
     if row.what == "accuracy" and row.before_rms is not None and row.point is not None and row.point.rms is not None:
-        return row.before_rms + RMS_FLOOR, row.point.rms + RMS_FLOOR
+        return row.before_rms, row.point.rms
     return None, None
+
+
+def _log(metric: str, level: float) -> float:
+    """An error below the floor is as good as none, and none has no logarithm."""
+    return math.log(level + RMS_FLOOR if metric == "accuracy" else level)
 
 
 def is_back(alert: AlertRow, row: Judged) -> bool:
@@ -271,7 +285,9 @@ def is_back(alert: AlertRow, row: Judged) -> bool:
     if alert.metric == "repeatability":
         return point.repeatable is True
     if alert.metric == "accuracy":
-        return point.rms is not None and alert.before is not None and point.rms + RMS_FLOOR <= RMS_RATIO * alert.before
+        if point.rms is None or alert.before is None:
+            return False
+        return point.rms + RMS_FLOOR <= RMS_RATIO * (alert.before + RMS_FLOOR)
     if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
         return False
     if alert.environment != point.environment.identity or point.timing is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import alerts, comparisons, query
@@ -137,7 +138,7 @@ class _Judge:
             if point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower:
                 spans = self.slow_machines.setdefault(point.environment.identity, [])
                 spans.append(self._span(self.latency[point.pk]))
-        rows = [self._with_alert(self._judged(point)) for point in self.points]
+        rows = [self._with_alert(row) for point in self.points for row in self._judged(point)]
         known = authors(self.session, {row.span.head.commit for row in rows if row.span})
         return [
             replace(row, span=replace(row.span, author=known.get(row.span.head.commit))) if row.span else row
@@ -210,7 +211,7 @@ class _Judge:
         """From the newest accepted change on where that is a history; or else with all before it moved there."""
         for alert in self.alerts.get(past.series, ()):
             place = np.flatnonzero(past.run == alert.run.pk)
-            if alert.metric != metric or alert.effect is None or not self._accepted(alert) or not len(place):
+            if alert.metric != metric or alert.distance is None or not self._accepted(alert) or not len(place):
                 continue
             at = np.arange(len(past))
             since = at >= place[0]
@@ -220,7 +221,7 @@ class _Judge:
             base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
             earlier = at <= base[0] if len(base) else ~since
             # Which level those stand on that lie between the ends of the change, nobody knows.
-            past = past.shifted(np.flatnonzero(earlier), alert.effect).where(earlier | since)
+            past = past.shifted(np.flatnonzero(earlier), alert.distance).where(earlier | since)
         return past
 
     def _accepted(self, alert: AlertRow) -> bool:
@@ -243,7 +244,20 @@ class _Judge:
 
     # ---- one point
 
-    def _judged(self, point: PointRow) -> Judged:
+    def _judged(self, point: PointRow) -> list[Judged]:
+        """One row, or two where a series changed in two ways at two times: one at a time is one change."""
+        if point.status != "ok":
+            return [self._not_ok(point)]
+        row = self._latency_row(point)
+        worse = self._worse(point, row)
+        if worse is None:
+            return [row]
+        if row.verdict in _CHANGED and row.span and worse.span and not row.span.overlaps(worse.span):
+            still = Judged(row.series, "ok", point, sigma=row.sigma, latest=row.latest)
+            return [row, self._worse(point, still) or worse]
+        return [worse]
+
+    def _not_ok(self, point: PointRow) -> Judged:
         series, expected = point.series, self.expected.get(point.series.pk)
         if point.status == "wrong":
             return Judged(series, "wrong", point, "result", note=point.message)
@@ -252,10 +266,12 @@ class _Judge:
                 note = f"ran in the previous run: {point.message}"
                 return Judged(series, "missing", point, "unavailable", note=note)
             return Judged(series, "unavailable", point, "unavailable", note=point.message)
-        if point.status != "ok":
-            return Judged(series, "missing", point, point.status, note=point.message)
-        row = self._latency_row(point)
-        return self._accuracy_row(point, row) or self._repeatability_row(point, row) or row
+        return Judged(series, "missing", point, point.status, note=point.message)
+
+    def _worse(self, point: PointRow, row: Judged) -> Judged | None:
+        """What got worse besides the latency, which is `row`'s and is told in the same row."""
+        found = self._accuracy_row(point, row) or self._repeatability_row(point, row)
+        return found and replace(found, p=None, q=None)  # those are the latency's
 
     def _latency_row(self, point: PointRow) -> Judged:
         series, expected = point.series, self.expected.get(point.series.pk)
@@ -372,13 +388,13 @@ class _Judge:
         if point.pk not in self.accuracy or point.rms is None:
             return None
         past, found = self.accuracy[point.pk]
-        earlier = np.exp(past.log[:-1]) - RMS_FLOOR
+        earlier = _errors(past.log[:-1])
         if found is None or found.verdict in ("new", "insufficient"):
             if judge_rms(point.rms, earlier).verdict != "regressed":
                 return None
             before, span, since = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run), 1
         elif found.verdict in _MOVED and found.effect is not None:
-            before = math.exp(past.log[-1] - found.effect) - RMS_FLOOR
+            before = float(_errors(past.log[-1] - found.effect))
             if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
                 return None
             span = Span(self.runs[int(past.run[found.first or 0])], self.runs[int(past.run[found.last or 0])])
@@ -461,7 +477,7 @@ class _Judge:
             interval = [None if end is None else math.expm1(end) for end in (alert.low, alert.high)]
             told |= {"before_ms": alert.before, "change": change, "low": interval[0], "high": interval[1]}
         if alert.metric == "accuracy" and alert.before is not None:
-            told["before_rms"] = alert.before - RMS_FLOOR
+            told["before_rms"] = alert.before
         note = _joined("still there", self._told(alert))
         return replace(row, verdict="regressed", alert=alert, note=note, ab_base=None, compared=alert.compared, **told)
 
@@ -504,6 +520,12 @@ def _changes(point: PointRow, found: scans.Finding) -> dict[str, Any]:
     ends = [None if end is None or math.isnan(end) else math.expm1(end) for end in (found.low, found.high)]
     before = math.exp(found.before) if found.before is not None else point.median_ms / (1 + change)
     return {"before_ms": before, "change": change, "low": ends[0], "high": ends[1]}
+
+
+def _errors(log: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Relative RMS errors from the logarithms that they are judged by, where none is the floor's, but for rounding."""
+    found = np.exp(log) - RMS_FLOOR
+    return np.where(found > 1e-9 * RMS_FLOOR, found, 0.0)
 
 
 def _known(value: float | None) -> float | None:

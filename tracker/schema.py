@@ -30,7 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -306,7 +306,7 @@ class Alert(Base, kw_only=True):
     comparison_id: Mapped[int | None] = mapped_column(ForeignKey("comparison.id"), doc="A/B that confirmed it")
     before: Mapped[float | None] = mapped_column(doc="level before: ms, or relative RMS error")
     after: Mapped[float | None] = mapped_column(doc="level after")
-    effect: Mapped[float | None] = mapped_column(doc="log(after / before)")
+    effect: Mapped[float | None] = mapped_column(doc="log(after / before); null where one of them is zero")
     low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
     opened: Mapped[datetime] = mapped_column(doc="when it was first written")

@@ -208,6 +208,8 @@ def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: boo
     if same_commit:
         head += "; same commit as the previous run"
     told = [f"{number} {verdict}" for verdict, number in counts.items()]
+    if known := sum(row.known for row in rows):
+        told = [f"{text}, {known} of them acknowledged" if text.endswith(" regressed") else text for text in told]
     told += [f"{number} {text}" for text, number in _asides(rows).items() if number]
     return f"{head}. " + ", ".join(told)
 

@@ -254,6 +254,26 @@ def test_accuracy_and_repeatability(cli: Cli, stored: Stored, make: Any) -> None
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize(("before", "after"), [(1.5e-7, 2e-6), (0.0, 3e-6)], ids=["fp32", "from_exact"])
+def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: Any, before: float, after: float) -> None:
+    """Errors are judged with a floor, which is no part of them."""
+    stored([*quiet(make, 5, rms=before), make(5, rms=after), make(6, rms=after)])
+    assert cli("gate", "--update").exit_code == 1
+    (alert,) = listed(cli)
+    assert (alert["before"], alert["after"]) == (pytest.approx(before, abs=1e-12), pytest.approx(after))
+    assert alert["change"] == (pytest.approx(after / before - 1) if before else None)
+    assert cli("ack", "1", *WHO).exit_code == 0
+    assert first_line(cli("gate")) == (
+        "GATE ok: nothing new; 1 series regressed and acknowledged. 1 regressed, 1 of them acknowledged"
+    )
+    assert cli("expect", "1", "--reason", "so be it", *WHO).exit_code == 0
+    stored([make(7, rms=after)])
+    assert cli("gate", "--update").exit_code == 0
+    stored([make(8, rms=before)])
+    assert "1 fixed (1)" in cli("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
 def test_a_wrong_result_fails_whatever_its_alert_says(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong")])
     assert "1 opened (1)" in cli("gate", "--update").stderr

@@ -129,6 +129,28 @@ def test_faster_but_less_accurate_is_one_row(cli: Cli, stored: Stored, make: Any
     assert (row["what"], row["before_rms"], row["rms"]) == ("accuracy", pytest.approx(2e-3), 9e-3)
 
 
+def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli, stored: Stored, make: Any) -> None:
+    """Each with its own commits: the later one slowed nothing."""
+    stored([*quiet(make, 6), make(6, ms=1.5), make(7, ms=1.5), make(8, ms=1.5, rms=9e-3), make(9, ms=1.5, rms=9e-3)])
+    result = cli("gate", "--update")
+    assert first_line(result) == "GATE regression: 2 series regressed. 2 regressed"
+    assert "2 opened (1, 2)" in result.stderr
+    rows = {row["what"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert {what: row["commits"] for what, row in rows.items()} == {
+        "latency": "005ccccccc..006ccccccc",
+        "accuracy": "007ccccccc..008ccccccc",
+    }
+    assert rows["latency"]["change"] == pytest.approx(0.5, abs=0.01)
+    assert (rows["accuracy"]["change"], rows["accuracy"]["before_ms"]) == (None, None)
+    assert "slower" not in rows["accuracy"]["note"]
+
+
+def test_a_probability_is_a_latencys(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 30), make(30, rms=9e-3)])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["what"], row["p"], row["q"]) == ("accuracy", None, None)
+
+
 def test_drift_is_counted_and_told(cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from groupbench.tracker.stats import scan
 

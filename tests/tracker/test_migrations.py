@@ -88,6 +88,25 @@ def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path:
     assert cli("verify", db=path).exit_code == 0
 
 
+@pytest.mark.usefixtures("plain_statistics")
+def test_levels_of_accuracies_lose_their_floor(
+    cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record]
+) -> None:
+    """Revision 0003 kept what they are judged with, 1e-6 more."""
+    path = tmp_path / "old.db"
+    nights = [make(night, rms=1.5e-7 if night < 5 else 2e-6) for night in range(7)]
+    assert cli("ingest", write(nights), db=path).exit_code == 0
+    assert cli("gate", "--update", db=path).exit_code == 1
+    with sqlite3.connect(path) as connection:
+        (new,) = connection.execute('SELECT "before", "after", effect FROM alert').fetchall()
+        connection.execute('UPDATE alert SET "before" = "before" + 1e-6, "after" = "after" + 1e-6, effect = 0.9')
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+    with open_store(path, create=False) as store, store.read() as session:
+        found = session.execute(text('SELECT "before", "after", effect FROM alert')).all()
+    assert list(found[0]) == pytest.approx(list(new))
+    assert new[1] == pytest.approx(2e-6)
+
+
 def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: Path) -> None:
     result = cli("ingest", DATA / "revision_0001.jsonl", db=old)
     assert "0 points added, 12 already known" in result.stdout

@@ -1,0 +1,38 @@
+"""Levels of accuracy alerts: the errors themselves, without the floor that they are judged with."""
+
+from __future__ import annotations
+
+import math
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+FLOOR = 1e-6
+
+alert = sa.table(
+    "alert",
+    *(sa.column(name) for name in ("id", "metric", "before", "after", "effect")),
+)
+
+
+def upgrade() -> None:
+    _move(-FLOOR)
+
+
+def downgrade() -> None:
+    _move(FLOOR)
+
+
+def _move(by: float) -> None:
+    connection = op.get_bind()
+    for row in connection.execute(sa.select(alert).where(alert.c.metric == "accuracy")).all():
+        before, after = (None if level is None else max(0.0, level + by) for level in (row.before, row.after))
+        effect = math.log(after / before) if before and after else None
+        connection.execute(
+            sa.update(alert).where(alert.c.id == row.id).values(before=before, after=after, effect=effect)
+        )
