@@ -355,6 +355,16 @@ def test_a_known_regression_and_a_canary_are_skipped_in_junit() -> None:
     assert (found["level"], found["suppressions"][0]["status"]) == ("note", "accepted")
 
 
+def test_two_changes_of_a_series_are_two_cases_of_two_names() -> None:
+    """Of equal names a report would show one."""
+    slower = judged(1, "regressed")
+    result = result_of([slower, replace(slower, what="accuracy"), judged(2, "ok")])
+    top = check_junit(junit.render(result), result)
+    names = [(case.get("classname"), case.get("name")) for case in top.iter("testcase")]
+    assert len(set(names)) == len(names) == 4
+    assert [str(name).split()[-1] for _, name in names[1:3]] == ["latency", "accuracy"]
+
+
 def test_nothing_measured_is_an_error_of_the_gate_itself() -> None:
     result = result_of(
         [judged(1, "unavailable", point=None) if False else replace(judged(1, "unavailable"), point=None)]

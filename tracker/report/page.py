@@ -352,13 +352,14 @@ def _operators(report: Report, slugs: Mapping[str, str]) -> str:
     rows: list[list[Cell | str | None]] = []
     for page in report.pages:
         judged = [row for row in report.gate.rows if row.series.operator == page.name]
+        held = len({row.series.pk for row in judged})
         counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in ORDER]
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
         loud = any(row.verdict not in QUIET and row.verdict != "improved" for row in judged)
         rows.append([
             Cell(page.name, "", href=f"#{slugs[page.name]}"),
             Cell(str(len(page.histories)), "number", sort=len(page.histories)),
-            Cell(str(len(judged)), "number", sort=len(judged)),
+            Cell(str(held), "number", sort=held),
             Cell(told or "not in this run", "warn" if loud else "faint"),
         ])  # fmt: skip
     head = "operator series results,in,this,run verdicts"

@@ -112,8 +112,9 @@ def series(site: Site, asked: Asked, key: int) -> Page:
 
 def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> SeriesHistory:
     """With a mark where the gate sees a change that history alone does not show yet."""
-    row = verdict and verdict["told"]
-    if not row or row["verdict"] not in MOVED or row["what"] != "latency" or row["change"] is None:
+    told = verdict["told"] if verdict else []
+    row = next((row for row in told if row["what"] == "latency" and row["verdict"] in MOVED), None)
+    if row is None or row["change"] is None:
         return history
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
     if at is None or any(mark.kind == "change" and mark.at == at for mark in history.marks):
@@ -170,8 +171,8 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
     answer = site.verdict(session, newest[0], patience=0)
     if not isinstance(answer, Known) or key not in answer.value.by_series:
         return None
-    row = next((row for row in answer.value.rows if row["series"] == key), None)
-    return {"run": newest[0].id, "verdict": answer.value.by_series[key], "stale": answer.stale, "told": row}
+    rows = [row for row in answer.value.rows if row["series"] == key]
+    return {"run": newest[0].id, "verdict": answer.value.by_series[key], "stale": answer.stale, "told": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

@@ -76,6 +76,18 @@ def test_what_the_gate_says_of_the_newest_change_is_marked(nights: Any, serve: C
     assert marks["alert"]["run"] == "run-006"
 
 
+@pytest.mark.usefixtures("plain_statistics")
+def test_two_changes_of_a_series_are_both_told(stored: Any, make: Any, serve: Client) -> None:
+    slow = [make(night, ms=1.5, rms=2e-3 if night < 8 else 9e-3) for night in range(6, 10)]
+    stored([*[make(night, ms=1 + 0.001 * (night % 3)) for night in range(6)], *slow])
+    client = serve()
+    client.get("/")
+    told = client.get("/series/1.json").json()
+    assert [row["what"] for row in told["verdict"]["told"]] == ["latency", "accuracy"]
+    assert "+49." in client.get("/series/1").text
+    assert "rms 0.002" in client.get("/series/1").text
+
+
 def test_only_the_newest_points_are_drawn_where_there_are_many(stored: Any, make: Any, serve: Client) -> None:
     stored([make(n) for n in range(5)])
     client = serve()
