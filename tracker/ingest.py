@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -36,6 +36,9 @@ NOT_REACHED = "skipped"
 
 _BATCH = 500
 """Records looked up and inserted at once: enough to make statements rare, few enough to hold in memory."""
+
+_AHEAD = timedelta(days=1)
+"""How far the clock of who measured may be ahead. A run of next year would be the newest until then."""
 
 _RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
 _COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
@@ -119,6 +122,11 @@ def ingest_into(session: Session, records: Iterable[Numbered], source: str) -> I
     )
 
 
+def clock() -> datetime:
+    """The time by this machine."""
+    return datetime.now(UTC)
+
+
 def unstorable(record: Record) -> str | None:
     """Why a valid record cannot be stored, or None."""
     try:
@@ -131,6 +139,9 @@ def unstorable(record: Record) -> str | None:
     except RecursionError:
         return "is nested too deeply"
     cell, run = record.cell, record.run
+    here = clock()
+    if run.started - max(here, run.commit.time or here) > _AHEAD:  # where the clock here is slow, the commit's counts
+        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is yet to come"
     for name, text in (
         ("cell.operator", cell.operator),
         ("cell.backend", cell.backend),

@@ -8,6 +8,7 @@ Celsius, `_mib` mebibytes. Times of day are UTC.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
@@ -38,6 +39,16 @@ Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]  # may list the rows of every group
+
+
+_SIGNED = frozenset({"seed", "temperature_c", "config"})
+"""Fields in which a number may be below zero. All others count something or measure an amount."""
+
+_LARGEST_SHARE = 1 + 1e-5
+"""A mean of ones in fp32 may come out at 1.0000001."""
+
+_MINUS = re.compile(rb"[\s:,[]-\d")
+"""Stands before every number below zero in JSON. Most lines hold none, and are not searched field by field."""
 
 
 class RecordError(ValueError):
@@ -196,9 +207,12 @@ def decode(line: bytes | str) -> Record:
         if version is not None and version != SCHEMA:
             raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
         raise RecordError(str(error)) from error
-    if b"\\u0000" in (line if isinstance(line, bytes) else line.encode()):
+    text = line if isinstance(line, bytes) else line.encode()
+    if b"\\u0000" in text:
         raise RecordError("text with a NUL character, which no database keeps")
     _check(record)
+    for name in _below_zero(record) if _MINUS.search(text) else ():
+        raise RecordError(f"{name} holds a number below zero")
     return record
 
 
@@ -242,3 +256,21 @@ def _check(record: Record) -> None:
         raise RecordError("status is ok, but nothing was measured: neither latency nor accuracy")
     if record.status != "ok" and not record.message:
         raise RecordError(f"status is {record.status} without a message")
+    for name in ("mismatch", "unwritten"):
+        share = getattr(record.accuracy, name, None)
+        if share is not None and share > _LARGEST_SHARE:
+            raise RecordError(f"accuracy.{name} is {share:g}, and a share is 1 at most")
+    if "" in record.cell.dims:
+        raise RecordError("cell.dims holds a size without a name")
+
+
+def _below_zero(part: Any) -> Iterator[str]:
+    """Names of the fields that hold a number below zero where none can be."""
+    if isinstance(part, msgspec.Struct):
+        part = {name: getattr(part, name) for name in part.__struct_fields__ if name not in _SIGNED}
+    for name, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if isinstance(value, int | float):
+            if value < 0:
+                yield str(name)
+        elif isinstance(value, msgspec.Struct | dict | tuple):
+            yield from (f"{name}.{below}" for below in _below_zero(value))

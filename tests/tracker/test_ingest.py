@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,63 @@ def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, cell: di
         parse([json.dumps(line).encode()], "file")
 
 
+IMPOSSIBLE = {
+    "accuracy rms": -1.0,
+    "accuracy max_abs": -1e-9,
+    "accuracy mismatch": 1.5,
+    "accuracy unwritten": -0.5,
+    "accuracy first_bad": [0, -1],
+    "cell flops": -5,
+    "cell min_bytes": -1,
+    "cell dims": {"": 3},
+    "cell dims ": {"G": -4},
+    "latency prepare_ms": -1,
+    "latency telemetry": [{"power_w": -1.0}] + [{}] * 4,
+    "environment cpu_count": -1,
+    "kernels": [{"name": "k", "registers": 3}, {"name": "k", "spills": -1}],
+    "duration_s": -0.5,
+    "run started": "2999-01-01T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE.items(), ids=IMPOSSIBLE)
+def test_what_cannot_be_is_refused_by_its_line(
+    cli: Cli, write: Any, make: Any, db: Path, name: str, value: object
+) -> None:
+    line = json.loads(encode(make()))
+    *part, field = name.split()
+    (line[part[0]] if part else line)[field] = value
+    result = cli("ingest", write([make(), json.dumps(line, indent=1).replace("\n", "").encode()]))
+    assert result.exit_code == 2
+    assert f"line 2: {'.'.join(name.split())}" in result.stderr
+    assert untouched(db)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rms": 0.0, "cell": {"seed": -1, "dims": {"M": 0}, "flops": 0}},
+        {"status": "wrong", "accuracy": {"mismatch": 1.0000001192092896, "unwritten": 1}},  # as torch's mean gives it
+        {"kernels": [{"name": "k", "config": {"num_stages": -1, "maxnreg": None}}]},
+        {"ms": None},  # accurate, and not timed
+        {"commit_facts": {"subject": "Revert -1, [-2]"}},
+        {"cell": {"shape": "x,dim=-1"}},
+    ],
+    ids=["zeros", "all wrong", "config", "no latency", "subject", "shape"],
+)
+def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, given: dict[str, Any]) -> None:
+    stored([make(**given)])
+    assert all_records(db) == [rounded(make(**given))]
+
+
+def test_a_clock_a_little_ahead_and_one_that_is_slow_here(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make(commit_facts={"time": "2026-01-01T00:00:00Z"})
+    for hours, refused in ((-1, False), (-23, False), (-25, True)):
+        monkeypatch.setattr(ingests, "clock", lambda hours=hours: record.run.started + timedelta(hours=hours))
+        assert (ingests.unstorable(make()) is not None) == refused
+        assert ingests.unstorable(record) is None  # its commit is of the same day
+
+
 NASTY = """it's "quoted"; DROP TABLE point;-- <script>alert('x')</script> 100% %s {0} \\ 改行\n\t\x1b[31m ☃"""
 
 
@@ -263,11 +321,13 @@ def texts(smallest: int = 0) -> st.SearchStrategy[str]:
     return st.text(st.characters(codec="utf-8"), min_size=smallest, max_size=12)
 
 
-numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.none() | st.floats(0, allow_infinity=False) | st.sampled_from([0, -0.0, 5e-324, -5e-324])
 whole = st.integers(-(2**70), 2**70)
+counts = st.integers(0, 2**20) | st.integers(0, 2**63 - 1) | st.integers(-1, 2**63)
 mostly_fits = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 2**63, -(2**63) - 1])
 offsets = st.sampled_from(["Z", "+05:30", "-12:00"])
-instants = st.builds(lambda when, offset: when.isoformat() + offset, st.datetimes(), offsets)
+moments = st.datetimes(max_value=datetime(2029, 12, 31)) | st.datetimes()
+instants = st.builds(lambda when, offset: when.isoformat() + offset, moments, offsets)
 
 
 @st.composite
@@ -290,7 +350,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         "environment": {
             "device": draw(st.sampled_from(["cuda", "cpu"])),
             "gpu": draw(st.none() | texts()),
-            "sm_count": draw(st.none() | whole),
+            "sm_count": draw(st.none() | counts),
             "settings": draw(st.dictionaries(texts(), texts(), max_size=2)),
         },
         "cell": {
@@ -299,8 +359,8 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             "shape": draw(texts(1)),
             "dtype": draw(texts(1)),
             "seed": draw(mostly_fits),
-            "flops": draw(st.none() | mostly_fits),
-            "dims": draw(st.dictionaries(texts(), whole, max_size=2)),
+            "flops": draw(st.none() | counts),
+            "dims": draw(st.dictionaries(texts(1), counts, max_size=2)),
         },
         "status": draw(st.sampled_from(["ok", "wrong", "timeout"])),
         "message": draw(st.just("why") | texts()),
