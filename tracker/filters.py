@@ -7,15 +7,21 @@ range belong to it, and either may be left out. A series without that size never
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from groupbench.tracker.errors import QueryError
 
+PATTERNS = ("shape", "hardware")
+"""Fields of a series that wildcards may be given for."""
+
 _CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(>=|<=|==|!=|>|<|=)\s*(\S+)\s*", re.ASCII)
 _NUMBER = re.compile(r"-?\d[\d_]{0,30}", re.ASCII)
 _MORE_THAN_EQUALITY = re.compile(r"[<>]|!=|==|\.\.")
+
+_LETTER = re.compile(r"(?<![^,])[A-Za-z_]\w*=(?=\d+(?![^,]))", re.ASCII)
+_COMMA = re.compile(r"\s*,\s*")
 
 _DURATION = re.compile(r"(\d+)\s*([mhdwy])", re.ASCII)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks", "y": "years"}
@@ -58,6 +64,42 @@ def is_expression(text: str) -> bool:
     except QueryError:
         return False
     return True
+
+
+def unnamed_sizes(text: str) -> str | None:
+    """`4,128,128,128`, as `tritonbench --shapes` takes a shape, without blanks; None for any other text."""
+    return _COMMA.sub(",", text.strip()) if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text, re.ASCII) else None
+
+
+def without_letters(shape: str) -> str:
+    """`4,128,128,128` of `G=4,M_g=128,N=128,K=128`; what is no size keeps its name."""
+    return _LETTER.sub("", shape)
+
+
+def unknown(name: str, asked: Iterable[str], known: Collection[str]) -> list[str]:
+    """What is asked for by name, and is none of the known values of a field. Wildcards and sizes name nothing."""
+    absent = [text for text in asked if text not in known]
+    if name in PATTERNS:
+        absent = [text for text in absent if "*" not in text and "?" not in text]
+    if absent and name == "shape":
+        unnamed = set(map(without_letters, known))
+        absent = [text for text in absent if not is_expression(text) and unnamed_sizes(text) not in unnamed]
+    return absent
+
+
+def refuse_unknown(name: str, asked: Iterable[str], known: Collection[str]) -> None:
+    """Raises QueryError where `unknown` finds something, and says which there are."""
+    for text in unknown(name, asked, known):
+        said = list(known)
+        if name == "shape":  # of hundreds those with the same numbers, and of long ones the start
+            said.sort(key=lambda shape: len(_numbers_in(shape) ^ _numbers_in(text)))
+            said = [shape if len(shape) <= 80 else shape[:79] + "…" for shape in said[:5]]
+            said += ["…"] * (len(known) > len(said))
+        raise QueryError(f"no {name} {text!r}; known: {', '.join(said) or 'none'}")
+
+
+def _numbers_in(text: str) -> set[str]:
+    return set(re.findall(r"\d+", text))
 
 
 def all_hold(conditions: Iterable[Size], dims: Mapping[str, int]) -> bool:

@@ -16,13 +16,14 @@ from groupbench.tracker.query import (
     commits_between,
     find_series,
     names,
+    on_branch,
     points_where,
     resolve_commit,
     series_select,
 )
 from groupbench.tracker.rows import Filter, HistoryRow, PointRow, SeriesRow
-from groupbench.tracker.schema import Commit, Point, Series
 from groupbench.tracker.schema import Environment as EnvironmentTable
+from groupbench.tracker.schema import Point, Series
 
 
 def history(
@@ -37,7 +38,7 @@ def history(
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
     states = [resolve_commit(session, text) for text in where.commit]
     ranges = [commits_between(session, text) for text in where.commits]
-    branch = [Commit.branch.in_(where.branch)] if where.branch else []
+    branch = on_branch(session, where)
     found = [
         p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), *branch, series=series)
     ]

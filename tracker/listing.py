@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import filters
 from groupbench.tracker.commits import commit_order
 from groupbench.tracker.environment import environment_differences, hardware_class
 from groupbench.tracker.errors import QueryError
@@ -108,6 +109,7 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
     groups: dict[tuple[str, str], list[tuple[EnvironmentRow, Any]]] = {}
     for key, row in environment_rows(session, used).items():
         groups.setdefault((hardware_class(row.facts), row.identity), []).append((row, used[key]))
+    filters.refuse_unknown("hardware", where.hardware, sorted({hardware for hardware, _ in groups}))
     fits = any_pattern(where.hardware) if where.hardware else lambda text: True
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], min(use[2] for _, use in item[1]), item[0][1]))
     answer: list[EnvironmentSummary] = []

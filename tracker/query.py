@@ -170,19 +170,16 @@ def find_series(session: Session, where: Filter) -> list[SeriesRow]:
     conditions: list[ColumnElement[bool]] = [
         getattr(Series, name).in_(getattr(where, name)) for name in NAMES if getattr(where, name)
     ]
-    for name in ("shape", "hardware"):
+    for name in filters.PATTERNS:
         patterns = getattr(where, name)
-        if patterns and not (name == "shape" and any(map(filters.is_expression, patterns))):
+        # Sizes are no text: which shapes have them is seen below.
+        if patterns and not (name == "shape" and any(map(_says_sizes, patterns))):
             column = getattr(Series, name)
             conditions.append(or_(*(or_(column == text, _like(column, text, glob)) for text in patterns)))
     found = [SeriesRow(**row._mapping) for row in session.execute(series_select().where(*conditions))]
-    for name in NAMES:
-        wanted = set(getattr(where, name))
-        if wanted - {getattr(series, name) for series in found}:
-            known = names(session, name)
-            unknown = [value for value in getattr(where, name) if value not in known]
-            if unknown:
-                raise QueryError(f"no {name} {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    for name in (*NAMES, *filters.PATTERNS):
+        if filters.unknown(name, getattr(where, name), {getattr(series, name) for series in found}):
+            filters.refuse_unknown(name, getattr(where, name), names(session, name))
     return narrowed(found, where)
 
 
@@ -192,11 +189,8 @@ def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False)
     `exact`: also for a name that none of them has.
     """
     series = list(series)
-    for name in NAMES if exact else ():
-        known = sorted({getattr(row, name) for row in series})
-        for value in getattr(where, name):
-            if value not in known:
-                raise QueryError(f"no {name} {value!r}; known: {', '.join(known) or 'none'}")
+    for name in (*NAMES, *filters.PATTERNS) if exact else ():
+        filters.refuse_unknown(name, getattr(where, name), sorted({getattr(row, name) for row in series}))
     found = [row for row in series if all(getattr(row, n) in getattr(where, n) for n in NAMES if getattr(where, n))]
     if where.hardware:
         fits_hardware = any_pattern(where.hardware)
@@ -211,12 +205,19 @@ def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False)
         found = [row for row in found if all(filters.all_hold(group, row.dims) for group in wanted)]
     if where.shape:
         fits_shape = any_pattern(where.shape)
+        unnamed = {filters.unnamed_sizes(text) for text in where.shape}
         found = [
             row
             for row in found
-            if fits_shape(row.shape) or any(filters.all_hold(group, row.dims) for group in wanted_shapes)
+            if fits_shape(row.shape)
+            or filters.without_letters(row.shape) in unnamed
+            or any(filters.all_hold(group, row.dims) for group in wanted_shapes)
         ]
     return found
+
+
+def _says_sizes(shape: str) -> bool:
+    return filters.is_expression(shape) or filters.unnamed_sizes(shape) is not None
 
 
 def find_point(session: Session, text: str) -> PointDetail:
@@ -299,15 +300,22 @@ def _run(row: Row[Any]) -> RunRow:
 
 def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]:
     """What a filter says of runs. Whoever uses it has joined run and commit."""
-    conditions = dates(where)
-    if where.branch:
-        conditions.append(Commit.branch.in_(where.branch))
+    conditions = [*dates(where), *on_branch(session, where)]
     if where.commit:
         states = [resolve_commit(session, text) for text in where.commit]
         conditions.append(or_(*(and_(Commit.hash == state.commit, Run.dirty == state.dirty) for state in states)))
     for text in where.commits:
         conditions.append(Commit.hash.in_(sorted(commits_between(session, text))))
     return conditions
+
+
+def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
+    """What a filter says of commits' branches. Raises QueryError for a branch that no commit is of."""
+    if not where.branch:
+        return []
+    known = sorted(filter(None, session.scalars(select(Commit.branch).distinct())))
+    filters.refuse_unknown("branch", where.branch, known)
+    return [Commit.branch.in_(where.branch)]
 
 
 def dates(where: Filter) -> list[ColumnElement[bool]]:

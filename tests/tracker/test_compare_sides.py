@@ -100,6 +100,8 @@ def test_slices(cli: Cli, stored: Stored, make: Any) -> None:
     assert [r["backend"] for r in answer(cli, "000", "001", "--backend", "a")["series"]] == ["a"]
     assert "no backend 'x'; known: a, b" in cli("compare", "000", "001", "--backend", "x").stderr
     assert "no size 'Z'; known: M" in cli("compare", "000", "001", "--where", "Z>1").stderr
+    assert len(answer(cli, "000", "001", "--shape", "4,1024,1024")["series"]) == 2
+    assert "no shape '4,8,8'; known: G=4,N=1024,K=1024" in cli("compare", "000", "001", "--shape", "4,8,8").stderr
 
 
 def test_unlike_environments_are_named_and_refused(cli: Cli, write: Any, make: Any) -> None:

@@ -38,7 +38,8 @@ def test_each_with_what_differs_from_the_one_before(cli: Cli, three: None) -> No
     assert "driver 570.1 → 580.2" in cli("envs").stdout
     assert len(json.loads(cli("envs", "--hardware", "*H100*", "--json").stdout)) == 2
     assert len(json.loads(cli("envs", "--since", "2026-01-03", "--json").stdout)) == 2
-    assert "no environment matches" in cli("envs", "--hardware", "x").stderr
+    assert "no environment matches" in cli("envs", "--hardware", "x*").stderr
+    assert "no hardware 'x'; known: B200, NVIDIA H100 80GB HBM3" in cli("envs", "--hardware", "x").stderr
 
 
 def test_two_of_them(cli: Cli, three: None) -> None:

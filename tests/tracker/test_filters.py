@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.filters import Size, all_hold, commit_range, instant, is_expression, looks_like_date, sizes
+from groupbench.tracker.filters import (
+    Size,
+    all_hold,
+    commit_range,
+    instant,
+    is_expression,
+    looks_like_date,
+    sizes,
+    unnamed_sizes,
+    without_letters,
+)
 
 NUMBERS = st.integers(-(2**40), 2**40)
 
@@ -113,6 +123,26 @@ def test_instants() -> None:
     for bad in ("", "yesterday", "2026-13-01", "99999999999d", "7 parsecs"):
         with pytest.raises(QueryError, match="is no date"):
             instant(bad)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bare"),
+    [
+        ("G=4,M_g=128,N=128,K=128", "4,128,128,128"),
+        ("N=512", "512"),
+        ("G=4,M_g=64,N=64,K=64,B=shared", "4,64,64,64,B=shared"),
+        ("G=3,M_g=0|1|9,N=8,K=4", "3,M_g=0|1|9,8,4"),
+        ("copy,N=8", "copy,8"),
+    ],
+)
+def test_a_shape_by_its_sizes_alone(shape: str, bare: str) -> None:
+    assert without_letters(shape) == bare
+    assert unnamed_sizes(bare) == (bare if bare.replace(",", "").isdecimal() else None)
+
+
+def test_blanks_between_sizes() -> None:
+    assert unnamed_sizes(" 4, 128 ,8 ") == "4,128,8"
+    assert [unnamed_sizes(text) for text in ("", "4,", "-4,8", "4 8", "4,٣", "4,*")] == [None] * 6
 
 
 def test_what_looks_like_a_date() -> None:

@@ -83,15 +83,29 @@ SHAPES = [
         ("G=8,M=[1|2]*", SHAPES[2:3]),
         ("G=8,M=[12],*", []),
         ("g=8*", []),
-        ("%", []),
+        ("%*", []),
         ("*%_*", SHAPES[4:]),
-        ("G=_,M=1,N=1", []),
-        ("' OR 1=1 --", []),
+        ("G=_,M=1,N=?", []),
+        ("' OR 1=1 --*", []),
+        ("4,1024,1024,1024", SHAPES[:1]),  # as `tritonbench --shapes` takes it
+        (" 8, 1,1", SHAPES[3:4]),
     ],
 )
 def test_shapes(cli: Cli, stored: Stored, make: Any, pattern: str, found: list[str]) -> None:
     stored([make(shape=shape) for shape in SHAPES])
     assert sorted(r["shape"] for r in rows(cli, "--shape", pattern)) == sorted(found)
+
+
+@pytest.mark.parametrize("shape", ["%", "G=_,M=1,N=1", "' OR 1=1 --", "8,32768,4096,7168", "1024", "n1024", ""])
+def test_a_shape_that_none_has_is_told_which_there_are(cli: Cli, stored: Stored, make: Any, shape: str) -> None:
+    stored([make(shape=text) for text in (*SHAPES, "x" * 5000)])
+    result = cli("history", "--shape", SHAPES[0], "--shape", shape)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"no shape {shape!r}; known: " in result.stderr
+    assert len(result.stderr) < 600
+    assert result.stderr.endswith(", …\n")
+    if "1024" in shape:  # the likest first
+        assert f"known: {SHAPES[0]}, " in result.stderr
 
 
 def test_filters(cli: Cli, stored: Stored, make: Any) -> None:
@@ -135,10 +149,10 @@ def test_changes_are_told_against_what_the_filter_hides(cli: Cli, stored: Stored
 
 def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make()])
-    result = cli("history", "--shape", "none")
+    result = cli("history", "--shape", "none*")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no point matches" in result.stderr
-    assert cli("history", "--shape", "none", "--json").stdout == "[]\n"
+    assert cli("history", "--shape", "none*", "--json").stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +160,9 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     [
         (["--operator", "x"], "no operator 'x'; known: canary, grouped_gemm"),
         (["--backend", "tritn"], "no backend 'tritn'; known: torch, triton"),
+        (["--shape", "4,128,128,128"], "no shape '4,128,128,128'; known: G=4,N=1024,K=1024\n"),
+        (["--hardware", "B200"], "no hardware 'B200'; known: NVIDIA H100 80GB HBM3\n"),
+        (["--branch", "mian"], "no branch 'mian'; known: main\n"),
         (["--since", "yesterday"], "'yesterday' is no date"),
         (["--since", "2026-13-01"], "is no date"),
         (["--since", "99999999999d"], "is no date"),
@@ -163,7 +180,7 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     ids=str,
 )
 def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: list[str], said: str) -> None:
-    stored([make(0), make(1, operator="canary", backend="torch")])
+    stored([make(0), make(1, operator="canary", backend="torch", commit_facts={"branch": "main"})])
     result = cli("history", *args)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr

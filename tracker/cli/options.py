@@ -75,9 +75,9 @@ def series_filters(command: F) -> F:
     options = (
         ("--operator", "NAME", "Only this operator."),
         ("--backend", "NAME", "Only this backend."),
-        ("--mode", "NAME", "fwd or bwd."),
+        ("--mode", "NAME", "fwd, bwd or fwd_bwd."),
         ("--dtype", "NAME", "Only this dtype."),
-        ("--shape", "TEXT", "Only this shape; * and ? are wildcards; or sizes, as --where takes them."),
+        ("--shape", "TEXT", "Only this shape (* and ? are wildcards), its numbers, or sizes as --where takes them."),
         ("--where", "SIZES", "Only these sizes: M>=4096, N=4096, G=8..64, joined by commas. All must hold."),
         ("--host", "NAME", "builtin or tritonbench."),
         ("--protocol", "NAME", "Only latencies taken this way."),
