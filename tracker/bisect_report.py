@@ -8,6 +8,7 @@ from typing import Any
 
 from groupbench.tracker.bisect import Finding, Question, Trace
 from groupbench.tracker.bisect_hunt import Answer, Culprit, History
+from groupbench.tracker.wording import counted
 
 OK, REGRESSION, UNDECIDED = 0, 1, 3
 
@@ -61,7 +62,7 @@ def step_line(question: Question, finding: Finding, history: History, metric: st
     }[finding.verdict]
     name = what.get(question.why, question.why)
     again = ", again and longer" if question.budget > 1 else ""
-    pairs = f", {finding.pairs} pairs" if finding.pairs else ""
+    pairs = f", {counted(finding.pairs, 'pair')}" if finding.pairs else ""
     return f"{number}. {name}{again}: {question.head[:10]}{subject}: {found}{pairs}, {finding.seconds:.0f} s"
 
 
@@ -93,13 +94,12 @@ def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str
     aside = len(history.inside) - len(path)
     branches = f" and {aside} on merged branches" if aside else ""
     searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
-    yield f"{len(path)} commits on the line of first parents{branches}; {searched}"
+    yield f"{counted(len(path), 'commit')} on the line of first parents{branches}; {searched}"
 
 
 def counts(trace: Trace) -> str:
     """`5 steps, 7 comparisons`: steps are what is compared besides the ends and what confirms."""
-    steps, whole = trace.asked["step"], trace.asked.total()
-    return f"{steps} step{'' if steps == 1 else 's'}, {whole} comparison{'' if whole == 1 else 's'}"
+    return f"{counted(trace.asked['step'], 'step')}, {counted(trace.asked.total(), 'comparison')}"
 
 
 def _head(answer: Answer, history: History, metric: str, cell: str) -> str:

@@ -175,7 +175,7 @@ class Series(Base, kw_only=True):
     )
     operator: Mapped[str] = mapped_column(doc="grouped_gemm, ...")
     backend: Mapped[str] = mapped_column(doc="implementation of the operator")
-    mode: Mapped[str] = mapped_column(doc="fwd or bwd")
+    mode: Mapped[str] = mapped_column(doc="fwd, bwd or fwd_bwd")
     dtype: Mapped[str] = mapped_column(doc="fp16, bf16, fp32, ...")
     shape: Mapped[str] = mapped_column(doc="canonical text that names the whole problem")
     host: Mapped[str] = mapped_column(doc="builtin or tritonbench")

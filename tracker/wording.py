@@ -15,6 +15,11 @@ def printable(text: str) -> str:
     return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
 
 
+def counted(number: int, what: str) -> str:
+    """`1 cell`, `2,000 cells`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
 

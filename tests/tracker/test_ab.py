@@ -22,7 +22,7 @@ from groupbench.tracker import ab
 from groupbench.tracker.ab import AbCell, AbError, AbResult, Bench, Block, Side, SideAccuracy
 from groupbench.tracker.ab_side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
-from groupbench.tracker.cli.ab import left_out
+from groupbench.tracker.cli.ab import announced, left_out
 from groupbench.tracker.stats import sequential
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
@@ -155,6 +155,19 @@ def test_the_coin_decides_who_is_first(compare: Callable[..., AbResult]) -> None
     orders = {block.order for seed in range(4) for block in compare({}, {}, seed=seed).bursts}
     assert orders == {"ABBA", "BAAB"}
     assert [b.order for b in compare({}, {}, seed=3).bursts] == [b.order for b in compare({}, {}, seed=3).bursts]
+
+
+@pytest.mark.parametrize(
+    ("cells", "device", "budget", "says"),
+    [
+        (1, "cpu", 60, "1 cell on cpu, about 15 s, 60 s at most"),
+        (1, "cpu", 10, "1 cell on cpu, 10 s at most"),
+        (2, "cuda", 10, "2 cells on cuda, 20 s at most"),
+        (40, "cuda", 60, "40 cells on cuda, about 7 min, 40 min at most"),
+    ],
+)
+def test_the_time_announced_is_within_the_budget(cells: int, device: str, budget: float, says: str) -> None:
+    assert announced(cells, device, budget) == says
 
 
 @pytest.mark.parametrize("bursts", range(1, 9))

@@ -63,6 +63,9 @@ def test_the_short_help_is_that_of_the_command(name: str) -> None:
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
+    assert "default: (" not in result.stdout
+    if "--mode" in result.stdout:
+        assert "fwd_bwd" in result.stdout
 
 
 @pytest.mark.parametrize(

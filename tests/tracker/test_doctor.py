@@ -268,9 +268,7 @@ def test_the_answer_comes_first_and_each_command_after_its_fault(cli: Cli, machi
     machine(inventory())
     result = cli("doctor")
     assert result.exit_code == 0
-    assert result.stdout.startswith(
-        "DOCTOR 1 backends of 1 operators can be measured on NVIDIA H100 80GB HBM3, 80 GiB\n"
-    )
+    assert result.stdout.startswith("DOCTOR 1 backend of 1 operator can be measured on NVIDIA H100 80GB HBM3, 80 GiB\n")
     assert "    sudo nvidia-smi -i 0 -pm 1\n" in result.stdout
     assert "unavailable: why" in result.stdout
 

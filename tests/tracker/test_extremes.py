@@ -179,7 +179,7 @@ def test_a_zero_without_its_sign_is_the_same_result(cli: Cli, make: Any, write: 
     line["accuracy"] |= {"rms": -0.0, "mismatch": -0.0}
     line["duration_s"] = line["latency"]["prepare_ms"] = -0.0
     file = write([json.dumps(line).encode()])
-    assert "1 points added" in cli("ingest", file).stdout
+    assert "1 point added" in cli("ingest", file).stdout
     assert len(held(db)) == 1
     assert "1 already known" in cli("ingest", write([json.dumps(line).replace("-0.0", "0.0").encode()])).stdout
 

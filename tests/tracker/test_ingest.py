@@ -76,7 +76,7 @@ def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: 
 
 def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db: Path) -> None:
     result = cli("ingest", write([make(), make()]))
-    assert "2 records: 1 points added, 1 already known" in result.stdout
+    assert "2 records: 1 point added, 1 already known" in result.stdout
     assert len(tables(db)["point"]) == 1
 
 
@@ -122,7 +122,7 @@ def test_earlier_files_stay_and_later_ones_wait(cli: Cli, write: Any, make: Any,
 
 
 def test_stdin(cli: Cli, make: Any, db: Path) -> None:
-    assert "stdin: 1 records" in cli("ingest", "-", stdin=encode(make())).stdout
+    assert "stdin: 1 record:" in cli("ingest", "-", stdin=encode(make())).stdout
     assert len(tables(db)["point"]) == 1
 
 

@@ -119,4 +119,4 @@ def test_sql_only_reads(cli: Cli, stored: Any, make: Any) -> None:
     assert "1" in cli("sql", "SELECT count(*) FROM point").stdout
     for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point"):
         assert cli("sql", statement).exit_code == 2
-    assert cli("verify").stdout == "VERIFY ok: 1 points\n"
+    assert cli("verify").stdout == "VERIFY ok: 1 point\n"

@@ -11,7 +11,7 @@ import click
 
 from groupbench.tracker.cli.options import Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import milliseconds
+from groupbench.tracker.wording import counted, milliseconds
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab import AbCell, AbResult
@@ -147,7 +147,7 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
             for cell in cells:
                 results.append(bench.compare(cell))
         except KeyboardInterrupt:
-            say(f"interrupted: {len(results)} of {len(cells)} cells compared")
+            say(f"interrupted: {len(results)} of {counted(len(cells), 'cell')} compared")
             _show(results, form)
             raise
     _show(results, form)
@@ -164,12 +164,17 @@ def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:
         say(line)
     if not cells:
         return []
-    device = bench.device
-    about, most = (_duration(each * len(cells)) for each in (EXPECTED_S[device], given["budget"]))
-    say(f"{len(cells)} cells on {device}, about {about}, {most} at most")
+    say(announced(len(cells), bench.device, given["budget"]))
     return [
         replace(cell, samples=given["samples"], idle_s=given["idle"], cudagraph=given["cudagraph"]) for cell in cells
     ]
+
+
+def announced(cells: int, device: str, budget_s: float) -> str:
+    """How much there is to compare, and how long that takes: a guess, where it is less than what it may take."""
+    about, most = EXPECTED_S[device] * cells, budget_s * cells
+    guess = f"about {_duration(about)}, " if about < most else ""
+    return f"{counted(cells, 'cell')} on {device}, {guess}{_duration(most)} at most"
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ import click
 
 from groupbench.tracker.cli.options import Percent, min_effect_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect import Finding, Question
@@ -39,7 +39,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option("--backend", metavar="NAME", help="Which backend.")
 @click.option("--shape", metavar="TEXT", help="Which shape, as `series` shows it or `tritonbench --shapes` takes it.")
 @click.option("--dtype", metavar="NAME", help="bf16, fp16, fp32. Default: bf16 on a GPU, fp16 on a CPU.")
-@click.option("--mode", metavar="NAME", help="fwd or bwd. Default: fwd.")
+@click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd. Default: fwd.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated.")
@@ -66,7 +66,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option("--budget", type=click.FloatRange(1, 86_400), metavar="SECONDS", help="Most for one comparison.")
 @click.option("--only-changed", is_flag=True, help="Equal compiled kernels are the same without timing.")
 @click.option(
-    "--confidence", type=Percent(), default="95", show_default="95", metavar="PCT", help="How sure to be of a name."
+    "--confidence", type=Percent(), default="95", show_default=True, metavar="PCT", help="How sure to be of a name."
 )
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where comparisons are kept to resume from.")
 @click.option("--resume", is_flag=True, help="Go on with a search that was interrupted: the newest, or that of --log.")
@@ -185,9 +185,10 @@ def _cell_of_options(context: click.Context, given: dict[str, Any]) -> dict[str,
 
 def _plan(history: History, header: Header, path: Path) -> str:
     changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
-    within = f" of which {changes} change {', '.join(header.paths)}" if header.paths else f", {changes} of them changes"
+    change = "changes" if changes == 1 else "change"
+    within = f" of which {changes} {change} {', '.join(header.paths) or 'something'}"
     first_parents = len(history.first_parents(history.bad)[1])
-    return f"{first_parents} commits on the line of first parents{within}; comparisons are kept in {path}"
+    return f"{counted(first_parents, 'commit')} on the line of first parents{within}; comparisons are kept in {path}"
 
 
 def cell_text(cell: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import milliseconds
+from groupbench.tracker.wording import counted, milliseconds
 
 
 def _percent(value: float | None) -> str:
@@ -78,7 +78,7 @@ def calibrate(
     with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
         found = bench.start(device)
         todo = calibration.cells(found)
-        say(f"{len(todo)} cells on {found}, at least {minutes:g} min")
+        say(f"{counted(len(todo), 'cell')} on {found}, at least {minutes:g} min")
         results = list(calibration.measure(bench, todo, minutes))
     reports = calibration.summarise(results, budget, alpha)
     for result in results:

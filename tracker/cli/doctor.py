@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.doctor import Checkup, Finding
@@ -70,10 +70,10 @@ def _tell(found: Checkup) -> None:
 def _summary(found: Checkup) -> str:
     if not found.measures:
         return "DOCTOR nothing can be measured here; what is stored can be asked, judged and reported"
-    backends = sum(map(len, found.operators.values()))
+    backends = counted(sum(map(len, found.operators.values())), "backend")
     card = next((finding.value for finding in found.findings if finding.name == "model"), "the GPU")
     where = f"on {card}" if found.device == "cuda" else "on the CPU, where Triton and Helion kernels are interpreted"
-    return f"DOCTOR {backends} backends of {len(found.operators)} operators can be measured {where}"
+    return f"DOCTOR {backends} of {counted(len(found.operators), 'operator')} can be measured {where}"
 
 
 def _tell_one(finding: Finding) -> None:

@@ -10,7 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def export(db: str, file: str, form: str | None) -> None:
             return
         with whole_file(Path(file), StoreError) as target:
             count = write(session, target)
-    say(printable(f"{file}: {count:,} points"))
+    say(printable(f"{file}: {counted(count, 'point')}"))
 
 
 def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:

@@ -39,7 +39,8 @@ def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None
 
     panels = trends(rows, metric)
     if len(panels) > drawing.PANELS:
-        say(f"{len(panels) - drawing.PANELS} of {len(panels)} problems are left out; narrow them by --shape or --where")
+        left = len(panels) - drawing.PANELS
+        say(f"left out: {left} of {len(panels)} problems; narrow them by --shape or --where")
     if not panels:
         return
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import When
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 
 class Mapping(click.ParamType[dict[str, str]]):
@@ -42,7 +42,7 @@ class Mapping(click.ParamType[dict[str, str]]):
 @click.option("--cpu", metavar="NAME", help="Processor model that it was measured on, where there was no GPU.")
 @click.option("--operator", metavar="NAME", help="Operator of all results.")
 @click.option("--backend", metavar="NAME", help="Backend of all results.")
-@click.option("--mode", metavar="NAME", help="fwd or bwd.")
+@click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd.")
 @click.option("--dtype", metavar="NAME", help="Dtype of all results.")
 @click.option("--plan", metavar="NAME", help="Plan that the run belongs to, for the gate.")
 @click.option(
@@ -105,6 +105,6 @@ def _store(db: str, name: str, title: str, records: list[Any]) -> str:
     runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs]
     more = f"; and {len(runs) - 5} more" if len(runs) > 5 else ""
     return (
-        f"{name}: {title}: {done.records} results{failed}: {done.added} points added, {done.known} already known"
-        f"{nothing}, {done.new_series} series new; {'; '.join(runs[:5])}{more}"
+        f"{name}: {title}: {counted(done.records, 'result')}{failed}: {counted(done.added, 'point')} added, "
+        f"{done.known} already known{nothing}, {done.new_series} series new; {'; '.join(runs[:5])}{more}"
     )

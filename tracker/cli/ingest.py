@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import click
 
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.ingest import Ingested
@@ -37,7 +37,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
             of_runs = "; ".join(f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs)
             nothing = " (nothing new)" if not done.added else ""
             told = (
-                f"{done.source}: {done.records} records: {done.added} points added, "
+                f"{done.source}: {counted(done.records, 'record')}: {counted(done.added, 'point')} added, "
                 f"{done.known} already known{nothing}, {done.new_series} series new; {of_runs}"
             )
             click.echo(printable(told))

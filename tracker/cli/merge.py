@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 
 @click.command()
@@ -23,7 +23,7 @@ def merge(db: str, other: str) -> None:
         nothing = " (nothing new)" if not done.added else ""
         click.echo(
             printable(
-                f"{theirs.name}: {done.records} points in {len(done.runs)} runs: {done.added} added, "
-                f"{done.known} already known{nothing}, {done.new_series} series new"
+                f"{theirs.name}: {counted(done.records, 'point')} in {counted(len(done.runs), 'run')}: "
+                f"{done.added} added, {done.known} already known{nothing}, {done.new_series} series new"
             )
         )

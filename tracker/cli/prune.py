@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
+from groupbench.tracker.wording import counted
 
 
 @click.command()
@@ -27,9 +28,10 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
 
     def tell(pruning: Pruning) -> None:
         kept = pruning.points - pruning.removed
+        young, periodic = counted(all_days, "day"), counted(every_days, "day")
         click.echo(
-            f"{pruning.points:,} points: {pruning.young:,} younger than {all_days} days, {pruning.edges:,} at the "
-            f"edge of a stretch, {pruning.evidence:,} evidence, {pruning.periodic:,} one in {every_days} days"
+            f"{counted(pruning.points, 'point')}: {pruning.young:,} younger than {young}, {pruning.edges:,} at the "
+            f"edge of a stretch, {pruning.evidence:,} evidence, {pruning.periodic:,} one in {periodic}"
         )
         verb = "removed" if really else "would be removed"
         click.echo(f"{pruning.removed:,} {verb}, {kept:,} kept" + ("" if really else "; --apply removes them"))

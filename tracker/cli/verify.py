@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.wording import printable
+from groupbench.tracker.wording import counted, printable
 
 DAMAGED = 1
 
@@ -32,7 +32,8 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
             click.echo(printable(str(problem)))
         if problems:
             more = f"; only the first {limit} are shown" if len(problems) > limit else ""
-            click.echo(f"VERIFY {len(problems[:limit])} problems{more}; restore a backup, or `export` what can be read")
+            shown = counted(len(problems[:limit]), "problem")
+            click.echo(f"VERIFY {shown}{more}; restore a backup, or `export` what can be read")
             context.exit(DAMAGED)
         number = session.scalar(select(func.count()).select_from(Point)) or 0
-    click.echo(f"VERIFY ok: {number:,} points" + (", their hashes not looked at" if quick else ""))
+    click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", their hashes not looked at" if quick else ""))
