@@ -4,8 +4,8 @@
 #   bash ci/pull-request.sh BASE [HEAD]
 #
 # BASE is a branch or a commit; HEAD (this checkout's commit) is measured beside the merge base of both. Each line of
-# ci/pull-request.txt, which needs a GPU, is the options of one `groupbench ab`. Leaves artifacts/comment.md for
-# `groupbench post`, removes an earlier one first, and adds to artifacts/comparisons.jsonl.
+# ci/pull-request.txt is the options of one `groupbench ab`; it needs a GPU, as its --device cuda says. Leaves
+# artifacts/comment.md for `groupbench post`, removes an earlier one first, and adds to artifacts/comparisons.jsonl.
 #
 # Exit codes: 0 nothing got worse, 1 something is slower, less accurate or wrong, 2 usage, 3 something failed or was not
 # resolved, 75 another measures on this GPU, 130 interrupted.
@@ -49,6 +49,11 @@ fi
 if [ -z "${GROUPBENCH_ALONE:-}" ]; then
   exec python -m groupbench.operators.alone --wait "${GROUPBENCH_WAIT_MINUTES:-60}" -- \
     bash ci/pull-request.sh "$base" "$head"
+fi
+# The lock is that of the device which is measured on.
+if [[ ${GROUPBENCH_ALONE##*/} == groupbench-cpu-* ]] && grep -qE '^[^#]*--device[ =]+cuda' "$list"; then
+  echo "groupbench: $list says --device cuda, and there is no GPU here; name a list of what a CPU runs by GROUPBENCH_AB" >&2
+  exit 2
 fi
 
 tables=$(mktemp) || exit 2

@@ -20,6 +20,7 @@ import pytest
 
 from groupbench.tracker.record import Record, read
 
+ROOT = Path(__file__).parents[2]
 Checkout: TypeAlias = Any
 Service = Callable[..., Any]
 Workflow = Callable[[str], Any]
@@ -320,6 +321,22 @@ def test_usage_of_a_comparison(args: Any, environment: dict[str, str], says: str
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert not old.exists()  # or it would be posted as this one's
+
+
+def test_a_list_for_a_gpu_is_refused_without_one(checkout: Checkout) -> None:
+    done = checkout.run("bash", "ci/pull-request.sh", "HEAD~1", GROUPBENCH_AB=str(ROOT / "ci/pull-request.txt"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "there is no GPU here" in done.stderr and "GROUPBENCH_AB" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (checkout.folder / "artifacts/comparisons.jsonl").exists()
+
+
+def test_a_list_for_a_cpu_is_measured(checkout: Checkout) -> None:
+    path = checkout.folder / "ci/pull-request.txt"
+    path.write_text(f"# not --device cuda\n{path.read_text()} --device cpu")
+    done = checkout.run("bash", "ci/pull-request.sh", "HEAD~1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| same |" in done.stdout
 
 
 def test_help_of_a_comparison(checkout: Checkout) -> None:
