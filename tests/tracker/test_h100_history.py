@@ -18,6 +18,7 @@ from groupbench.tracker.gate import judge_run
 from groupbench.tracker.store import open_store
 
 Cli = Callable[..., Result]
+README = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
 HISTORY = sorted((Path(__file__).parents[1] / "data" / "h100").glob("*.jsonl"))
 
 
@@ -58,6 +59,9 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
     (slower,) = [row for row in suspects if row["change"] > 0]
     assert (slower["backend"], slower["shape"]) == SLOWER
     assert slower["change"] == pytest.approx(0.53, abs=0.01)
+    faster = [-100 * row["change"] for row in suspects if row is not slower]
+    told = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
+    assert f"{told}, and one {100 * slower['change']:.0f} % slower" in README
     assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
     tuned = next(row for row in suspects if row["backend"] == "triton_pointer")
