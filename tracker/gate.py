@@ -28,6 +28,7 @@ from groupbench.tracker.pasts import Past, Pasts, authors, facts_at
 from groupbench.tracker.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged, Span, exit_code, summary
+from groupbench.tracker.wording import counted
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
@@ -185,7 +186,7 @@ class _Judge:
             found, verdict="suspect", p=None, q=None,
             index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
             effect=off.change, low=off.change - noise, high=off.change + noise, before=before,
-            n_before=len(log) - after, n_after=after, reason=f"far off the {len(log) - after} results before",
+            n_before=len(log) - after, n_after=after, reason=f"far off the {counted(len(log) - after, 'result')} before",
         )  # fmt: skip
 
     def _least(self, timing: str) -> float:
@@ -537,7 +538,7 @@ def _confirmed(row: Judged) -> Judged:
     compared = row.compared
     assert compared is not None and compared.effect is not None
     opposite = row.change is not None and row.change * compared.effect < 0
-    pairs = f" in {compared.pairs} pairs" if compared.pairs else ""
+    pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
     note = _joined(f"A/B: {_percent(compared.effect)}{pairs}", row.note)
     if opposite:
         return replace(row, verdict="unresolved", note=_joined("history and A/B contradict each other", note))
