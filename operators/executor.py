@@ -8,19 +8,22 @@ does to itself costs no other anything; what cannot run is a record too, with it
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
+from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.worker import DYNAMO, Worker, call
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.sizes import counted
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Environment, Kernel, Latency, Record, Run, Status
 
 # What a process holds beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
@@ -113,7 +116,7 @@ def _probe(device: str) -> Machine:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
     capability = torch.cuda.get_device_capability() if device == "cuda" else None
     return Machine(environment.detect(device), capability)
 
@@ -138,14 +141,13 @@ def execute(
     interrupted = True
     until = time.monotonic() + budget_s
     try:
-        for _, problem in groupby(jobs, key=_problem):
+        for _, problem in itertools.groupby(jobs, key=_problem):
             if time.monotonic() >= until:
+                why = f"not begun within the budget of {counted(budget_s / 60, 'minute')}"
                 for job in problem:
                     done.add(job)
                     progress.advance(1)
-                    yield _record(
-                        job, machine, run, "skipped", f"not begun within the budget of {budget_s / 60:g} minutes"
-                    )
+                    yield _record(job, machine, run, "skipped", why)
                 continue
             for record, job in _problem_records(list(problem), machine, run, workers, progress):
                 done.add(job)
@@ -176,17 +178,24 @@ def _problem_records(
 ) -> Iterator[tuple[Record, Job]]:
     operator = get_operator(jobs[0].operator, jobs[0].plugins).in_mode(jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
-    able: list[Job] = []
-    for job in jobs:
-        reason = why_unavailable(operator, job.backend, target)
-        if reason is None:
-            able.append(job)
-        else:
+    reasons = {job: why_unavailable(operator, job.backend, target) for job in jobs}
+    able = [job for job in jobs if reasons[job] is None]
+    place = {job: number for number, job in enumerate(jobs)}
+    size = _batch_size(operator, jobs[0], machine.environment)
+    measured = itertools.chain.from_iterable(
+        _batch_records(able[first : first + size], machine, run, workers, progress)
+        for first in range(0, len(able), size)
+    )
+    yield from heapq.merge(measured, _unavailable(reasons, machine, run, progress), key=lambda pair: place[pair[1]])
+
+
+def _unavailable(
+    reasons: dict[Job, str | None], machine: Machine, run: Run, progress: Progress
+) -> Iterator[tuple[Record, Job]]:
+    for job, reason in reasons.items():
+        if reason is not None:
             progress.advance(1)
             yield _record(job, machine, run, "unavailable", reason), job
-    size = _batch_size(operator, jobs[0], machine.environment)
-    for first in range(0, len(able), size):
-        yield from _batch_records(able[first : first + size], machine, run, workers, progress)
 
 
 def _batch_records(

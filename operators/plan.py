@@ -27,6 +27,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
+from groupbench.operators.measure.texts import storable
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
 
@@ -46,7 +47,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     bursts: int = Protocol.bursts
     samples: int = Protocol.samples
     idle: float = Protocol.idle_s
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -111,7 +112,7 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
     ]
     if not selections:
         raise UsageError(f"plan {path}: nothing in it is for device {device}")
-    return Plan(plan.name, selections, plan.budget_minutes)
+    return Plan(storable(plan.name), selections, plan.budget_minutes)
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:

@@ -18,6 +18,8 @@ from groupbench.operators import resume, table
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
+from groupbench.operators.measure.texts import storable
+from groupbench.operators.sizes import counted
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
 
 EXIT_WRONG = 1
@@ -63,7 +65,7 @@ class Session:
 
         commit = find_commit(self.commit)
         if self.branch:
-            commit = msgspec.structs.replace(commit, branch=self.branch)
+            commit = msgspec.structs.replace(commit, branch=storable(self.branch))
         for path in (self.records_path, self.output, self.output_json):
             if path is not None:
                 check_writable(path)
@@ -79,22 +81,22 @@ class Session:
         known = [text for text in versions if not text.endswith(" None")]
         self.say("groupbench: " + " · ".join([host, device, *known, f"commit {resume.named(commit)}"]))
         if found:
-            done = f"{len(self.records)} cells are measured already"
-            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: {done}")
+            done = counted(len(self.records), "cell")
+            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: measured already: {done}")
 
     def _new_run(self, commit: Commit) -> Run:
         return Run(
             id=uuid.uuid4().hex,
             started=datetime.now(UTC),
             commit=commit,
-            trigger=self.trigger,
+            trigger=storable(self.trigger),
             plan=self.plan,
-            command=" ".join(sys.argv[1:]) or None,
+            command=storable(" ".join(sys.argv[1:])) or None,
         )
 
     def say(self, text: str) -> None:
         """The first line belongs to the result; with --csv, standard output is for the table alone."""
-        print(text, file=sys.stderr if self.csv else sys.stdout, flush=True)
+        print(storable(text), file=sys.stderr if self.csv else sys.stdout, flush=True)
 
     def collect(self, produce: Callable[[Run, Progress], Iterator[Record]], total: int) -> int:
         """Take records as they come, write each at once, then show the table. Returns the exit code.
@@ -120,12 +122,13 @@ class Session:
         if self.plot is not None:
             self._draw(self.plot)
         counts = Counter(record.status for record in self.records)
-        self.say(f"{len(self.records)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.most_common()))
+        statuses = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+        self.say(f"{counted(len(self.records), 'cell')}: {statuses}")
         restless = sum(table.is_restless(record) for record in self.records)
         if restless:
             self.say(
-                f"{restless} cells scatter by more than {100 * table.RESTLESS:.0f} % from burst to burst: something "
-                "else works on this machine; `groupbench doctor` looks for it"
+                f"the bursts of {counted(restless, 'cell')} scatter by more than {100 * table.RESTLESS:.0f} %: "
+                "something else works on this machine; `groupbench doctor` looks for it"
             )
         skipped = [record for record in self.records if record.status == "skipped"]
         if skipped:
@@ -185,20 +188,16 @@ def _problems(records: list[Record]) -> str:
     """`grouped_gemm fwd bf16 one_owner (7 cells): why`; more than a few problems are counted, by operator and mode."""
     cells = [record.cell for record in records]
     counts = Counter((f"{cell.operator} {cell.mode}", f"{cell.dtype} {cell.shape}") for cell in cells)
-    text = ", ".join(f"{operator} {shape} ({_counted(n, 'cell')})" for (operator, shape), n in counts.items())
+    text = ", ".join(f"{operator} {shape} ({counted(n, 'cell')})" for (operator, shape), n in counts.items())
     if len(counts) > FEW_PROBLEMS or len(text) > LONG_LINE:
         problems = Counter(operator for operator, _ in counts)
         sizes = Counter(f"{cell.operator} {cell.mode}" for cell in cells)
         text = ", ".join(
-            f"{operator} ({_counted(sizes[operator], 'cell')} of {_counted(n, 'problem')})"
+            f"{operator} ({counted(sizes[operator], 'cell')} of {counted(n, 'problem')})"
             for operator, n in problems.items()
         )
     why = "; ".join(dict.fromkeys(record.message or "" for record in records))
     return f"{text}: {why}"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def check_writable(path: Path) -> None:

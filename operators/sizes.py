@@ -1,4 +1,4 @@
-"""Numbers in a shape's text, and what is said of one that cannot be a size."""
+"""Numbers in a shape's text, what is said of one that cannot be a size, and how many there are of something."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def within(name: str, value: int, most: int, least: int = 1) -> int:
     if not least <= value <= most:
         raise ValueError(f"{name}={value}: {least} to {most}")
     return value
+
+
+def counted(number: float, what: str) -> str:
+    """`1 cell`, `2 cells`."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {what}{'' if number == 1 else 's'}"

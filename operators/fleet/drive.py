@@ -14,6 +14,7 @@ from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.fleet.batch import Batch, Card
+from groupbench.operators.measure.texts import one_line
 from groupbench.tracker.record import Environment, Record, Status
 
 
@@ -76,10 +77,10 @@ def _outcome(future: Future[list[Record]], batch: Batch, machine: Machine | None
     try:
         return future.result()
     except NotReached as error:
-        return instead(batch, machine, "skipped", str(error))
+        return instead(batch, machine, "skipped", one_line(str(error)))
     except Exception as error:  # whatever an engine raises is one batch's fate, and no other's
         said = str(error) if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
-        return instead(batch, machine, "error", " ".join(said.split())[:1000])
+        return instead(batch, machine, "error", one_line(said))
 
 
 def instead(batch: Batch, machine: Machine | None, status: Status, message: str) -> list[Record]:

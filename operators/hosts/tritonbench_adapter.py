@@ -32,6 +32,8 @@ from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.cell import describe, is_oom
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
+from groupbench.operators.measure.selection import why_unavailable
+from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Example, Operator, Target
 from groupbench.operators.registry import get_operator, load_plugin, operator_names
 from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
@@ -81,7 +83,7 @@ def _interpreted() -> bool:
 def _method(operator: Operator, backend: Backend) -> Any:
     def prepare(self: Any, *example_inputs: Any) -> Any:
         example = _example(operator, example_inputs)
-        reason = backend.unavailable(_target(example.dtype))
+        reason = why_unavailable(operator, backend.name, _target(example.dtype))
         if reason is not None:
             raise NotImplementedError(reason)  # what TritonBench shows in the cell and goes on after
         try:
@@ -239,7 +241,7 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
             latency = _latency(self, metrics, ours)
             if metrics.error_msg:
                 status = "oom" if "OOM" in metrics.error_msg else "unavailable"
-                return {"status": status, "message": metrics.error_msg, "latency": latency}
+                return {"status": status, "message": one_line(metrics.error_msg), "latency": latency}
             measured, problem = None, None
             if ours is not None and self.groupbench_fn is not None:
                 try:

@@ -17,11 +17,11 @@ import time
 import traceback
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
+from groupbench.operators.measure.texts import LONGEST, one_line
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Accuracy, Kernel, Telemetry, Timing
 
@@ -81,8 +81,8 @@ class Request:
     arguments: tuple[Any, ...] = ()
 
 
-def serve(connection: Connection, log: str) -> None:
-    """Entry point of the process: answers requests until the pipe closes."""
+def serve(connection: Connection, log: int) -> None:
+    """Entry point of the process: answers requests until the pipe closes. `log` is a descriptor."""
     os.setpgid(0, 0)  # the terminal's Ctrl-C is the parent's to handle, and a kill reaches what a backend starts
     _redirect(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,14 +92,13 @@ def serve(connection: Connection, log: str) -> None:
         try:
             request: Request = connection.recv()
         except (EOFError, OSError):
-            Path(log).unlink(missing_ok=True)  # whoever would read it may have been killed, and cannot take it away
             return
         try:
             if request.job is not None:
                 cell = _Cell(request.job)
             answer = getattr(cell, request.verb)(*request.arguments)
         except Unavailable as reason:
-            answer = Failure("unavailable", str(reason))
+            answer = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
         except BaseException as error:
             traceback.print_exc()
             answer = Failure("oom" if is_oom(error) else "error", describe(error))
@@ -193,8 +192,8 @@ class _Cell:
 
 def describe(error: BaseException) -> str:
     """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:1000] if text else type(error).__name__
+    text = one_line(str(error))
+    return f"{type(error).__name__}: {text}"[:LONGEST] if text else type(error).__name__
 
 
 def is_oom(error: BaseException) -> bool:
@@ -237,22 +236,11 @@ def _nvml() -> Any:
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
 
-def _redirect(log: str) -> None:
+def _redirect(log: int) -> None:
     """What a backend prints goes to a file, whose end explains a crash; the table on the screen stays whole."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
     faulthandler.enable()
-
-
-def tail(log: Path, characters: int = 400) -> str:
-    """What a cell's log says of its death, in one line: the fault handler's first lines, or else the end."""
-    try:
-        text = " ".join(log.read_text(errors="replace").split())
-    except OSError:
-        return ""
-    fault = text.find("Fatal Python error")
-    return text[fault : fault + characters] if fault >= 0 else text[-characters:]

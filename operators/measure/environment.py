@@ -15,6 +15,7 @@ from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.telemetry import Nvml
+from groupbench.operators.measure.texts import storable
 from groupbench.tracker.record import Environment
 
 # Environment variables that change what is compiled or how it runs.
@@ -89,7 +90,7 @@ def detect(device: str) -> Environment:
         cpu_count=os.cpu_count(),
         memory_mib=_memory_mib(),
         os=f"{platform.system()} {platform.release()}",
-        host=platform.node() or None,
+        host=storable(platform.node()) or None,
         python=platform.python_version(),
         torch=_version("torch"),
         triton=_version("triton"),
@@ -97,7 +98,7 @@ def detect(device: str) -> Environment:
         tritonbench=_tritonbench(),
         groupbench=_version("groupbench"),
         settings={
-            key: value
+            storable(key): storable(value)
             for key, value in sorted(os.environ.items())
             if key.startswith(SETTING_PREFIXES) and not key.endswith(PLACES)
         },

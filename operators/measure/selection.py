@@ -10,6 +10,7 @@ from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import describe
+from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator, Target
 
 
@@ -43,15 +44,16 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
     try:
         shapes += [operator.parse_shape(text) for text in texts]
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{operator.name}: {error}") from error
     return list(dict.fromkeys(map(str, shapes)))
 
 
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
     """Why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
     try:
-        return operator.backend(backend).unavailable(target)
-    except Exception as error:  # a plugin's, say: its cell tells of it, the others go on
+        reason = operator.backend(backend).unavailable(target)
+        return one_line(str(reason)) if reason else None
+    except (Exception, SystemExit) as error:  # a plugin's, say: its cell tells of it, the others go on
         return f"its `unavailable` raised {describe(error)}"
 
 

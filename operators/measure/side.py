@@ -32,6 +32,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request, describe
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Worker, call
 
 
@@ -214,7 +215,7 @@ def serve(side: Side, questions: Any, answers: Any) -> None:
                 return
             value = getattr(side, question.verb)(**question.arguments)
         except GroupbenchError as error:
-            value = Failure("usage", " ".join(str(error).split()))
+            value = Failure("usage", one_line(str(error)))
         except Exception as error:
             value = Failure("error", describe(error))
         if isinstance(value, Failure):

@@ -17,11 +17,13 @@ from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure.cell import Failure, Request, serve, tail
+from groupbench.operators.measure.cell import Failure, Request, serve
+from groupbench.operators.measure.texts import storable
 
 PRELOAD = (
     *("torch", "triton"),
@@ -30,6 +32,18 @@ PRELOAD = (
 DYNAMO = "torch._dynamo"
 _besides = [DYNAMO]
 HOST_MEMORY_SHARE = 0.8
+LOG_TAIL = 1 << 20
+"""Bytes at the end of a cell's log in which its last words are looked for."""
+
+DOING = {
+    "adopt": "its imports",
+    "load": "making its inputs",
+    "prepare": "prepare or the first calls",
+    "reload": "prepare or the first call",
+    "burst": "its timed calls",
+    "unload": "its clearing away",
+}
+"""What a process is at, by what it was asked for. It answers at the end: of one that does not, no more is known."""
 
 
 def preload(*modules: str) -> None:
@@ -61,23 +75,47 @@ def _start_quietly() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _Log:
+    """What a cell's process prints: a file without a name, so that nobody who is killed leaves it behind."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor, (DupFd(self._file.fileno()),)
+
+    def tail(self, characters: int = 400) -> str:
+        """What it says of the process's death, in one line: the fault handler's first lines, or else the end."""
+        descriptor = self._file.fileno()  # read without seeking: the position is the process's too
+        end = os.pread(descriptor, LOG_TAIL, max(0, os.fstat(descriptor).st_size - LOG_TAIL))
+        text = storable(" ".join(end.decode(errors="replace").split()))
+        fault = text.find("Fatal Python error")
+        return text[fault : fault + characters] if fault >= 0 else text[-characters:]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _descriptor(sent: Any) -> int:
+    """A log as its process gets it."""
+    return sent.detach()
+
+
 class Worker:
     """One cell's process. Every question is answered, by it or, when it cannot, by a Failure in its place."""
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        handle, name = tempfile.mkstemp(prefix="groupbench-cell-", suffix=".log")
-        os.close(handle)
-        self.log = Path(name)
-        self._asked = ""
+        self._log = _Log()
+        self._doing = "its start"
         self._connection, theirs = multiprocessing.Pipe()
-        self._process = _context().Process(target=_serve_limited, args=(device, theirs, name), daemon=True)
+        self._process = _context().Process(target=_serve_limited, args=(device, theirs, self._log), daemon=True)
         self._process.start()
         theirs.close()
 
     def send(self, request: Request) -> None:
         """Ask without waiting; `receive` gets the answer."""
-        self._asked = request.verb
+        self._doing = DOING.get(request.verb, request.verb)
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
             self._connection.send(request)
 
@@ -85,7 +123,7 @@ class Worker:
         try:
             if not self._connection.poll(self.timeout_s):
                 self.kill()
-                return Failure("timeout", f"no answer within {self.timeout_s:g} s to: {self._asked}")
+                return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}")
             return self._connection.recv()
         except Exception as error:  # closed by its death, or an answer that does not unpickle
             self._process.join(5)
@@ -106,19 +144,19 @@ class Worker:
         self._connection.close()
         self._process.join(5)
         self.kill()
-        self.log.unlink(missing_ok=True)
+        self._log.close()
 
     def _obituary(self, error: Exception) -> Failure:
         code = self._process.exitcode
-        log = tail(self.log)
+        log = self._log.tail()
         said = f"; it last wrote: {log}" if log else ""
         if code is None:
             self.kill()
-            return Failure("error", f"its answer to {self._asked} could not be read: {error!r}{said}")
+            return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{said}")
         if code == -signal.SIGKILL:
-            return Failure("oom", f"killed during {self._asked}, as the system does when host memory runs out{said}")
+            return Failure("oom", f"killed during {self._doing}, as the system does when host memory runs out{said}")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Failure("error", f"the process died ({how}) during {self._asked}{said}")
+        return Failure("error", f"the process died ({how}) during {self._doing}{said}")
 
 
 def kill_group(pid: int) -> None:
@@ -128,7 +166,7 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _serve_limited(device: str, connection: Connection, log: str) -> None:
+def _serve_limited(device: str, connection: Connection, log: int) -> None:
     """`serve`, as the first to go when host memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -171,5 +209,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Conne
             connection.send((True, function(*args)))
         except ModuleNotFoundError as error:
             connection.send((False, f"{error.name} is not installed: pip install 'groupbench[measure]'"))
+        except GroupbenchError as error:
+            connection.send((False, str(error)))
         except Exception as error:
             connection.send((False, f"{type(error).__name__}: {error}"))

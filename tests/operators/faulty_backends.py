@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from groupbench.operators.errors import Unavailable
@@ -27,6 +28,11 @@ def hangs(inputs):
 
 def raises(inputs):
     raise RuntimeError("no such\ninstruction")
+
+
+def raises_bytes(inputs):
+    """As where a file is not there whose name is not UTF-8."""
+    raise RuntimeError(f"cannot open {os.fsdecode(b'caf' + bytes([0xE9]))}: \0")
 
 
 def eats_memory(inputs):
@@ -87,7 +93,11 @@ def returns_nothing(inputs):
 
 
 def not_here(inputs):
-    raise Unavailable("needs a flux capacitor")
+    raise Unavailable("needs a flux\ncapacitor")
+
+
+def not_here_at_all(inputs):
+    raise Unavailable
 
 
 FAULTS = (
@@ -95,6 +105,7 @@ FAULTS = (
     exits,
     hangs,
     raises,
+    raises_bytes,
     eats_memory,
     half,
     one_percent,
@@ -103,6 +114,7 @@ FAULTS = (
     wrong_shape,
     returns_nothing,
     not_here,
+    not_here_at_all,
 )
 BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm") for fault in FAULTS)
 
@@ -118,7 +130,21 @@ def cannot_say(target):
     raise KeyError("no such\nGPU")
 
 
-CANNOT_SAY = Backend("cannot_say", prepare_torch_loop, "a test", unavailable=cannot_say, operator="grouped_gemm")
+def gives_up(target):
+    sys.exit(0)
+
+
+REASONS = {
+    "cannot_say": cannot_say,
+    "gives_up": gives_up,
+    "says_bytes": lambda target: os.fsdecode(b"caf\xe9"),
+    "says_a_number": lambda target: 5,
+    "says_nothing": lambda target: "",
+}
+CANNOT_SAY = tuple(
+    Backend(name, prepare_torch_loop, "a test", unavailable=reason, operator="grouped_gemm")
+    for name, reason in REASONS.items()
+)
 ONCE = Backend("crashes_once", crashes_once, "a test", operator="grouped_gemm")
 WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 
@@ -126,6 +152,10 @@ WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 def crash_last():
     """A function as plugin; the backend that crashes is the last of its operator."""
     return [Backend("crashes", crashes, "a test", operator="grouped_gemm")]
+
+
+def does_not_load():
+    raise RuntimeError(os.fsdecode(b"caf\xe9"))
 
 
 def chatty(inputs=None):

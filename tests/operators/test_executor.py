@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -48,9 +49,10 @@ def measure(jobs: list[Job], timeout_s: float = TIMEOUT_S, machine: Machine = CP
 
 # backend -> (status, message)
 FAULTS = {
-    "crashes": ("error", r"the process died \(signal SIGSEGV\) during prepare; it last wrote: Fatal Python error"),
-    "exits": ("error", r"the process died \(exit code 7\) during prepare$"),
+    "crashes": ("error", r"the process died \(signal SIGSEGV\) during prepare .*; it last wrote: Fatal Python error"),
+    "exits": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
     "raises": ("error", r"^RuntimeError: no such instruction$"),
+    "raises_bytes": ("error", r"^RuntimeError: cannot open caf\\udce9: \\x00$"),
     "eats_memory": ("oom", r"can't allocate memory"),
     "half": ("wrong", r"^50 % of the output was never written or is NaN, the first at \[16, 0\]$"),
     "one_percent": ("wrong", r"relative RMS error 0\.01"),
@@ -59,6 +61,7 @@ FAULTS = {
     "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
     "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
     "not_here": ("unavailable", r"^needs a flux capacitor$"),
+    "not_here_at_all": ("unavailable", r"^its `prepare` does not say why$"),
     "torch_loop": ("ok", None),
     "torch_grouped_mm": ("ok", None),
 }
@@ -111,7 +114,7 @@ def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
 def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str) -> None:
     found = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=8)
     assert [r.status for r in found] == ["ok", "timeout", "ok"]
-    assert found[1].message == "no answer within 8 s to: prepare"
+    assert found[1].message == "no answer within 8 s during prepare or the first calls"
 
 
 def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) -> None:
@@ -291,11 +294,35 @@ def test_unavailable_starts_no_process(scripted: type[Scripted]) -> None:
     assert "fp16" in (record.message or "")
 
 
-def test_a_backend_that_cannot_say_whether_it_runs_does_not(faulty: str, scripted: type[Scripted]) -> None:
-    plugin = ("faulty_backends.CANNOT_SAY",)
-    found = measure([job(name, plugins=plugin) for name in ("cannot_say", "torch_loop")])
-    assert [record.status for record in found] == ["unavailable", "ok"]
-    assert found[0].message == r"its `unavailable` raised KeyError: 'no such\nGPU'"
+REASONS = {
+    "cannot_say": r"its `unavailable` raised KeyError: 'no such\nGPU'",
+    "gives_up": "its `unavailable` raised SystemExit: 0",
+    "says_bytes": r"caf\udce9",
+    "says_a_number": "5",
+    "says_nothing": None,
+}
+
+
+@pytest.mark.parametrize(("name", "message"), REASONS.items(), ids=REASONS)
+def test_a_backend_that_cannot_say_whether_it_runs_does_not(
+    name: str, message: str | None, faulty: str, scripted: type[Scripted]
+) -> None:
+    found = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in (name, "torch_loop")])
+    assert [record.status for record in found] == ["unavailable" if message else "ok", "ok"]
+    assert found[0].message == message
+    assert decode(encode(found[0])) == found[0]
+
+
+def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
+    """What cannot run is known before, and does not go ahead of the baseline for that."""
+    names = ["gives_up", "torch_loop", "cannot_say", "torch_grouped_mm", "says_a_number"]
+    done: list[float] = []
+    jobs = [job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names]
+    small = Machine(Environment(device="cpu", memory_mib=1000), None)  # a process at a time
+    for machine in (CPU, small):
+        found = list(executor.execute(jobs, machine, RUN, TIMEOUT_S, Progress(advance=done.append)))
+        assert [record.cell.backend for record in found] == names
+    assert sum(done) == pytest.approx(2 * len(names))
 
 
 def test_no_memory_for_two_means_one_at_a_time(scripted: type[Scripted]) -> None:
@@ -338,17 +365,19 @@ def test_probe_says_what_is_missing() -> None:
 
     assert executor.probe("cpu").environment.device == "cpu"
     if not torch.cuda.is_available():
-        with pytest.raises(GroupbenchError, match="--device cpu"):
+        with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; --device cpu "):
             executor.probe("cuda")
 
 
-def test_a_process_takes_its_log_with_it_where_nobody_else_can() -> None:
-    """Whoever started it was killed: all that its process sees is that the pipe is closed."""
+def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = worker.Worker("cpu", TIMEOUT_S)
-    assert left.log.exists()
-    left._connection.close()
-    left._process.join(TIMEOUT_S)
-    assert not left.log.exists()
+    assert list(tmp_path.glob("groupbench-*")) == []
+    os.write(left._log._file.fileno(), b"first\nlast\0")
+    assert left._log.tail() == r"first last\x00"
+    left.close()
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:

@@ -194,6 +194,10 @@ def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
     assert [s.operator for s in read_plan(path, "cuda").selections] == ["canary", "canary"]
 
 
+def test_a_name_is_as_a_record_holds_it(plan_file: Callable[[str], Path]) -> None:
+    assert read_plan(plan_file('name = "a\\u0000"\n[[measure]]\noperator = "canary"'), "cpu").name == r"a\x00"
+
+
 BAD_PLANS = {
     "empty": ("", "name"),
     "no TOML": ("name = ", "plan.toml"),
@@ -211,6 +215,8 @@ BAD_PLANS = {
     "no budget": ('name = "x"\nbudget_minutes = 0\n[[measure]]\noperator = "canary"', "budget_minutes"),
     "a budget of nan": ('name = "x"\nbudget_minutes = nan\n[[measure]]\noperator = "canary"', "budget_minutes"),
     "a bad protocol": ('name = "x"\n[[measure]]\noperator = "canary"\nprotocol = "hot"', "'hot'"),
+    "a seed below zero": ('name = "x"\n[[measure]]\noperator = "canary"\nseed = -1', "seed"),
+    "a seed that no record holds": (f'name = "x"\n[[measure]]\noperator = "canary"\nseed = {2**63}', "seed"),
     "no bursts": ('name = "x"\n[[measure]]\noperator = "canary"\nbursts = 0', "bursts"),
 }
 

@@ -83,7 +83,7 @@ def test_going_on_says_how_far_it_was(make: Make, tmp_path: Path, capsys: pytest
     assert begun.run is not None
     path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
     Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
-    assert "1 cells are measured already" in capsys.readouterr().out
+    assert "measured already: 1 cell\n" in capsys.readouterr().out
 
 
 def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,14 +110,14 @@ def test_csv_has_standard_output_to_itself(make: Make, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == "x_val;torch_loop-latency\nG=1,M_g=2,N=3,K=4;2.0\naverage;2.0\n"
     assert "groupbench: test host" in err
-    assert "1 cells: 1 ok" in err
+    assert "1 cell: 1 ok" in err
 
 
 def test_what_scatters_wildly_is_said(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     wild = make(ms=2.0)
     wild = msgspec.structs.replace(wild, latency=Latency(timing="cpu", bursts_ms=((1.0,), (60.0,))))
     run(Session(), [wild, make(ms=2.0)])
-    assert "1 cells scatter by more than 50 % from burst to burst" in capsys.readouterr().out
+    assert "the bursts of 1 cell scatter by more than 50 %: something else" in capsys.readouterr().out
     run(Session(), [make(ms=2.0)])
     assert "scatter" not in capsys.readouterr().out
 

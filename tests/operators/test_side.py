@@ -79,7 +79,13 @@ def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> N
     assert ask("adopt", seed=1, samples=1) == {"value": "reloaded"}
 
 
-FAULTS = {"crashes": "SIGSEGV", "exits": "exit code 7", "raises": "no such instruction", "hangs": "no answer within"}
+FAULTS = {
+    "crashes": "SIGSEGV",
+    "exits": "exit code 7",
+    "raises": "no such instruction",
+    "raises_bytes": r"caf\udce9",
+    "hangs": "no answer within",
+}
 
 
 @pytest.mark.parametrize("backend", FAULTS)
@@ -97,7 +103,11 @@ def test_what_is_wrong_is_prepared_and_said(ask: Ask) -> None:
 
 @pytest.mark.parametrize(
     ("facts", "says"),
-    [({"backend": "nope"}, "has no backend 'nope'"), ({"operator": "nope"}, "no operator 'nope'")],
+    [
+        ({"backend": "nope"}, "has no backend 'nope'"),
+        ({"operator": "nope"}, "no operator 'nope'"),
+        ({"plugins": ["faulty_backends.does_not_load"]}, r"raised RuntimeError: caf\udce9"),
+    ],
 )
 def test_what_this_side_lacks_is_a_usage_failure(ask: Ask, facts: dict[str, str], says: str) -> None:
     failure = prepare(ask, **facts)["failure"]

@@ -1,0 +1,19 @@
+"""Texts that came from elsewhere, an exception or a command line, as a record can hold them."""
+
+from __future__ import annotations
+
+LONGEST = 1000
+"""Characters of a message: what a compiler says may fill pages."""
+
+
+def storable(text: str) -> str:
+    """The text with what no file of records can hold spelled as Python does.
+
+    That is lone surrogates, in which Python reads bytes that are not UTF-8 (a file's name, an argument), and NUL.
+    """
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", r"\x00")
+
+
+def one_line(text: str) -> str:
+    """A message, storable and without its ends of lines."""
+    return storable(" ".join(text.split()))[:LONGEST]
