@@ -41,6 +41,8 @@ class Example:
     inputs: Any
 
 
+KINDS = ("torch", "triton", "helion")
+
 Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the reference names several
 
 
@@ -48,7 +50,7 @@ Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the refer
 class Backend:
     """One way to compute an operator.
 
-    name         as users type it: `--only name`
+    name         as users type it: `--only name`; printable, without a comma
     prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated
     source       what it is, and where the idea is from
     kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
@@ -150,10 +152,9 @@ class Operator:
         raise KeyError(name)
 
     def with_backends(self, more: tuple[Backend, ...]) -> Operator:
-        """The same operator with further backends, which replace their namesakes."""
-        last = {backend.name: backend for backend in more}
-        kept = tuple(backend for backend in self.backends if backend.name not in last)
-        return replace(self, backends=(*kept, *last.values()))
+        """The same operator with further backends, which take their namesakes' places."""
+        found = {backend.name: backend for backend in (*self.backends, *more)}
+        return replace(self, backends=tuple(found.values()))
 
 
 def _in_mode(backend: Backend, mode: str, modes: tuple[str, ...]) -> Backend:

@@ -26,7 +26,7 @@ from groupbench.operators.matmul_outer_k import MATMUL_OUTER_K
 from groupbench.operators.moe_layer import MOE_LAYER
 from groupbench.operators.moe_permute import MOE_PERMUTE
 from groupbench.operators.moe_unpermute import MOE_UNPERMUTE
-from groupbench.operators.operator import Backend, Operator
+from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.quantize_fp8 import QUANTIZE_FP8
 from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL
 from groupbench.operators.vector_add import VECTOR_ADD
@@ -49,6 +49,9 @@ OPERATORS: tuple[Operator, ...] = (
 )
 
 
+MAX_NAME = 500  # characters, as in the record
+
+
 def operator_names() -> list[str]:
     return [operator.name for operator in OPERATORS]
 
@@ -60,7 +63,7 @@ def get_operator(name: str, plugins: Iterable[str] = ()) -> Operator:
     """
     for operator in OPERATORS:
         if operator.name == name:
-            return operator.with_backends(tuple(b for b in _plugin_backends(tuple(plugins)) if b.operator == name))
+            return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
     raise UsageError(f"no operator {name!r}; there are: {', '.join(operator_names())}")
 
 
@@ -73,7 +76,8 @@ def get_backend(operator: Operator, name: str) -> Backend:
         raise UsageError(f"{operator.name} has no backend {name!r}; there are: {names}") from None
 
 
-def _plugin_backends(plugins: tuple[str, ...]) -> list[Backend]:
+def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
+    """Those of installed plugins, then those of `plugins`. Raises UsageError where one does not load."""
     backends = list(_installed_backends())
     for plugin in plugins:
         backends += _as_backends(load_plugin(plugin), plugin)
@@ -86,7 +90,7 @@ def _installed_backends() -> tuple[Backend, ...]:
     for entry_point in entry_points(group="groupbench.backends"):
         try:
             loaded = entry_point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"entry point {entry_point.name} = {entry_point.value} does not load: {error!r}"
             ) from error
@@ -104,7 +108,7 @@ def load_plugin(path: str) -> Any:
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"plugin {path!r} does not load: {type(error).__name__}: {error}") from error
 
 
@@ -113,14 +117,27 @@ def _as_backends(loaded: Any, origin: str) -> list[Backend]:
         if callable(loaded) and not isinstance(loaded, Backend):
             loaded = loaded()
         backends = [loaded] if isinstance(loaded, Backend) else list(loaded) if isinstance(loaded, Iterable) else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
     if backends is None or not all(isinstance(backend, Backend) for backend in backends):
         raise UsageError(f"plugin {origin!r} gives neither a Backend nor several: {loaded!r}")
     for backend in backends:
-        if backend.operator not in operator_names():
-            raise UsageError(
-                f"plugin {origin!r}: backend {backend.name!r} names operator {backend.operator!r}; "
-                f"there are: {', '.join(operator_names())}"
-            )
+        _check(backend, origin)
     return backends
+
+
+def _check(backend: Backend, origin: str) -> None:
+    """Raises UsageError for what no record, no option or no process could take."""
+    name, names = backend.name, operator_names()
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        raise UsageError(f"plugin {origin!r}: {name!r:.80} is no backend's name: 1 to {MAX_NAME} printable characters")
+    if "," in name or name != name.strip():
+        raise UsageError(f"plugin {origin!r}: {name!r} is no backend's name, since --only could not say it")
+    if backend.operator not in names:
+        raise UsageError(
+            f"plugin {origin!r}: backend {name!r} names operator {backend.operator!r}; there are: {', '.join(names)}"
+        )
+    if backend.kind not in KINDS:
+        raise UsageError(
+            f"plugin {origin!r}: backend {name!r} is of kind {backend.kind!r}; there are: {', '.join(KINDS)}"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib.util
+import platform
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from groupbench.operators import executor
-from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.texts import one_line
+from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.record import Environment, Record, Run
 
 Problem: TypeAlias = tuple[str, str]
@@ -105,13 +108,15 @@ def measure(batch: Batch) -> list[Record]:
 
     Backends keep their processes from one batch of a run to the next, as they do from problem to problem on one GPU.
 
-    Raises OtherCode, and GroupbenchError where this process has no such card.
+    Raises OtherCode, and GroupbenchError where this process has no such card or lacks a plugin.
     """
     if batch.code != code():
         raise OtherCode("this worker runs other code than the night is of; start the workers again")
     machine = machine_here(batch.jobs[0].device)
     if not matches(machine.environment, batch.hardware):
         raise GroupbenchError(f"asked for {batch.hardware}, but this worker has {hardware(machine.environment)}")
+    if lacks := plugin_fault(batch.jobs[0].plugins):
+        raise GroupbenchError(f"the worker on {platform.node()} cannot measure this: {lacks}")
     with _KEPT.of(batch) as workers:
         return list(
             executor.execute(list(batch.jobs), machine, batch.run, batch.timeout_s, Progress(), workers=workers)
@@ -156,6 +161,15 @@ class _KeptWorkers:
 
 
 _KEPT = _KeptWorkers()
+
+
+def plugin_fault(plugins: Sequence[str]) -> str | None:
+    """Why a plugin does not load in this process, or None. A worker finds modules where it was started."""
+    try:
+        plugin_backends(plugins)
+    except UsageError as error:
+        return one_line(str(error))
+    return None
 
 
 @cache

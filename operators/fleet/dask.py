@@ -40,6 +40,7 @@ class DaskFleet:
         device: str,
         hardware: str | None = None,
         *,
+        plugins: Sequence[str] = (),
         known: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
         measure: Callable[[Batch], list[Record]] = batches.measure,
@@ -48,8 +49,8 @@ class DaskFleet:
     ) -> None:
         """Connects, and asks every worker for its card.
 
-        Raises UsageError: no scheduler or no worker there, none for the device, of several kinds of hardware, or of
-        other code.
+        Raises UsageError: no scheduler or no worker there, none for the device, of several kinds of hardware, of other
+        code, or where a plugin does not load.
         """
         self.known, self._measure = known or {}, measure
         self._until = time.monotonic() + budget_s
@@ -64,6 +65,10 @@ class DaskFleet:
             workers = _for_device(self.client.run(device_here), device, address)
             found = self.client.run(look or card_here, device, workers=workers) if workers else {}
             self.cards = _usable(found, hardware, address)
+            if plugins:
+                asked = {worker: card.name for worker, card in found.items() if card in self.cards}
+                faults = self.client.run(batches.plugin_fault, plugins, workers=list(asked))
+                _check_plugins({asked[worker]: fault for worker, fault in faults.items()})
         except BaseException:
             self.client.close()
             raise
@@ -229,6 +234,18 @@ def _usable(found: Mapping[str, Card], hardware: str | None, address: str) -> li
         raise UsageError(f"the workers have {', '.join(kinds)}; say by --hardware which of them measure")
     others = [card.name for card in cards if card.code != batches.code()]
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise UsageError(f"worker {others[0]}{more} runs other code than this; start the workers again from this tree")
+        raise UsageError(f"worker {_first(others)} runs other code than this; start the workers again from this tree")
     return cards
+
+
+def _check_plugins(faults: Mapping[str, str | None]) -> None:
+    """Of workers by name, why a plugin does not load there. Raises UsageError."""
+    lacking = sorted(name for name, fault in faults.items() if fault)
+    if lacking:
+        raise UsageError(
+            f"worker {_first(lacking)}: {faults[lacking[0]]}; start workers in the plugin's folder, or install it there"
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -12,8 +12,10 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.drive import Fleet
 from groupbench.operators.hosts import builtin
+from groupbench.operators.measure.cell import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
+from groupbench.operators.sizes import counted
 from groupbench.tracker.record import Environment
 
 
@@ -67,7 +69,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
         late = resume.left_out(session.previous)
         jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
         known = batches.before(resume.read_run(session.previous))
-    fleet = _open(where, device, session, executor.imports(jobs))
+    fleet = _open(where, device, session, jobs)
     try:
         first = fleet.cards[0].machine.environment if fleet.cards else Environment(device=_device(device))
         session.open(_host(where, fleet), first, fleet=True)
@@ -85,11 +87,12 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
     )
 
 
-def _open(where: Place, device: str, session: Session, imports: tuple[str, ...]) -> Fleet:
+def _open(where: Place, device: str, session: Session, jobs: list[Job]) -> Fleet:
     if where.scheduler is not None:
         from groupbench.operators.fleet.dask import DaskFleet
 
-        return DaskFleet(where.scheduler, device, where.hardware, budget_s=session.budget_s)
+        plugins = jobs[0].plugins if jobs else ()
+        return DaskFleet(where.scheduler, device, where.hardware, plugins=plugins, budget_s=session.budget_s)
     if where.slurm is not None:
         from groupbench.operators.fleet import slurm
 
@@ -100,16 +103,15 @@ def _open(where: Place, device: str, session: Session, imports: tuple[str, ...])
         )
     from groupbench.operators.fleet import local
 
-    found = local.slots(where.gpus or "all", device)
+    found, imports = local.slots(where.gpus or "all", device), executor.imports(jobs)
     return local.LocalFleet(found, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
 
 
 def _host(where: Place, fleet: Fleet) -> str:
     if where.slurm is not None:
         return "built-in host through SLURM"
-    number = len(fleet.cards)
     through = f" behind {where.scheduler}" if where.scheduler else ""
-    return f"built-in host on {number} {'card' if number == 1 else 'cards'}{through}"
+    return f"built-in host on {counted(len(fleet.cards), 'card')}{through}"
 
 
 def _device(device: str) -> Any:

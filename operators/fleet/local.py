@@ -24,6 +24,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure import worker
+from groupbench.operators.sizes import counted
 from groupbench.tracker.record import Record
 
 START_S = 300
@@ -61,7 +62,8 @@ def slots(asked: str, device: str) -> list[Slot]:
     numbers = list(range(len(visible))) if asked == "all" else _numbers(asked)
     for number in numbers:
         if number >= len(visible):
-            raise UsageError(f"--gpus {asked}: there are {len(visible)} GPUs here, 0 to {len(visible) - 1}")
+            here = counted(len(visible), "GPU")
+            raise UsageError(f"--gpus {asked}: there is no GPU {number}, but {here} here, numbered from 0")
     return _share([Slot(visible[n], "cuda", {"CUDA_VISIBLE_DEVICES": visible[n]}) for n in numbers])
 
 

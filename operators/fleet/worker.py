@@ -20,6 +20,7 @@ from groupbench.operators.fleet import local
 from groupbench.operators.fleet.batch import Card
 from groupbench.operators.fleet.dask import GPU, check_address
 from groupbench.operators.fleet.local import Slot
+from groupbench.operators.sizes import counted
 
 PRELOAD = "groupbench.operators.fleet.worker"
 """Imported by a worker before it takes a batch: `dask_setup` looks at the card and the code."""
@@ -65,7 +66,7 @@ async def serve(address: str, found: list[tuple[Slot, Card]]) -> None:
             nannies = list(await asyncio.gather(*(_start(Nanny(address, **options(*one))) for one in found)))
         except (OSError, TimeoutError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error or type(error).__name__}") from error
-        print(f"groupbench: {len(nannies)} workers at {address}", flush=True)
+        print(f"groupbench: {counted(len(nannies), 'worker')} at {address}", flush=True)
         finished = [asyncio.create_task(nanny.finished()) for nanny in nannies]
         await asyncio.wait([asyncio.create_task(ended.wait()), *finished], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m groupbench.operators.fleet.worker", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("scheduler", help="address of the scheduler, such as tcp://head:8786")
-    parser.add_argument("--gpus", help="which GPUs, 0,1,...; on a CPU, how many workers try it out [all; 0 on a CPU]")
+    parser.add_argument("--gpus", help="which GPUs, a worker each [all]; on a CPU, 0,1 tries two workers out [0]")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     given = parser.parse_args()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive, host, local
 from groupbench.operators.fleet.batch import Before, Card
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
-from groupbench.tracker.record import Environment, Record, read
+from groupbench.tracker.record import Environment, Record, decode, encode, read
 
 sys.path.append(str(Path(__file__).parent))
 import fleet_cells as cells
@@ -138,6 +139,12 @@ def test_a_worker_refuses_other_code_and_other_hardware() -> None:
         batches.measure(_with(batch, hardware="NVIDIA *"))
 
 
+def test_a_worker_that_lacks_a_plugin_says_who_lacks_it() -> None:
+    (batch,) = batches.batches([cells.job(plugins=("my_kernels.mine",))], cells.RUN, 20.0, batches.code())
+    with pytest.raises(GroupbenchError, match=f"^the worker on {platform.node()} cannot .*'my_kernels.mine' does not"):
+        batches.measure(batch)
+
+
 def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a GPU three times for every shape took four of five seconds of a night."""
     begun: list[Any] = []
@@ -206,6 +213,8 @@ FATES = {
     "budget": (NotReached("not begun within the budget"), "skipped", "not begun within the budget"),
     "refused": (GroupbenchError("other code"), "error", "other code"),
     "the engine's own": (KeyError("x"), "error", "KeyError: 'x'"),
+    "what no record holds": (GroupbenchError("a\n\udcff"), "error", r"a \udcff"),
+    "not reached": (NotReached("a \udcff"), "skipped", r"a \udcff"),
 }
 
 
@@ -215,6 +224,7 @@ def test_every_cell_has_a_record_whatever_becomes_of_its_batch(outcome: object, 
     found = list(drive.records(fleet, cells.work(2), Progress()))
     assert sorted(r.cell.shape for r in found) == ["G=1,M_g=1,N=4,K=4"] * 2 + ["G=1,M_g=2,N=4,K=4"] * 2
     assert {(r.status, r.message) for r in found if r.cell.shape.startswith("G=1,M_g=2")} == {(status, message)}
+    assert [decode(encode(record)) for record in found] == found
     assert fleet.closed is False
 
 
@@ -345,6 +355,13 @@ def test_gpus_that_are_not_there(asked: str, four: None) -> None:
         local.slots(asked, "cuda")
 
 
+@pytest.mark.parametrize(("visible", "here"), [("3", "1 GPU here"), ("3,4", "2 GPUs here")])
+def test_how_many_gpus_there_are(visible: str, here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UsageError, match=f"there is no GPU 7, but {here}, numbered from 0"):
+        local.slots("7", "cuda")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_gpu_named_twice_is_named(device: str, four: None) -> None:
     with pytest.raises(UsageError, match=r"^--gpus 1,0,2,00 names 0 twice"):
@@ -431,7 +448,7 @@ def test_the_command_measures_on_two_and_goes_on(tritonbench: Callable[..., Any]
     assert [r.status for _, r in read(lines)] == ["ok", "ok"]
     records.write_bytes(lines[0] + lines[1][:50])  # killed while it wrote
     done = tritonbench(*arguments, "--resume")
-    assert "1 cells are measured" in done.stdout
+    assert "measured already: 1 cell\n" in done.stdout
     again = records.read_bytes().splitlines(keepends=True)
     assert again[0] == lines[0]
     assert len({resume.key_of_cell(r.cell) for _, r in read(again)}) == len(again) == 2

@@ -74,6 +74,30 @@ def test_workers_on_cpus_are_not_for_a_client_that_wants_gpus(engine: marks.Engi
         dask.DaskFleet(engine.address, "cuda")
 
 
+def test_workers_without_a_plugin_are_refused(
+    engine: marks.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be imported here, but not where the workers were started."""
+    engine.start()
+    (tmp_path / "only_here.py").write_text("BACKENDS = []")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    says = r"^worker .* and 1 more: plugin 'only_here.BACKENDS' does not load: ModuleNotFoundError.*; start workers in "
+    with pytest.raises(UsageError, match=says):
+        dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("only_here.BACKENDS",))
+    dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("faulty_backends.BACKENDS",)).close()
+
+
+def test_the_command_of_the_client_says_which_plugins(engine: marks.Engine, tmp_path: Path) -> None:
+    """As its user types it, in a folder with a plugin that the workers do not have."""
+    engine.start()
+    (tmp_path / "only_here.py").write_text("BACKENDS = []")
+    command = [sys.executable, "-m", "groupbench.operators", "--op", "canary", "--device", "cpu", "--host", "builtin"]
+    command += ["--scheduler", engine.address, "--plugin", "only_here.BACKENDS"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
+
+
 def test_what_has_not_begun_within_the_budget_is_skipped(engine: marks.Engine) -> None:
     assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
 
@@ -204,6 +228,12 @@ def test_a_host_without_a_gpu_says_how_to_try_workers_out() -> None:
     code, said = worker_command("udp://a:1")
     assert (code, said.count("\n")) == (2, 1)
     assert "'udp://a:1' is no scheduler's address" in said
+
+
+def test_the_workers_help_says_what_its_numbers_are() -> None:
+    command = [sys.executable, "-m", "groupbench.operators.fleet.worker", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "on a CPU, 0,1 tries two workers out [0]" in " ".join(said.split())
 
 
 def test_no_scheduler_is_a_usage_error() -> None:

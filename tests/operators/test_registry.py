@@ -29,6 +29,16 @@ torch_loop = Backend("torch_loop", prepare, "in its place", operator="grouped_ge
 nowhere = Backend("nowhere", prepare, "a test")
 elsewhere = Backend("elsewhere", prepare, "a test", operator="conv")
 mixed = [one, "two"]
+unnamed = Backend("", prepare, "a test", operator="grouped_gemm")
+numbered = Backend(3, prepare, "a test", operator="grouped_gemm")
+endless = Backend("x" * 501, prepare, "a test", operator="grouped_gemm")
+two_lines = Backend("a\\nb", prepare, "a test", operator="grouped_gemm")
+undecodable = Backend("a\\udcff", prepare, "a test", operator="grouped_gemm")
+two_names = Backend("a,b", prepare, "a test", operator="grouped_gemm")
+padded = Backend("a ", prepare, "a test", operator="grouped_gemm")
+longest = Backend("ä " * 249 + "ä", prepare, "a test", operator="grouped_gemm")
+unkind = Backend("unkind", prepare, "a test", "cuda", operator="grouped_gemm")
+unhashable = Backend("unhashable", prepare, "a test", ["triton"], operator="grouped_gemm")
 number = 7
 text = "one"
 
@@ -41,6 +51,10 @@ def function_of_several():
 
 def raises():
     raise RuntimeError("first line\\nsecond line")
+
+def exits():
+    import sys
+    sys.exit(0)
 
 def raises_later():
     yield one
@@ -58,13 +72,14 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     (tmp_path / "a_broken_plugin.py").write_text("import no_such_module_at_all")
+    (tmp_path / "an_exiting_plugin.py").write_text("import sys; sys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
     registry._installed_backends.cache_clear()
     yield
     registry._installed_backends.cache_clear()
-    for name in ("a_plugin", "a_broken_plugin"):
+    for name in ("a_plugin", "a_broken_plugin", "an_exiting_plugin"):
         sys.modules.pop(name, None)
 
 
@@ -81,6 +96,7 @@ GOOD = {
     "a function": ("a_plugin.function", ["one"]),
     "a generator": ("a_plugin.function_of_several", ["one", "two"]),
     "of another operator": ("a_plugin.canary", []),
+    "a long name": ("a_plugin.longest", ["ä " * 249 + "ä"]),
 }
 
 
@@ -97,7 +113,7 @@ def test_plugins_add_up() -> None:
 def test_a_plugin_replaces_its_namesake() -> None:
     operator = get_operator("grouped_gemm", ["a_plugin.torch_loop"])
     assert operator.backend("torch_loop").source == "in its place"
-    assert [b.name for b in operator.backends].count("torch_loop") == 1
+    assert [b.name for b in operator.backends] == [b.name for b in get_operator("grouped_gemm").backends]
     assert get_operator("grouped_gemm").backend("torch_loop").source != "in its place"
 
 
@@ -107,6 +123,8 @@ BAD = {
     "no such module": ("no_such_module.x", "no_such_module"),
     "no such attribute": ("a_plugin.nope", "nope"),
     "does not import": ("a_broken_plugin.x", "no_such_module_at_all"),
+    "exits at import": ("an_exiting_plugin.x", "does not load: SystemExit: 0"),
+    "a function that exits": ("a_plugin.exits", "raised SystemExit: 0"),
     "a number": ("a_plugin.number", "neither a Backend"),
     "a text": ("a_plugin.text", "neither a Backend"),
     "a list with something else": ("a_plugin.mixed", "neither a Backend"),
@@ -115,6 +133,15 @@ BAD = {
     "a function of a number": ("a_plugin.wrong", "neither a Backend"),
     "a backend of no operator": ("a_plugin.nowhere", "there are: grouped_gemm, "),
     "a backend of an unknown operator": ("a_plugin.elsewhere", "'conv'"),
+    "no name": ("a_plugin.unnamed", "'' is no backend's name: 1 to 500 printable characters"),
+    "a number for a name": ("a_plugin.numbered", "3 is no backend's name"),
+    "a name that no record holds": ("a_plugin.endless", "xxx is no backend's name"),
+    "a name of two lines": ("a_plugin.two_lines", r"'a\nb' is no backend's name"),
+    "a name that no encoding has": ("a_plugin.undecodable", r"'a\udcff' is no backend's name"),
+    "two names in one": ("a_plugin.two_names", "'a,b' is no backend's name, since --only could not say it"),
+    "a name that ends in a space": ("a_plugin.padded", "'a ' is no backend's name"),
+    "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; there are: torch, triton, helion"),
+    "a kind that is no text": ("a_plugin.unhashable", "is of kind ['triton']"),
     "dots": ("..x", "does not load"),
 }
 
@@ -129,7 +156,7 @@ def test_bad_plugins_are_usage_errors(path: str, says: str) -> None:
 
 def entry_point(loaded: Any) -> Any:
     def load() -> Any:
-        if isinstance(loaded, Exception):
+        if isinstance(loaded, BaseException):
             raise loaded
         return loaded
 
@@ -157,7 +184,7 @@ def test_what_is_asked_for_beats_what_is_installed(monkeypatch: pytest.MonkeyPat
     assert get_operator("grouped_gemm", ["a_plugin.one"]).backend("one").source == "a test"
 
 
-@pytest.mark.parametrize("loaded", [ImportError("gone"), AttributeError("x"), 7], ids=repr)
+@pytest.mark.parametrize("loaded", [ImportError("gone"), AttributeError("x"), SystemExit(0), 7], ids=repr)
 def test_a_bad_entry_point_is_a_usage_error(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(loaded)])
     with pytest.raises(UsageError, match=r"their\.package:attribute"):
