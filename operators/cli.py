@@ -44,6 +44,11 @@ class _Finite(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number", param, ctx)
 
 
+def _is_flag(arg: str) -> bool:
+    """A shape may begin with a minus too, and is told what is wrong with it."""
+    return arg.startswith("-") and not arg[1:2].isdigit()
+
+
 class _GreedyShapes(click.Command):
     """Lets `--shapes 4,1024,1024,1024 8,512,512,512` take several values, as TritonBench's argparse does."""
 
@@ -51,9 +56,9 @@ class _GreedyShapes(click.Command):
         spelled: list[str] = []
         greedy = False
         for arg, after in pairwise([*args, "-"]):
-            if arg.startswith("-"):
+            if _is_flag(arg):
                 greedy = arg == "--shapes"
-                if greedy and after.startswith("-"):
+                if greedy and _is_flag(after):
                     raise click.UsageError("--shapes takes at least one shape", ctx)
                 if not greedy:
                     spelled.append(arg)
@@ -142,7 +147,7 @@ def command(**options: Any) -> None:
     \b
     tritonbench --op grouped_gemm
     tritonbench --op grouped_gemm --suite ragged --only triton_pointer,torch_grouped_mm
-    tritonbench --op grouped_gemm --shapes 4,1024,512,256 G=3,M_g=0|1|129,N=96,K=64
+    tritonbench --op grouped_gemm --shapes 4,1024,512,256 'G=3,M_g=0|1|129,N=96,K=64'
 
     Runs on TritonBench where it is installed, with its own flags and backends too, else on the built-in host.
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import whole, within
+from groupbench.operators.sizes import counted, whole, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ def _parse(text: str) -> GemmShape:
     if "=" not in text:
         parts = text.split(",")
         if len(parts) != 3:
-            raise ValueError(f"{len(parts)} numbers")
+            raise ValueError(counted(len(parts), "number"))
         M, N, K = map(whole, "MNK", parts)
         return GemmShape(M, N, K)
     fields: dict[str, str] = {}

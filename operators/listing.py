@@ -6,6 +6,7 @@ from typing import Any
 
 from groupbench.operators import table
 from groupbench.operators.registry import get_operator, operator_names
+from groupbench.operators.sizes import counted
 
 
 def show(options: dict[str, Any]) -> None:
@@ -15,7 +16,7 @@ def show(options: dict[str, Any]) -> None:
         if options["list_operators"]:
             print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
             for name, suite in operator.suites.items():
-                print(f"  suite {name}: {len(suite)} shapes, {suite[0]} ...")
+                print(f"  suite {name}: {counted(len(suite), 'shape')}, {suite[0]} ...")
         if options["list_backends"]:
             print(f"{operator.name}:")
             for backend in operator.backends:

@@ -11,6 +11,8 @@ import re
 import zlib
 from typing import TYPE_CHECKING
 
+from groupbench.operators.sizes import counted
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -62,7 +64,8 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
         raise ValueError(f"routing {text!r} is not one of: {HELP}")
     args = tuple(float(value) for value in match["args"].split(",")) if match["args"] else ()
     if len(args) != _ARGS[match["name"]]:
-        raise ValueError(f"routing {text!r}: {match['name']} takes {_ARGS[match['name']]} numbers; one of: {HELP}")
+        takes = counted(_ARGS[match["name"]], "number")
+        raise ValueError(f"routing {text!r}: {match['name']} takes {takes}; one of: {HELP}")
     if match["name"] == "uniform" and not 0 <= args[0] <= args[1] > 0:
         raise ValueError(f"routing {text!r}: uniform takes LOW <= HIGH, HIGH above 0")
     if any(value > MAX_ARGUMENT for value in args):

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from groupbench.operators import routing as routings
-from groupbench.operators.sizes import size, whole
+from groupbench.operators.sizes import counted, size, whole
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32
@@ -188,7 +188,7 @@ def parse(text: str) -> GroupedShape:
         if odd:
             raise ValueError(f"{odd[0]!r} is no suite's shape and no whole number")
         if len(numbers) != 4:
-            raise ValueError(f"{len(numbers)} numbers")
+            raise ValueError(counted(len(numbers), "number"))
         return uniform(*map(int, numbers))
     except (ValueError, OverflowError) as error:
         raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error

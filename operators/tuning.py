@@ -21,6 +21,7 @@ import click
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.measure.cell import describe
 from groupbench.operators.measure.protocol import GpuTimer, Protocol
+from groupbench.operators.sizes import counted
 
 Problem = TypeVar("Problem")
 Config = TypeVar("Config")
@@ -82,7 +83,7 @@ def tune(
     end = time.monotonic() + limit_s
     for number, (name, problem) in enumerate(problems.items()):
         if time.monotonic() > end:
-            click.echo(f"time is up: {len(problems) - number} problems are left", err=True)
+            click.echo(f"time is up: {counted(len(problems) - number, 'problem')} left", err=True)
             break
         key, times = times_of(problem)
         found = [(ms, dataclasses.asdict(config)) for ms, config in sorted(times, key=itemgetter(0))]

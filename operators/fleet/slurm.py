@@ -54,8 +54,9 @@ def executor(folder: Path, device: str, given: dict[str, Any]) -> Any:
         raise UsageError("--slurm needs submitit: pip install 'groupbench[slurm]'") from None
     given = dict(given)
     cluster = given.pop("cluster", "slurm")
+    jobs = folder if cluster == LOCAL else folder / "%j"  # of which its own executor makes a folder of that name
     try:
-        found = submitit.AutoExecutor(folder=folder / "%j", cluster=cluster, slurm_max_num_timeout=0)
+        found = submitit.AutoExecutor(folder=jobs, cluster=cluster, slurm_max_num_timeout=0)
         common = {"timeout_min": given.pop("timeout_min", DEFAULTS["timeout_min"]), "name": "groupbench"}
         if device == "cuda":
             common["gpus_per_node"] = 1

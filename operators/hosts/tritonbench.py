@@ -28,6 +28,7 @@ from groupbench.operators.measure.selection import default_dtypes
 from groupbench.operators.measure.worker import kill_group
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.session import Session
+from groupbench.operators.sizes import counted
 from groupbench.tracker.record import SCHEMA, Record, Run
 
 OWN_PREFIX = "groupbench_"
@@ -172,7 +173,8 @@ def _operator_records(
                 if follower.code and not finished:
                     raise UsageError(f"TritonBench ended with exit code {follower.code} before it measured anything")
                 if follower.code:
-                    raise Incomplete(f"TritonBench ended with exit code {follower.code} after {len(finished)} cells")
+                    done = counted(len(finished), "cell")
+                    raise Incomplete(f"TritonBench ended with exit code {follower.code} after {done}")
                 return
             status, message = follower.epitaph()
             finished.append(Finished(broken.input_id, broken.backend, None, message))

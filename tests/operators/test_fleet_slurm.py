@@ -88,5 +88,7 @@ def test_local_jobs_measure_on_what_this_machine_has(tmp_path: Path) -> None:
     command += ["--only", "torch_loop", "--shapes", "2,8,8,8", "--slurm", "local", "--bursts", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 cells: 1 ok" in done.stdout
+    assert "1 cell: 1 ok" in done.stdout
     assert " ·  · " not in done.stdout
+    (left,) = tmp_path.glob("*.slurm")
+    assert not [path.name for path in left.iterdir() if "%" in path.name]

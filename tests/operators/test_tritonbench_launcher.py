@@ -111,7 +111,7 @@ def test_an_end_before_anything_is_a_usage_error(follow: Callable[..., list[Reco
 
 
 def test_an_end_between_cells_is_no_pass(follow: Callable[..., list[Record]]) -> None:
-    with pytest.raises(Incomplete, match="exit code 3 after 1 cells") as caught:
+    with pytest.raises(Incomplete, match=r"exit code 3 after 1 cell$") as caught:
         follow("begin('a')\nfinish('a')\nsys.exit(3)")
     assert caught.value.exit_code == 3
     assert told(follow.found) == [("a", "ok")]  # type: ignore[attr-defined]

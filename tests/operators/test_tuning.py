@@ -99,7 +99,7 @@ def test_when_the_time_is_up_no_problem_is_begun(tmp_path: Path, gpu: None, monk
     clock = iter([0.0, 0.0, 10.0, 10.5])
     monkeypatch.setattr(tuning.time, "monotonic", lambda: next(clock))
     done = run(tmp_path / "x.json", "x", {"a": 1, "b": 2, "c": 3, "d": 4}, times_of, limit_s=10)
-    assert (done.exit_code, done.stderr) == (0, "time is up: 2 problems are left\n")
+    assert (done.exit_code, done.stderr) == (0, "time is up: 2 problems left\n")
     assert list(tuning.read_tuned(tmp_path / "x.json")) == ["key1", "key2"]
 
 
