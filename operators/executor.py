@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Rechecked, Request
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.worker import DYNAMO, Worker, call
 from groupbench.operators.operator import Operator, Target
@@ -57,6 +59,7 @@ class _Live:
     prepared: Prepared | None = None
     failure: Failure | None = None
     bursts: list[Burst] = field(default_factory=list)
+    rechecked: Rechecked | None = None
 
     def ask(self, verb: str) -> None:
         self.take(self.worker.ask(Request(verb)))
@@ -69,6 +72,8 @@ class _Live:
                 self.prepared = answer
             case Burst():
                 self.bursts.append(answer)
+            case Rechecked():
+                self.rechecked = answer
 
 
 class Workers:
@@ -225,6 +230,8 @@ def _batch_records(
                 cell.ask("burst")
             progress.advance(1 / (bursts + 1))
     for cell in cells:
+        if _wants_recheck(cell):
+            cell.ask("recheck")
         yield _finished(cell, machine, run), cell.job
         if cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
             workers.retire(cell.worker)
@@ -235,6 +242,13 @@ def _wants_burst(cell: _Live, number: int) -> bool:
     if cell.failure is not None or cell.prepared is None:
         return False
     return cell.prepared.timing != "interpreted" or number == 0
+
+
+def _wants_recheck(cell: _Live) -> bool:
+    """An interpreted kernel has run but once or twice since, and takes long."""
+    if cell.failure is not None or cell.prepared is None or cell.prepared.problem is not None:
+        return False
+    return cell.prepared.timing != "interpreted"
 
 
 def _rotated(cells: list[_Live], number: int) -> list[_Live]:
@@ -250,13 +264,17 @@ def _finished(cell: _Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        extra |= {"accuracy": prepared.accuracy, "kernels": prepared.kernels}
+        accuracy = prepared.accuracy
+        if cell.rechecked is not None and not cell.rechecked.same:
+            accuracy = msgspec.structs.replace(accuracy, repeatable=False)
+        extra |= {"accuracy": accuracy, "kernels": prepared.kernels}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
     if failure is not None:
         return _record(cell.job, machine, run, _status(failure), failure.message, **extra)
-    if prepared is not None and prepared.problem is not None:
-        return _record(cell.job, machine, run, "wrong", prepared.problem, **extra)
+    problem = (prepared and prepared.problem) or (cell.rechecked and cell.rechecked.problem)
+    if problem:
+        return _record(cell.job, machine, run, "wrong", problem, **extra)
     return _record(cell.job, machine, run, "ok", None, **extra)
 
 

@@ -27,6 +27,7 @@ def check(
     reference: Tensor | Mapping[str, Tensor],
     tolerance: Tolerance,
     dtype: torch.dtype | None = None,
+    seen: Seen | None = None,
 ) -> tuple[Accuracy, str | None]:
     """Run twice on poisoned memory and compare with the reference, or each of several outputs with its own.
 
@@ -47,6 +48,8 @@ def check(
     if any(part.is_cuda for part in second.values()):
         torch.cuda.synchronize()
     accuracy, problem = _compare_each(second, reference, tolerance)
+    if seen is not None:
+        seen.note(reference, second)
     repeatable = all(torch.equal(_bits(kept[name]), _bits(part)) for name, part in second.items())
     if problem is None and not repeatable:
         problem = _compare_each(kept, reference, tolerance)[1]
@@ -62,13 +65,44 @@ def check_backend(
     dtype: str,
     rtol: float | None = None,
     atol: float | None = None,
+    seen: Seen | None = None,
 ) -> tuple[Accuracy, str | None]:
     """`check` against the tolerance of a backend of that name, in the dtype that the operator's outputs have."""
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
     decode = operator.decode
     if decode is not None:
-        return check(lambda: decode(run()), reference, tolerance)
-    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)))
+        return check(lambda: decode(run()), reference, tolerance, seen=seen)
+    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)), seen)
+
+
+class Seen:
+    """Outputs as `check` judged them, in sums of their bits: enough to tell whether a later run gives the same.
+
+    A kernel that counts on what it left in a buffer may be right once or twice, and wrong from then on.
+    """
+
+    def note(self, reference: Tensor | Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        self._like: Tensor | Mapping[str, Tensor]
+        if isinstance(reference, Mapping):
+            self._like = {name: part.to("meta") for name, part in reference.items()}
+        else:
+            self._like = reference.to("meta")
+        self._sums = _sums(outputs)
+
+    def again(self, run: Callable[[], Any], operator: Operator) -> bool:
+        """Whether one more run gives, bit for bit, what was judged. Raises as `check` does."""
+        out = operator.decode(run()) if operator.decode is not None else run()
+        return _sums(_outputs(out, self._like, None)) == self._sums
+
+
+def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[bytes]]:
+    """By rows and by columns, so that two that have changed places are found too; on the host, out of the way."""
+    import torch
+
+    return {
+        name: [_bits(part).sum(place, dtype=torch.int64).cpu().numpy().tobytes() for place in (0, -1)]
+        for name, part in outputs.items()
+    }
 
 
 def _compare_each(

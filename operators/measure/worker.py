@@ -41,6 +41,7 @@ DOING = {
     "prepare": "prepare or the first calls",
     "reload": "prepare or the first call",
     "burst": "its timed calls",
+    "recheck": "the check after its timed calls",
     "unload": "its clearing away",
 }
 """What a process is at, by what it was asked for. It answers at the end: of one that does not, no more is known."""

@@ -84,6 +84,13 @@ def flaky(inputs):
     return run
 
 
+def goes_stale(inputs):
+    """Right until it is timed, as a kernel that leaves its counters where they are is right once."""
+    right = prepare_torch_loop(inputs)
+    calls = iter(range(10**9))
+    return lambda: right() * (1 if next(calls) < 5 else 3)
+
+
 def wrong_shape(inputs):
     return lambda: inputs.a.new_zeros(3)
 
@@ -111,6 +118,7 @@ FAULTS = (
     one_percent,
     one_element,
     flaky,
+    goes_stale,
     wrong_shape,
     returns_nothing,
     not_here,

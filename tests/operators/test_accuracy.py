@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from groupbench.operators.measure.accuracy import check, compare, poisoned
+from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned
 from groupbench.operators.tolerances import TOLERANCES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -303,3 +304,32 @@ def test_an_output_of_another_dtype_is_refused() -> None:
     reference = torch.ones(4, 4)
     with pytest.raises(TypeError, match=r"float32, expected torch\.float16"):
         check(lambda: torch.ones(4, 4), reference, TOLERANCES["fp16"], torch.float16)
+
+
+def swapped_rows(out: Tensor) -> Tensor:
+    out[[0, 1]] = out[[1, 0]]
+    return out
+
+
+LATER = {
+    "the_same": (lambda out: out, True),
+    "one_bit": (lambda out: torch.nextafter(out, torch.full_like(out, math.inf)), False),
+    "rows_in_other_places": (swapped_rows, False),
+    "columns_in_other_places": (lambda out: swapped_rows(out.T).T, False),
+    "nan": (lambda out: out.fill_(math.nan), False),
+}
+
+
+@pytest.mark.parametrize(("change", "same"), LATER.values(), ids=LATER)
+def test_a_later_run_is_known_to_be_the_same(change: Callable[[Tensor], Tensor], same: bool) -> None:
+    seen = Seen()
+    assert check(REFERENCE.clone, REFERENCE, TOLERANCES["fp32"], seen=seen)[1] is None
+    assert seen.again(lambda: change(REFERENCE.clone()), GROUPED_GEMM) == same
+
+
+def test_of_several_outputs_each_is_seen() -> None:
+    reference = {"dA": REFERENCE, "dB": REFERENCE[:5]}
+    seen = Seen()
+    check(lambda: (REFERENCE.clone(), REFERENCE[:5].clone()), reference, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(lambda: (REFERENCE.clone(), REFERENCE[:5].clone()), GROUPED_GEMM)
+    assert not seen.again(lambda: (REFERENCE.clone(), REFERENCE[:5] + 1), GROUPED_GEMM)

@@ -58,6 +58,7 @@ FAULTS = {
     "one_percent": ("wrong", r"relative RMS error 0\.01"),
     "one_element": ("wrong", r"."),
     "flaky": ("ok", None),
+    "goes_stale": ("wrong", r"^after its timed runs: relative RMS error 2 "),
     "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
     "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
     "not_here": ("unavailable", r"^needs a flux capacitor$"),
@@ -93,6 +94,8 @@ def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> No
         assert latency.prepare_ms
         assert accuracy is not None
         assert accuracy.repeatable == (name != "flaky")
+    assert records["goes_stale"].accuracy is not None
+    assert records["goes_stale"].accuracy.repeatable is False
     for name in ("crashes", "raises", "not_here"):
         assert records[name].latency is None
         assert records[name].accuracy is None
@@ -198,6 +201,11 @@ def test_bursts_take_turns_each_round_starting_one_further(scripted: type[Script
     a, b, c = names
     assert order == [a, b, c, b, c, a, c, a, b, a, b, c]
     assert [name for verb, name in scripted.log if verb == "prepare"] == names
+
+
+def test_what_was_timed_is_checked_again_unless_interpreted(scripted: type[Scripted]) -> None:
+    measure([job(name, plugins=()) for name in ("torch_loop", "helion_jagged", "triton_pointer")])
+    assert [name for verb, name in scripted.log if verb == "recheck"] == ["torch_loop", "helion_jagged"]
 
 
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
