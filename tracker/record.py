@@ -50,6 +50,9 @@ _LARGEST_SHARE = 1 + 1e-5
 _MINUS = re.compile(rb"[\s:,[]-\d")
 """Stands before every number below zero in JSON. Most lines hold none, and are not searched field by field."""
 
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""As JSON spells it; after a backslash that is itself escaped, the same letters are text."""
+
 
 class RecordError(ValueError):
     """A line that is no record: says what is wrong with it, and where in the object."""
@@ -208,7 +211,7 @@ def decode(line: bytes | str) -> Record:
             raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
         raise RecordError(str(error)) from error
     text = line if isinstance(line, bytes) else line.encode()
-    if b"\\u0000" in text:
+    if _NUL.search(text):
         raise RecordError("text with a NUL character, which no database keeps")
     _check(record)
     for name in _below_zero(record) if _MINUS.search(text) else ():

@@ -292,8 +292,9 @@ def test_what_cannot_be_is_refused_by_its_line(
         {"ms": None},  # accurate, and not timed
         {"commit_facts": {"subject": "Revert -1, [-2]"}},
         {"cell": {"shape": "x,dim=-1"}},
+        {"status": "error", "message": r"no file C:\u0000.cu, nor \\u0000"},
     ],
-    ids=["zeros", "all wrong", "config", "no latency", "subject", "shape"],
+    ids=["zeros", "all wrong", "config", "no latency", "subject", "shape", "backslash"],
 )
 def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, given: dict[str, Any]) -> None:
     stored([make(**given)])
