@@ -186,7 +186,8 @@ class _Judge:
             found, verdict="suspect", p=None, q=None,
             index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
             effect=off.change, low=off.change - noise, high=off.change + noise, before=before,
-            n_before=len(log) - after, n_after=after, reason=f"far off the {counted(len(log) - after, 'result')} before",
+            n_before=len(log) - after, n_after=after,
+            reason=f"far off the {counted(len(log) - after, 'result')} before",
         )  # fmt: skip
 
     def _least(self, timing: str) -> float:
