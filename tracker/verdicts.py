@@ -220,7 +220,8 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: boo
         told = []
         if "wrong" in counts:
             told.append(f"{_results(counts['wrong'])} wrong")
-        regressed = counts.get("regressed", 0) - (0 if strict else known)
+        # One that changed twice has two rows.
+        regressed = len({row.series.pk for row in rows if row.verdict == "regressed" and (strict or not row.known)})
         if regressed:
             told.append(f"{regressed} series regressed")
         return "GATE regression: " + ", ".join(told)
