@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Rechecked, Request
@@ -264,9 +262,7 @@ def _finished(cell: _Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        accuracy = prepared.accuracy
-        if cell.rechecked is not None and not cell.rechecked.same:
-            accuracy = msgspec.structs.replace(accuracy, repeatable=False)
+        accuracy = (cell.rechecked and cell.rechecked.accuracy) or prepared.accuracy
         extra |= {"accuracy": accuracy, "kernels": prepared.kernels}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)

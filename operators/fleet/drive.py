@@ -80,7 +80,7 @@ def _outcome(future: Future[list[Record]], batch: Batch, machine: Machine | None
         return instead(batch, machine, "skipped", one_line(str(error)))
     except Exception as error:  # whatever an engine raises is one batch's fate, and no other's
         said = str(error) if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
-        return instead(batch, machine, "error", one_line(said))
+        return instead(batch, machine, "error", one_line(said) or type(error).__name__)
 
 
 def instead(batch: Batch, machine: Machine | None, status: Status, message: str) -> list[Record]:

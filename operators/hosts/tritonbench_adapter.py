@@ -241,7 +241,7 @@ def recording(base: type, setup: Setup, ours: Operator | None) -> type:
             latency = _latency(self, metrics, ours)
             if metrics.error_msg:
                 status = "oom" if "OOM" in metrics.error_msg else "unavailable"
-                return {"status": status, "message": one_line(metrics.error_msg), "latency": latency}
+                return {"status": status, "message": one_line(metrics.error_msg) or status, "latency": latency}
             measured, problem = None, None
             if ours is not None and self.groupbench_fn is not None:
                 try:

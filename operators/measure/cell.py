@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
+
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
 from groupbench.operators.measure.texts import LONGEST, one_line
@@ -66,9 +68,9 @@ class Burst:
 
 @dataclass(frozen=True)
 class Rechecked:
-    """Answer to `recheck`: whether the output is still, bit for bit, what was judged, and what is wrong with it now."""
+    """Answer to `recheck`: None where the output is still, bit for bit, what was judged; or how it is judged now."""
 
-    same: bool
+    accuracy: Accuracy | None = None
     problem: str | None = None
 
 
@@ -171,10 +173,11 @@ class _Cell:
     def recheck(self) -> Rechecked:
         """After the timed runs: a kernel that counts on what it left in a buffer may be right until then."""
         if self.seen.again(self.run, self.operator):
-            return Rechecked(same=True)
-        _, problem = self._checked(self.operator.reference(self.inputs))
+            return Rechecked()
+        measured, problem = self._checked(self.operator.reference(self.inputs))
         _release(self.job.device)
-        return Rechecked(same=False, problem=problem and f"after its timed runs: {problem}")
+        measured = msgspec.structs.replace(measured, repeatable=False)
+        return Rechecked(measured, problem and f"after its timed runs: {problem}")
 
     def _checked(self, reference: Any) -> tuple[Accuracy, str | None]:
         from groupbench.operators.measure import accuracy

@@ -52,7 +52,7 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
     """Why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
     try:
         reason = operator.backend(backend).unavailable(target)
-        return one_line(str(reason)) if reason else None
+        return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
     except (Exception, SystemExit) as error:  # a plugin's, say: its cell tells of it, the others go on
         return f"its `unavailable` raised {describe(error)}"
 

@@ -23,13 +23,14 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request, describe
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Rechecked, Request, describe
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
@@ -72,12 +73,18 @@ class Side:
                 return Failure("unavailable", reason)
             self._able.add(self._job)
         self._checker = self._started(self._checker)
-        for request in (Request("adopt", self._job), Request("load"), Request("prepare"), Request("unload")):
+        prepared: Any = None
+        for request in (Request("adopt", self._job), *map(Request, ("load", "prepare", "burst", "recheck", "unload"))):
+            if request.verb in ("burst", "recheck") and (prepared.problem or prepared.timing == "interpreted"):
+                continue
             answer = self._checker.ask(request)
-            if isinstance(answer, Failure):
-                return self._answer(answer)
-            if isinstance(answer, Prepared):
-                prepared = answer
+            match answer:
+                case Failure():
+                    return self._answer(answer)
+                case Prepared():
+                    prepared = answer
+                case Rechecked(accuracy, problem):
+                    prepared = replace(prepared, accuracy=accuracy or prepared.accuracy, problem=problem)
         return {
             "timing": prepared.timing,
             "accuracy": msgspec.to_builtins(prepared.accuracy),

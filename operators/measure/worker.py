@@ -7,6 +7,7 @@ process costs a fraction of a second and still shares no CUDA context with any o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -81,6 +82,9 @@ class _Log:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        # A shell that the backend starts may empty it: what follows is to stand at its end all the same.
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _descriptor, (DupFd(self._file.fileno()),)

@@ -148,6 +148,7 @@ REASONS = {
     "says_bytes": lambda target: os.fsdecode(b"caf\xe9"),
     "says_a_number": lambda target: 5,
     "says_nothing": lambda target: "",
+    "says_a_blank": lambda target: " ",
 }
 CANNOT_SAY = tuple(
     Backend(name, prepare_torch_loop, "a test", unavailable=reason, operator="grouped_gemm")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.measure import accuracy
 from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned
 from groupbench.operators.tolerances import TOLERANCES
 
@@ -325,6 +326,24 @@ def test_a_later_run_is_known_to_be_the_same(change: Callable[[Tensor], Tensor],
     seen = Seen()
     assert check(REFERENCE.clone, REFERENCE, TOLERANCES["fp32"], seen=seen)[1] is None
     assert seen.again(lambda: change(REFERENCE.clone()), GROUPED_GEMM) == same
+
+
+def test_places_count_in_one_dimension_and_where_sums_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "SUMMED", 100)
+    line = torch.arange(257.0)
+    seen = Seen()
+    check(line.clone, line, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(line.clone, GROUPED_GEMM)
+    assert not seen.again(lambda: line.flip(0), GROUPED_GEMM)
+    swapped = line.clone()
+    swapped[[0, 200]] = swapped[[200, 0]]
+    assert not seen.again(lambda: swapped, GROUPED_GEMM)
+    square = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    check(square.clone, square, TOLERANCES["fp32"], seen=seen)
+    assert not seen.again(lambda: square.flip(0), GROUPED_GEMM)
+    empty = torch.empty(0, 5)
+    check(empty.clone, empty, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(empty.clone, GROUPED_GEMM)
 
 
 def test_of_several_outputs_each_is_seen() -> None:

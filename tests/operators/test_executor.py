@@ -94,8 +94,9 @@ def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> No
         assert latency.prepare_ms
         assert accuracy is not None
         assert accuracy.repeatable == (name != "flaky")
-    assert records["goes_stale"].accuracy is not None
-    assert records["goes_stale"].accuracy.repeatable is False
+    stale = records["goes_stale"].accuracy
+    assert stale is not None
+    assert (stale.rms, stale.repeatable) == (pytest.approx(2, rel=0.01), False)
     for name in ("crashes", "raises", "not_here"):
         assert records[name].latency is None
         assert records[name].accuracy is None
@@ -308,6 +309,7 @@ REASONS = {
     "says_bytes": r"caf\udce9",
     "says_a_number": "5",
     "says_nothing": None,
+    "says_a_blank": "its `unavailable` does not say why",
 }
 
 
