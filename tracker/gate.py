@@ -139,7 +139,7 @@ class _Judge:
             if point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower:
                 spans = self.slow_machines.setdefault(point.environment.identity, [])
                 spans.append(self._span(self.latency[point.pk]))
-        rows = [self._with_alert(row) for point in self.points for row in self._judged(point)]
+        rows = [row for point in self.points for row in self._judged(point)]
         known = authors(self.session, {row.span.head.commit for row in rows if row.span})
         return [
             replace(row, span=replace(row.span, author=known.get(row.span.head.commit))) if row.span else row
@@ -249,15 +249,18 @@ class _Judge:
     def _judged(self, point: PointRow) -> list[Judged]:
         """One row, or two where a series changed in two ways at two times: one at a time is one change."""
         if point.status != "ok":
-            return [self._not_ok(point)]
+            return [self._with_alert(self._not_ok(point))]
         row = self._latency_row(point)
         worse = self._worse(point, row)
         if worse is None:
-            return [row]
-        if row.verdict in _CHANGED and row.span and worse.span and not row.span.overlaps(worse.span):
-            still = Judged(row.series, "ok", point, sigma=row.sigma, latest=row.latest)
-            return [row, self._worse(point, still) or worse]
-        return [worse]
+            return [self._with_alert(row)]
+        if row.verdict in _CHANGED and row.span and worse.span and row.span.overlaps(worse.span):
+            return [self._with_alert(worse)]
+        still = Judged(row.series, "ok", point, sigma=row.sigma, latest=row.latest)
+        worse = self._worse(point, still) or worse
+        # Each with its own alerts: what nobody dealt with in the one is not hidden by the other.
+        both = [self._with_alert(row, "latency"), self._with_alert(worse, worse.what)]
+        return [one for one in both if one.verdict not in QUIET or one.alert] or both[1:]
 
     def _not_ok(self, point: PointRow) -> Judged:
         series, expected = point.series, self.expected.get(point.series.pk)
@@ -396,7 +399,10 @@ class _Judge:
                 return None
             before, span, since = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run), 1
         elif found.verdict in _MOVED and found.effect is not None:
-            before = float(_errors(past.log[-1] - found.effect))
+            first = found.first or 0
+            start = (first + 1 if found.index is None else found.index) - found.n_before
+            level = past.log[max(0, min(start, first)) : first + 1]
+            before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
             if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
                 return None
             span = Span(self.runs[int(past.run[found.first or 0])], self.runs[int(past.run[found.last or 0])])
@@ -432,9 +438,12 @@ class _Judge:
 
     # ---- what is stored
 
-    def _with_alert(self, row: Judged) -> Judged:
-        """The row with the alert of its change; a quiet one, too, where the alert has not been dealt with."""
-        of_series = self.alerts.get(row.series.pk, [])
+    def _with_alert(self, row: Judged, metric: str | None = None) -> Judged:
+        """The row with the alert of its change; a quiet one, too, where the alert has not been dealt with.
+
+        metric  whose alerts are looked at; those of all, if None
+        """
+        of_series = [a for a in self.alerts.get(row.series.pk, []) if metric in (None, a.metric)]
         if row.verdict in ("regressed", "wrong"):
             mine = [a for a in of_series if not self._accepted(a) and alerts.same_change(a, row)]
             if mine:

@@ -138,6 +138,14 @@ class Gate:
         return count(self.rows)
 
     @property
+    def by_series(self) -> dict[int, Verdict]:
+        """The gravest of each series."""
+        found: dict[int, Verdict] = {}
+        for row in sorted(self.rows, key=lambda row: -ORDER.index(row.verdict)):
+            found[row.series.pk] = row.verdict
+        return found
+
+    @property
     def word(self) -> str:
         return {OK: "ok", REGRESSION: "regression", INCOMPLETE: "incomplete", INCOMPARABLE: "incomparable"}[
             self.exit_code

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import Result
 
+from groupbench.tracker import gate, query
 from groupbench.tracker.alerts import on_level
+from groupbench.tracker.store import open_store
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -149,3 +152,50 @@ def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make:
     assert "1 opened (1)" in cli("gate", "--update", "--run", "run-030").stderr
     for night in range(31, 34):
         assert "nothing new" in cli("gate", "--update", "--run", f"run-{night:03d}").stderr, night
+
+
+def levels(make: Any, *parts: tuple[int, float, float]) -> list[Any]:
+    """Nights of one series, 0.1 % of noise: so many on each level of ms and rms."""
+    rng = np.random.default_rng(11)
+    wanted = [(ms, rms) for number, ms, rms in parts for _ in range(number)]
+    return [make(n, ms=float(ms * np.exp(rng.normal(0, 0.001))), rms=rms) for n, (ms, rms) in enumerate(wanted)]
+
+
+def gate_rows(cli: Cli, *args: str) -> list[tuple[str, str, int | None]]:
+    return [
+        (row["verdict"], row["what"], row["alert"]) for row in json.loads(cli("gate", "--json", *args).stdout)["series"]
+    ]
+
+
+def test_an_alert_is_told_once_beside_a_change_of_long_ago(cli: Cli, stored: Stored, make: Any) -> None:
+    """Faster long ago, and less accurate now."""
+    stored(levels(make, (30, 1.0, 2e-3), (30, 0.8, 2e-3), (3, 0.8, 9e-3)))
+    first = cli("gate", "--update")
+    assert first.stdout.startswith("GATE regression: 1 series regressed. 1 regressed\n")
+    assert gate_rows(cli) == [("regressed", "accuracy", 1)]
+
+
+def test_the_gravest_of_two_changes_is_the_verdict_on_a_series(cli: Cli, stored: Stored, make: Any, db: Path) -> None:
+    stored(levels(make, (30, 1.0, 2e-3), (30, 1.0, 9e-3), (7, 1.1, 9e-3)))
+    assert gate_rows(cli) == [("regressed", "latency", None)]
+    with open_store(db, create=False) as store, store.read() as session:
+        assert gate.judge_run(session, query.find_run(session, None)).by_series == {1: "regressed"}
+
+
+def test_what_nobody_dealt_with_is_not_hidden_by_what_is_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:
+    made = levels(make, (30, 1.0, 2e-3), (120, 1.1, 2e-3), (4, 1.1, 9e-3))
+    stored(made[:36])
+    assert "1 opened (1)" in cli("gate", "--update").stderr
+    stored(made[36:])
+    assert "1 opened (2)" in cli("gate", "--update").stderr
+    assert cli("ack", "2", "--who", "Ada").exit_code == 0
+    assert cli("gate").exit_code == 1
+    assert gate_rows(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
+
+
+def test_an_exact_history_has_no_error(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(levels(make, (10, 1.0, 0.0), (4, 1.0, 3e-6)))
+    result = cli("gate", "--update")
+    assert "rms 0 → 3e-06" in result.stdout
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert (alert["before"], alert["change"]) == (0.0, None)

@@ -89,12 +89,13 @@ def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path:
 
 
 @pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.parametrize("before", [1.5e-7, 0.0])
 def test_levels_of_accuracies_lose_their_floor(
-    cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record]
+    cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record], before: float
 ) -> None:
     """Revision 0003 kept what they are judged with, 1e-6 more."""
     path = tmp_path / "old.db"
-    nights = [make(night, rms=1.5e-7 if night < 5 else 2e-6) for night in range(7)]
+    nights = [make(night, rms=before if night < 5 else 2e-6) for night in range(7)]
     assert cli("ingest", write(nights), db=path).exit_code == 0
     assert cli("gate", "--update", db=path).exit_code == 1
     with sqlite3.connect(path) as connection:
@@ -103,8 +104,9 @@ def test_levels_of_accuracies_lose_their_floor(
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
     with open_store(path, create=False) as store, store.read() as session:
         found = session.execute(text('SELECT "before", "after", effect FROM alert')).all()
-    assert list(found[0]) == pytest.approx(list(new))
-    assert new[1] == pytest.approx(2e-6)
+    assert list(found[0]) == [None if value is None else pytest.approx(value) for value in new]
+    assert tuple(new[:2]) == (pytest.approx(before), pytest.approx(2e-6))
+    assert before or (found[0][0], found[0][2]) == (0.0, None)
 
 
 def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: Path) -> None:

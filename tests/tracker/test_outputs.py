@@ -362,7 +362,13 @@ def test_two_changes_of_a_series_are_two_cases_of_two_names() -> None:
     top = check_junit(junit.render(result), result)
     names = [(case.get("classname"), case.get("name")) for case in top.iter("testcase")]
     assert len(set(names)) == len(names) == 4
-    assert [str(name).split()[-1] for _, name in names[1:3]] == ["latency", "accuracy"]
+    assert str(names[2][1]) == f"{names[1][1]} accuracy"
+
+
+def test_the_verdict_on_a_series_is_the_gravest_of_its_rows() -> None:
+    slower, expected = judged(1, "regressed"), replace(judged(1, "ok"), what="accuracy")
+    for rows in ([slower, expected], [expected, slower]):
+        assert result_of([*rows, judged(2, "ok")]).gate.by_series == {1: "regressed", 2: "ok"}
 
 
 def test_nothing_measured_is_an_error_of_the_gate_itself() -> None:

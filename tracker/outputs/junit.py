@@ -5,7 +5,6 @@ Of the many dialects the common part: what Jenkins' schema (junit-10.xsd) allows
 
 from __future__ import annotations
 
-from collections import Counter
 from xml.etree import ElementTree
 
 from groupbench.tracker.outputs.escape import shown, xml
@@ -24,12 +23,13 @@ def render(result: Result) -> str:
     top = ElementTree.Element("testsuites", name="groupbench")
     overall = ElementTree.Element("testcase", classname="groupbench", name="gate", time="0.000")
     cases: dict[str, list[tuple[Judged | None, ElementTree.Element]]] = {"groupbench gate": [(None, overall)]}
-    rows_of = Counter(row.series.pk for row in gate.rows)
+    named: set[int] = set()
     red = False
     for row in gate.rows:
         element = _case(row, result)
-        if rows_of[row.series.pk] > 1:  # a name is met once in a report
+        if row.series.pk in named:  # a name is met once in a report, and one that a series has every night stays
             element.set("name", _text(f"{result.label(row.series)} {row.what}"))
+        named.add(row.series.pk)
         red = red or result.red(row) is not None
         cases.setdefault(row.series.operator, []).append((row, element))
     if gate.exit_code and not red:  # nothing measured is no pass

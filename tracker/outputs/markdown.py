@@ -158,7 +158,7 @@ def every(page: Page, result: Result) -> None:
         ]
         for row in rows
     ]
-    page.table(f"All {len(rows)} series", columns, cells)
+    page.table(f"All {len({row.series.pk for row in rows})} series", columns, cells)
 
 
 def _names(row: Judged, result: Result) -> list[str]:

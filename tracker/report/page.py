@@ -112,7 +112,7 @@ def write(path: Path, text: str) -> None:
 
 def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
     """What the plots of an operator need: heat maps by baseline, the roofline, three figures for each series."""
-    verdicts = {row.series.pk: row.verdict for row in report.gate.rows}
+    verdicts = report.gate.by_series
     ceilings, shared = page.roofline.ceilings, _shared(page)
     return {
         "maps": [
@@ -413,7 +413,7 @@ def _results(page: OperatorPage, report: Report, slug: str) -> str:
     points = [point for point in report.points if point.series.operator == page.name]
     if not points:
         return '<p class="note">The run holds no result of this operator.</p>'
-    verdicts = {row.series.pk: row.verdict for row in report.gate.rows}
+    verdicts = report.gate.by_series
     over = {
         point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms
     }

@@ -85,7 +85,7 @@ def judge(location: str, run: str) -> Verdict:
             for row in found.rows
             if row.point is None or row.point.status not in MEASURED
         ),
-        by_series={row.series.pk: row.verdict for row in found.rows},
+        by_series=found.by_series,
         seconds=time.perf_counter() - began,
     )
 

@@ -31,8 +31,13 @@ def downgrade() -> None:
 def _move(by: float) -> None:
     connection = op.get_bind()
     for row in connection.execute(sa.select(alert).where(alert.c.metric == "accuracy")).all():
-        before, after = (None if level is None else max(0.0, level + by) for level in (row.before, row.after))
+        before, after = (_moved(level, by) for level in (row.before, row.after))
         effect = math.log(after / before) if before and after else None
         connection.execute(
             sa.update(alert).where(alert.c.id == row.id).values(before=before, after=after, effect=effect)
         )
+
+
+def _moved(level: float | None, by: float) -> float | None:
+    """What rounding leaves of the floor is no error."""
+    return None if level is None else level + by if level + by > 1e-9 * FLOOR else 0.0
