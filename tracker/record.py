@@ -41,8 +41,8 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]  # may list the rows of every group
 
 
-_SIGNED = frozenset({"seed", "temperature_c", "config"})
-"""Fields in which a number may be below zero. All others count something or measure an amount."""
+_SIGNED = frozenset({"seed", "temperature_c", "config", "dims"})
+"""Fields in which a number may be below zero; of sizes, others' `dim=-1`. The rest count something, or measure it."""
 
 _LARGEST_SHARE = 1 + 1e-5
 """A mean of ones in fp32 may come out at 1.0000001."""

@@ -260,7 +260,6 @@ IMPOSSIBLE = {
     "cell flops": -5,
     "cell min_bytes": -1,
     "cell dims": {"": 3},
-    "cell dims ": {"G": -4},
     "latency prepare_ms": -1,
     "latency telemetry": [{"power_w": -1.0}] + [{}] * 4,
     "environment cpu_count": -1,
@@ -291,7 +290,7 @@ def test_what_cannot_be_is_refused_by_its_line(
         {"kernels": [{"name": "k", "config": {"num_stages": -1, "maxnreg": None}}]},
         {"ms": None},  # accurate, and not timed
         {"commit_facts": {"subject": "Revert -1, [-2]"}},
-        {"cell": {"shape": "x,dim=-1"}},
+        {"cell": {"shape": "x,dim=-1", "dims": {"dim": -1}}},
         {"status": "error", "message": r"no file C:\u0000.cu, nor \\u0000"},
     ],
     ids=["zeros", "all wrong", "config", "no latency", "subject", "shape", "backslash"],

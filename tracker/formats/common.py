@@ -215,11 +215,11 @@ def status_of(text: str) -> tuple[Status, str]:
     return "error", said
 
 
-_SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(\d{1,18})\s*", re.ASCII)
+_SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
 
 
 def dims_of(shape: str) -> dict[str, int]:
-    """The sizes that a shape's text names, `G=4,N=64`, not `dim=-1`; M is the sum of what M_g gives each group."""
+    """The sizes that a shape's text names, `G=4,N=64`; M is the sum of what M_g gives to each group."""
     shape = re.sub(r"#\d+$", "", shape)
     parts = [part.partition("=") for part in shape.split(",")]
     dims = {found[1]: int(found[2]) for part in shape.split(",") if (found := _SIZE.fullmatch(part))}
@@ -229,7 +229,7 @@ def dims_of(shape: str) -> dict[str, int]:
         dims["M"] = dims["G"] * each
     elif listed is not None and "M" not in dims and re.fullmatch(r"\d{1,15}(\|\d{1,15})*", listed.strip(), re.ASCII):
         dims["M"] = sum(map(int, listed.split("|")))
-    return {name: value for name, value in dims.items() if value < 2**63}
+    return {name: value for name, value in dims.items() if abs(value) < 2**63}
 
 
 def from_timestamp(seconds: float) -> datetime:
