@@ -138,9 +138,9 @@ class Gate:
         return count(self.rows)
 
     @property
-    def by_series(self) -> dict[int, Verdict]:
-        """The gravest of each series."""
-        found: dict[int, Verdict] = {}
+    def by_series(self) -> dict[int, str]:
+        """The gravest verdict on each series."""
+        found: dict[int, str] = {}
         for row in sorted(self.rows, key=lambda row: -ORDER.index(row.verdict)):
             found[row.series.pk] = row.verdict
         return found
