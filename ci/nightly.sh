@@ -125,18 +125,20 @@ fi
 
 echo
 step groupbench ingest "$records_folder/$night" || exit 2
+# This run, and not the newest: the database may hold other machines' nights, whose clocks may be ahead.
+run=$(head -n 1 "$records_folder/$night" | python -c 'import json, sys; print(json.load(sys.stdin)["run"]["id"])') || exit 2
 minutes=${GROUPBENCH_CONFIRM_MINUTES:-30}
 if [ "$minutes" != 0 ]; then
-  step groupbench confirm --budget "$minutes" # what stays undecided is the gate's to say
+  step groupbench confirm "$run" --budget "$minutes" # what stays undecided is the gate's to say
 fi
 outputs=(-o "summary=$artifacts/summary.md" -o "comment=$artifacts/comment.md" -o "junit=$artifacts/gate.xml"
   -o "sarif=$artifacts/gate.sarif" -o "json=$artifacts/verdict.json" -o "badge=$artifacts/badge.svg"
   -o "badge=$artifacts/badge.json" -o "atom=$artifacts/alerts.atom")
 [ -n "${GITHUB_STEP_SUMMARY:-}" ] && outputs+=(-o summary)
 [ -n "${GROUPBENCH_WEBHOOK:-}" ] && outputs+=(-o webhook)
-step groupbench gate --update "${outputs[@]}"
+step groupbench gate --update --run "$run" "${outputs[@]}"
 judged=$?
-step groupbench report -o "${GROUPBENCH_REPORT:-report.html}" || exit 2
+step groupbench report --run "$run" -o "${GROUPBENCH_REPORT:-report.html}" || exit 2
 # The night is judged: that a server is away does not change the verdict.
 if [ -n "${GROUPBENCH_POST:-}" ]; then
   step groupbench post "$artifacts/comment.md" --pr "$GROUPBENCH_POST" || echo "groupbench: not posted" >&2

@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
-from groupbench.tracker.record import Record, read
+from groupbench.tracker.record import Record, encode, read
 
 ROOT = Path(__file__).parents[2]
 Checkout: TypeAlias = Any
@@ -182,6 +184,30 @@ def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Chec
     old, new = records(checkout.folder / "records")
     assert {record.status for record in old} == {"skipped"}
     assert {record.status for record in new} == {"ok"}
+
+
+def test_a_night_judges_itself_where_another_machines_is_newer(checkout: Checkout) -> None:
+    """One database may hold the nights of many machines, whose clocks differ."""
+    first = checkout.run("bash", "ci/nightly.sh", GROUPBENCH_CONFIRM_MINUTES="0")
+    assert first.returncode == 0, first.stderr
+    (night,) = records(checkout.folder / "records")
+    theirs = [
+        replace(
+            r, run=replace(r.run, id="theirs", started=r.run.started + timedelta(hours=20)), status="wrong", message="x"
+        )
+        for r in night
+    ]
+    (checkout.folder / "theirs.jsonl").write_bytes(b"".join(map(encode, theirs)))
+    stored = checkout.run(
+        "bash", "-c", ". ci/environment.sh && groupbench_environment x && groupbench ingest theirs.jsonl"
+    )
+    assert stored.returncode == 0, stored.stderr
+    second = checkout.run("bash", "ci/nightly.sh", GROUPBENCH_CONFIRM_MINUTES="1")
+    assert second.returncode == 0, second.stdout + second.stderr
+    mine = records(checkout.folder / "records")[-1][0].run.id
+    assert json.loads((checkout.folder / "artifacts/verdict.json").read_bytes())["run"] == mine
+    assert "theirs" not in (checkout.folder / "artifacts/summary.md").read_text()
+    assert mine[:12] in (checkout.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
