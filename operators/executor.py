@@ -8,12 +8,11 @@ does to itself costs no other anything; what cannot run is a record too, with it
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 from groupbench.operators.errors import UsageError
@@ -144,7 +143,7 @@ def execute(
     interrupted = True
     until = time.monotonic() + budget_s
     try:
-        for _, problem in itertools.groupby(jobs, key=_problem):
+        for _, problem in groupby(jobs, key=_problem):
             if time.monotonic() >= until:
                 why = f"not begun within the budget of {counted(budget_s / 60, 'minute')}"
                 for job in problem:
@@ -183,22 +182,18 @@ def _problem_records(
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
     reasons = {job: why_unavailable(operator, job.backend, target) for job in jobs}
     able = [job for job in jobs if reasons[job] is None]
-    place = {job: number for number, job in enumerate(jobs)}
     size = _batch_size(operator, jobs[0], machine.environment)
-    measured = itertools.chain.from_iterable(
+    measured = chain.from_iterable(
         _batch_records(able[first : first + size], machine, run, workers, progress)
         for first in range(0, len(able), size)
     )
-    yield from heapq.merge(measured, _unavailable(reasons, machine, run, progress), key=lambda pair: place[pair[1]])
-
-
-def _unavailable(
-    reasons: dict[Job, str | None], machine: Machine, run: Run, progress: Progress
-) -> Iterator[tuple[Record, Job]]:
     for job, reason in reasons.items():
-        if reason is not None:
+        if reason is None:
+            yield next(measured)
+        else:
             progress.advance(1)
             yield _record(job, machine, run, "unavailable", reason), job
+    yield from measured  # nothing more: the last one's process lets go
 
 
 def _batch_records(

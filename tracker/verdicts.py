@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from groupbench.tracker.causes import DRIFT
@@ -137,7 +138,7 @@ class Gate:
     def counts(self) -> dict[str, int]:
         return count(self.rows)
 
-    @property
+    @cached_property
     def by_series(self) -> dict[int, str]:
         """The gravest verdict on each series."""
         found: dict[int, str] = {}
