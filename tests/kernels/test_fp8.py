@@ -34,6 +34,8 @@ CASES = {
     "no_rows": ((0, 0, 0), 48, 64, 0),
     "no_rows_in_groups": ((0, 0), 48, 64, 7),
     "rows_past_the_groups": ((19, 0, 30), 48, 144, 11),
+    "pytorchs": ((16,) * 4, 32, 64, 0),
+    "pytorchs_empty": ((32, 0, 16, 16), 32, 64, 0),
 }
 ALL = pytest.mark.parametrize("mode", fp8.MODES)
 # What fast accumulation leaves out shows on a GPU alone.

@@ -1,0 +1,88 @@
+"""The grouped products of PyTorch's own tests (test_matmul_cuda.py, 2d_3d and 2d_2d): sizes, strides, empty groups.
+
+Four groups of 16 rows, N of 32, K of 64; either operand by rows or by columns, as it is or cut out of larger storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm import flat, wgrad
+
+G, M, N, K = 4, 16, 32, 64
+Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
+
+
+def worklist(a: Tensor, b: Tensor, offs: Tensor) -> Callable[[], Tensor]:
+    from groupbench.kernels.grouped_gemm.helion_worklist import prepare_helion_worklist
+
+    return prepare_helion_worklist(a, b, offs)
+
+
+def cut(*sizes: int, by_rows: bool, strided: bool) -> Tensor:
+    """Random, innermost dimension last or last but one, every second of the outer and half of the inner if strided."""
+    *outer, rows, columns = sizes
+    wide = 1 + strided
+    inner, outermost = (columns, rows) if by_rows else (rows, columns)
+    stored = torch.randn(*(wide * size for size in outer), outermost, wide * inner, dtype=torch.float16)
+    stored = stored[..., :inner]
+    stored = stored[::wide] if outer else stored
+    return stored if by_rows else stored.transpose(-2, -1)
+
+
+def ends(empty: bool, rows: int) -> Tensor:
+    found = torch.arange(1, G + 1, dtype=torch.int32) * rows
+    if empty:  # the second group has no rows, the first has both's
+        found[0] = found[1]
+    return found
+
+
+LAYOUTS = list(product([True, False], repeat=4))
+NAMED = pytest.mark.parametrize(
+    ("a_by_rows", "b_by_rows", "strided", "empty"),
+    LAYOUTS,
+    ids=[
+        f"a_{'rows' if a else 'columns'}-b_{'rows' if b else 'columns'}{'-strided' * s}{'-empty' * e}"
+        for a, b, s, e in LAYOUTS
+    ],
+)
+
+
+@NAMED
+@pytest.mark.parametrize("prepare", [flat.prepare_flat, worklist], ids=["flat", "worklist"])
+def test_rows_in_groups(prepare: Prepare, a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
+    """2d_3d: the forward."""
+    torch.manual_seed(0)
+    a = cut(G * M, K, by_rows=a_by_rows, strided=strided).to(device)
+    b = cut(G, N, K, by_rows=b_by_rows, strided=strided).to(device).transpose(1, 2)
+    offs = ends(empty, M)
+    run = prepare(a, b, offs.to(device))
+    with poisoned():
+        out = run()
+    begin, expected = 0, torch.empty(G * M, N)
+    for g, end in enumerate(offs.tolist()):
+        expected[begin:end] = a[begin:end].float().cpu() @ b[g].float().cpu()
+        begin = end
+    check(out, expected.to(device), torch.float16)
+
+
+@NAMED
+def test_sums_in_groups(a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
+    """2d_2d: what the gradient of weights sums over is in groups, 64 of each."""
+    torch.manual_seed(0)
+    a = cut(M, G * K, by_rows=a_by_rows, strided=strided).to(device).t()
+    dc = cut(N, G * K, by_rows=b_by_rows, strided=strided).to(device).t()
+    offs = ends(empty, K)
+    run = wgrad.prepare_wgrad(a, dc, offs.to(device))
+    with poisoned():
+        out = run()
+    begin, expected = 0, torch.zeros(G, M, N)
+    for g, end in enumerate(offs.tolist()):
+        expected[g] = a[begin:end].float().cpu().t() @ dc[begin:end].float().cpu()
+        begin = end
+    check(out, expected.to(device), torch.float16)
