@@ -146,7 +146,10 @@ class CpuTimer:
 
 
 def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
-    """`run` as the replay of a CUDA graph, captured after a warm-up on a side stream as torch's documentation asks."""
+    """`run` as the replay of a CUDA graph, captured after a warm-up on a side stream as torch's documentation asks.
+
+    Its output is the captured one, written anew by each replay.
+    """
     import torch
 
     stream = torch.cuda.Stream()
@@ -156,5 +159,10 @@ def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(stream)
     graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+        out = run()
+
+    def replay() -> Any:
+        graph.replay()
+        return out
+
+    return replay

@@ -91,6 +91,14 @@ def goes_stale(inputs):
     return lambda: right() * (1 if next(calls) < 5 else 3)
 
 
+def captured_otherwise(inputs):
+    """Right when it is called, and not in the graph that is captured of it."""
+    import torch
+
+    right = prepare_torch_loop(inputs)
+    return lambda: right() * (3 if torch.cuda.is_current_stream_capturing() else 1)
+
+
 def wrong_shape(inputs):
     return lambda: inputs.a.new_zeros(3)
 
@@ -124,7 +132,8 @@ FAULTS = (
     not_here,
     not_here_at_all,
 )
-BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm") for fault in FAULTS)
+ON_A_GPU = (captured_otherwise,)
+BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm") for fault in FAULTS + ON_A_GPU)
 
 
 def crashes_once(inputs):

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
@@ -209,6 +210,18 @@ def test_what_was_timed_is_checked_again_unless_interpreted(scripted: type[Scrip
     assert [name for verb, name in scripted.log if verb == "recheck"] == ["torch_loop", "helion_jagged"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
+def test_what_is_checked_again_is_the_graph_that_was_timed(faulty: str) -> None:
+    """The last replay's output, not that of one more call."""
+    graph = Protocol(bursts=2, samples=2, cudagraph=True)
+    machine = executor.probe("cuda")
+    jobs = [job(name, device="cuda", protocol=graph) for name in ("torch_loop", "captured_otherwise")]
+    right, other = measure(jobs, 60.0, machine)
+    assert right.status == "ok", right.message
+    assert other.status == "wrong"
+    assert re.search("^after its timed runs: relative RMS error 2 ", other.message or "")
+
+
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
     (record,) = measure([job("triton_pointer", plugins=(), protocol=Protocol(bursts=4))])
     assert record.latency is not None
@@ -371,8 +384,6 @@ def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:
 
 
 def test_probe_says_what_is_missing() -> None:
-    import torch
-
     assert executor.probe("cpu").environment.device == "cpu"
     if not torch.cuda.is_available():
         with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; --device cpu "):
