@@ -48,6 +48,14 @@ def _text(leaf: Any) -> str:
     return str(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
 
 
+def input_dtype(example_inputs: Any) -> str | None:
+    """The name of the first floating-point tensor's dtype, or None: for operators that say no precision of theirs."""
+    found = [
+        leaf.dtype for leaf in tree_leaves(example_inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    return (dtype_name(found[0]) or str(found[0]).removeprefix("torch.")) if found else None
+
+
 def tensors(output: Any) -> list[Tensor]:
     """Copies of all tensors in an output, in whatever tuples, lists and dicts they come."""
     return [leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -294,9 +294,16 @@ def _example(ours: Operator, example_inputs: Any) -> Example:
     return ours.from_tritonbench(*example_inputs)
 
 
+NO_PRECISION = "bypass"
+"""What TritonBench says of an operator that names none, nor its user."""
+
+
 def _dtype(op: Any) -> str:
-    """The name of an operator's precision; TritonBench has no torch dtype for fp8."""
-    return dtype_name(op.dtype) or op.tb_args.precision
+    """The name of an operator's precision, else of what its inputs are; TritonBench has no torch dtype for fp8."""
+    precision: str = op.tb_args.precision
+    if precision == NO_PRECISION:
+        return foreign.input_dtype(op.example_inputs) or precision
+    return dtype_name(op.dtype) or precision
 
 
 def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:

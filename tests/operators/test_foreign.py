@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from groupbench.operators.hosts.foreign import compare_outputs, shape_text, tensors
+from groupbench.operators.hosts.foreign import compare_outputs, input_dtype, shape_text, tensors
 
 JAGGED = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
 
@@ -36,6 +36,19 @@ def test_two_problems_of_one_x_val_have_two_names() -> None:
 
 
 X = torch.linspace(1, 2, 12).reshape(3, 4)
+
+INPUT_DTYPES: dict[str, tuple[Any, str | None]] = {
+    "the first": ((X.half(), X.bfloat16()), "fp16"),
+    "of floats": ((torch.arange(3), X), "fp32"),
+    "one that is not ours": ({"x": X.double()}, "float64"),
+    "fp8": ([X.to(torch.float8_e4m3fn)], "fp8"),
+    "none": ((torch.arange(3), 1.5), None),
+}
+
+
+@pytest.mark.parametrize(("inputs", "name"), INPUT_DTYPES.values(), ids=INPUT_DTYPES)
+def test_an_operator_without_a_precision_has_that_of_its_inputs(inputs: Any, name: str | None) -> None:
+    assert input_dtype(inputs) == name
 
 
 def calls(*outputs: Any) -> Any:

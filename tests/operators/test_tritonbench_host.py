@@ -114,6 +114,16 @@ def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
     assert found[0].cell.flops == 2 * 2 * 99 * 96 * 80
 
 
+def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Callable[..., Any]) -> None:
+    """TritonBench's vector_add on a GPU, where no --precision is chosen for it; our backends stand beside its own."""
+    args = ("--op", "vector_add", "--precision", "bypass", "--only", "torch_add,torch", "--num-inputs", "1")
+    done, found = measured(*args, *ON_CPU)
+    assert done.returncode == 0, done.stderr
+    assert [(r.cell.backend, r.cell.dtype, r.cell.min_bytes, r.status) for r in found] == [
+        (name, "fp32", 3 * 4 * 4096, "ok") for name in ("torch_add", "torch")
+    ]
+
+
 @pytest.fixture(scope="module")
 def both(measured: Callable[..., Any]) -> dict[str, list[Record]]:
     """The same cells under either host."""
