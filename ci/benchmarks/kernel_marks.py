@@ -1,8 +1,9 @@
 """The kernels' marks, from records: `python ci/benchmarks/kernel_marks.py RECORDS.jsonl... [--write docs/kernels.md]`.
 
-Prints the tables of docs/kernels.md, or writes them between the page's markers. Of a cell that was measured twice, the
-last one given counts. A latency is the median over bursts of their medians, and beside it stand the fastest and the
-slowest burst. Nothing is left out: a cell that failed says so, and a shape where torch is faster is in the mean.
+Prints the tables of docs/kernels.md, or writes them between the page's markers; with --brief README.md's one table, of
+the forward products' times by backend. Of a cell that was measured twice, the last one given counts. A latency is the
+median over bursts of their medians, and beside it stand the fastest and the slowest burst. Nothing is left out: a cell
+that failed says so, and a shape where torch is faster is in the mean.
 """
 
 from __future__ import annotations
@@ -130,9 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--write", type=Path, help="page to write the tables into, between its markers")
+    parser.add_argument("--brief", action="store_true", help="one table, of the forward products' times alone")
     given = parser.parse_args()
     try:
-        text = tables(load(given.records), [str(path) for path in given.records])
+        records = load(given.records)
+        text = brief(records) if given.brief else tables(records, [str(path) for path in given.records])
         if given.write is None:
             print(text)
         else:
@@ -198,6 +201,17 @@ def tables(records: Sequence[Record], files: Sequence[str]) -> str:
             )
         )
     return "\n\n".join(part for part in parts if part)
+
+
+def brief(records: Sequence[Record]) -> str:
+    """Milliseconds of grouped_gemm by shape and backend, and what triton_flat gains over torch's own."""
+    shapes = _by_shape(r for r in records if r.latency is not None and r.cell.operator == "grouped_gemm")
+    backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
+    rows = [["shape", *backends, "gain"], ["---"] * (len(backends) + 2)]
+    for text, cells in shapes.items():
+        gain = cells["torch_grouped_mm"].ms / cells["triton_flat"].ms
+        rows.append([_name(text), *(_milliseconds(cells.get(name)).split(" (")[0] for name in backends), f"{gain:.2f}"])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def _protocol(record: Record) -> str:

@@ -175,6 +175,11 @@ def _operator_records(
                 if follower.code:
                     done = counted(len(finished), "cell")
                     raise Incomplete(f"TritonBench ended with exit code {follower.code} after {done}")
+                if not finished:
+                    raise Incomplete(
+                        f"TritonBench measured nothing: no backend of {setup.op} that was asked for is installed here, "
+                        "unless its messages say otherwise"
+                    )
                 return
             status, message = follower.epitaph()
             finished.append(Finished(broken.input_id, broken.backend, None, message))

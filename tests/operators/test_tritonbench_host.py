@@ -292,6 +292,19 @@ def test_an_operator_that_does_not_import_says_why(measured: Callable[..., Any])
     assert "Traceback" not in done.stderr
 
 
+def test_an_operator_none_of_whose_backends_is_installed_says_so(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "mx4_to_fp32", *ON_CPU, "--num-inputs", "1")
+    assert (done.returncode, records) == (3, [])
+    assert "measured nothing: no backend of mx4_to_fp32 that was asked for is installed here" in done.stderr
+
+
+def test_an_operator_that_asks_for_no_latency_has_one(measured: Callable[..., Any]) -> None:
+    """TritonBench's launch_latency, which wants a GPU, asks for its wall time; its test_op for a number of its own."""
+    done, records = measured("--op", "test_op", *ON_CPU, "--num-inputs", "1")
+    assert done.returncode == 0, done.stderr
+    assert [(r.status, r.latency is not None) for r in records] == [("ok", True)]
+
+
 def test_an_operator_that_there_is_not(measured: Callable[..., Any]) -> None:
     done, records = measured("--op", "no_such_operator", "--device", "cpu", "--host", "tritonbench")
     assert done.returncode == 2
