@@ -20,6 +20,7 @@ from groupbench.tracker.packing import unpack_samples
 from groupbench.tracker.points import content_of, kernels_hash, point_values, series_identity
 from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
 from groupbench.tracker.store import Store, cause
+from groupbench.tracker.wording import counted
 
 __all__ = ["Ingested", "Numbered", "content_of", "ingest", "parse", "read_checked", "series_identity", "unpack_samples"]
 
@@ -30,6 +31,9 @@ _SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
 
 _LONGEST_NAME = 1000
 """Bytes of a text that an index holds: PostgreSQL takes about 2,700 for all of an entry."""
+
+NAMED_RUNS = 5
+"""Of the runs in a file, those that are named."""
 
 NOT_REACHED = "skipped"
 """The status of what a run has not come to yet: the result of its going on takes the place of it."""
@@ -55,6 +59,17 @@ class Ingested:
     known: int  # points that were there already, the same
     new_series: int
     runs: tuple[tuple[str, str, bool], ...]  # (run id, commit hash, dirty), in order of appearance
+
+    @property
+    def told(self) -> str:
+        """`2 points added, 0 already known, 2 series new; run ... at ...`; of many runs the first are named."""
+        nothing = "" if self.added else " (nothing new)"
+        runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in self.runs]
+        more = [f"and {len(runs) - NAMED_RUNS} more"] if len(runs) > NAMED_RUNS else []
+        return (
+            f"{counted(self.added, 'point')} added, {self.known} already known{nothing}, {self.new_series} series new; "
+            f"{'; '.join([*runs[:NAMED_RUNS], *more])}"
+        )
 
 
 def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:

@@ -74,6 +74,13 @@ def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: 
     assert "0 points added, 2 already known (nothing new), 0 series new" in again.stdout
 
 
+def test_of_many_runs_the_first_are_named(cli: Cli, write: Any, make: Any) -> None:
+    told = cli("ingest", write([make(run=number) for number in range(12)])).stdout
+    assert "12 points added" in told
+    assert "; run run-004 at 004ccccccc; and 7 more" in told
+    assert "run-005" not in told
+
+
 def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db: Path) -> None:
     result = cli("ingest", write([make(), make()]))
     assert "2 records: 1 point added, 1 already known" in result.stdout

@@ -101,10 +101,4 @@ def _store(db: str, name: str, title: str, records: list[Any]) -> str:
         done = ingest(store, records, name)
     without = sum(record.status != "ok" for _, record in records)
     failed = f", {without} of them without a good result" if without else ""
-    nothing = " (nothing new)" if not done.added else ""
-    runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs]
-    more = f"; and {len(runs) - 5} more" if len(runs) > 5 else ""
-    return (
-        f"{name}: {title}: {counted(done.records, 'result')}{failed}: {counted(done.added, 'point')} added, "
-        f"{done.known} already known{nothing}, {done.new_series} series new; {'; '.join(runs[:5])}{more}"
-    )
+    return f"{name}: {title}: {counted(done.records, 'result')}{failed}: {done.told}"

@@ -34,13 +34,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
         for name in files:
             done = _store(db, name)
             stored += 1
-            of_runs = "; ".join(f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in done.runs)
-            nothing = " (nothing new)" if not done.added else ""
-            told = (
-                f"{done.source}: {counted(done.records, 'record')}: {counted(done.added, 'point')} added, "
-                f"{done.known} already known{nothing}, {done.new_series} series new; {of_runs}"
-            )
-            click.echo(printable(told))
+            click.echo(printable(f"{done.source}: {counted(done.records, 'record')}: {done.told}"))
     except TrackerError as error:
         if stored:
             kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"
