@@ -182,13 +182,15 @@ def add_operator(tb_name: str, cls: type) -> None:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def recording(base: type, setup: Setup, ours: Operator | None) -> type:
+def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
     """A subclass of a TritonBench operator that tells the parent of each cell, and survives a backend that raises."""
     finished = {(done.input_id, done.backend): done for done in setup.finished}
+    metrics = base.DEFAULT_METRICS
+    # A record is of a latency, which launch_latency, for one, measures where it is asked to.
+    wanted = [*metrics] if TIMED & {*metrics} else [*metrics, "latency"]
 
     class Recording(base):
-        # A record is of a latency, which launch_latency, for one, measures where it is asked to.
-        DEFAULT_METRICS = [*base.DEFAULT_METRICS, *(() if TIMED & {*base.DEFAULT_METRICS} else ("latency",))]  # noqa: RUF012
+        DEFAULT_METRICS = wanted
         groupbench_bursts: list[tuple[float, ...]] | None = None
         groupbench_enqueue_ms: float | None = None
         groupbench_interpreted = False
