@@ -5,9 +5,9 @@
 
         x [T, H]   ids, weights [T, k]   w_gate_up [G, 2F, H]   w_down [G, H, F]   out [T, H]
 
-    forward             5 launches for a few tokens, 7 for more, no host sync; rows M = T*k
+    forward             5 launches for a few tokens, 6 or 7 for more, no host sync; rows M = T*k
       route             offs, position, source                       routing.py
-      permute           rows [M, H]                                  permute.py
+      permute           rows [M, H]                                  permute.py, permute_fused.py
       gate_up           both [M, 2F], act [M, F] in one launch       gate_up.py
       product           y [M, H] = act @ down.T                      product.py: grouped_gemm/flat.py
       unpermute         out, with the weights                        permute.py

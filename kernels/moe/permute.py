@@ -8,11 +8,11 @@ Rows of `out` that are no choice's, from offs[-1] on, are not written. The sum i
 bits in every call, which atomic additions by row would not give.
 
 Both walk tokens, not rows. A program loads x's row once and stores it k times: in the order of the experts each row
-would be read k times, which took 1.1 to 1.5 times as long on an H100. For the sum the loads of all k rows wait for none
-of each other; a token that lacks rows has its others read one by one, and what it lacks costs nothing.
+would be read k times, which took 1.1 to 1.5 times as long on an H100. For the sum all k rows are asked for before the
+first is added; of a token that lacks some the others are, two by two, and what it lacks costs nothing.
 
 Behind the routing, programs are launched while that still runs (routing.py). The first ones, as many as the GPU holds
-at once, read their tokens' rows meanwhile.
+at once, read their tokens' rows meanwhile. Of many tokens with four to eight experts, permute_fused.py's do.
 
 With k = 8 the permutation moves 9 rows a token, reads and writes together, where torch's index_select moves 16.
 """
@@ -29,12 +29,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, worker_count
+from groupbench.kernels.moe.permute_fused import choose_tokens, place_and_spread
 from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
 
 VECTOR = 16  # bytes that a thread loads or stores at a time
 MOST_BYTES = 16384  # of a row in one program: 512 threads with two vectors each
 IN_FLIGHT = 32768  # bytes of all k rows that a program asks for at once, for the registers they take
+AT_ONCE = 2  # rows of a token without all of them that a program asks for together
 SM_WARPS = 64  # that an SM holds
+MANY = 8  # rows summed per row written, from which on a thread has two vectors of each, and four below
 STREAMED = 4  # rows summed per row written, from which on they are read as the first that L2 drops
 
 
@@ -47,17 +50,18 @@ class RowConfig:
     splits: int = 1
 
 
-def choose_config(T: int, H: int, itemsize: int, rows: int = 1) -> RowConfig:
+def choose_config(T: int, H: int, itemsize: int, rows: int = 1, vectors: int = 2) -> RowConfig:
     """For T tokens, and `rows` rows of H elements in flight at a time in a program.
 
-    A whole row at once, if it is not too wide, two vectors a thread. On an H100, bf16, that is 1 to 4 % faster for H of
-    2880 to 7168 than blocks that leave fewer lanes idle; with too many rows in flight, up to 1.6 times slower.
+    A whole row at once, if it is not too wide, and so many vectors a thread. On an H100, bf16, two of them are 1 to 4 %
+    faster for H of 2880 to 7168 than blocks that leave fewer lanes idle; with too many rows in flight, up to 1.6 times
+    slower.
     """
     if T < 4096:
         return narrow_config(H, itemsize)
     widest = max(min(MOST_BYTES, IN_FLIGHT // rows) // itemsize, 1)
     block_h = min(triton.next_power_of_2(H), 1 << widest.bit_length() - 1)
-    return RowConfig(block_h, num_warps=min(max(block_h * itemsize // (2 * VECTOR * 32), 1), 16))
+    return RowConfig(block_h, num_warps=min(max(block_h * itemsize // (vectors * VECTOR * 32), 1), 16))
 
 
 def narrow_config(H: int, itemsize: int) -> RowConfig:
@@ -110,47 +114,53 @@ def _spread_kernel(
 
 
 @triton.jit
-def _weighted_row(
-    y_ptr, weights_ptr, row, choice, columns, H, stride_y, stride_yh, WEIGHTED: tl.constexpr, EVICT: tl.constexpr
-):
-    """Columns of a row times the weight of its choice, in fp32."""
-    at = y_ptr + row.to(tl.int64) * stride_y + columns.to(tl.int64) * stride_yh
-    values = tl.load(at, mask=columns < H, other=0.0, eviction_policy=EVICT).to(tl.float32)
-    if WEIGHTED:
-        values *= tl.load(weights_ptr + choice).to(tl.float32)
-    return values
-
-
-@triton.jit
 def _combine_all(
     y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K: tl.constexpr, BLOCK_H: tl.constexpr,
     SPLITS: tl.constexpr, WEIGHTED: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """A token all of whose choices have rows."""
+    """A token all of whose choices have rows: all are asked for before the first is added."""
+    rows = ()
+    weights = ()
+    for j in tl.static_range(K):
+        rows += (tl.load(position_ptr + token * K + j).to(tl.int64),)  # type: ignore[assignment]
+        if WEIGHTED:
+            weights += (tl.load(weights_ptr + token * K + j).to(tl.float32),)  # type: ignore[assignment]
     for first in range(tl.program_id(1) * BLOCK_H, H, SPLITS * BLOCK_H):
         columns = first + tl.arange(0, BLOCK_H)
+        at = y_ptr + columns.to(tl.int64) * stride_yh
+        values = ()
+        for j in tl.static_range(K):
+            row = at + rows[j] * stride_y
+            values += (tl.load(row, mask=columns < H, other=0.0, eviction_policy=EVICT),)  # type: ignore[assignment]
         acc = tl.zeros((BLOCK_H,), dtype=tl.float32)
         for j in tl.static_range(K):
-            choice = token * K + j
-            row = tl.load(position_ptr + choice)
-            acc += _weighted_row(y_ptr, weights_ptr, row, choice, columns, H, stride_y, stride_yh, WEIGHTED, EVICT)
+            acc += values[j].to(tl.float32) * weights[j] if WEIGHTED else values[j].to(tl.float32)
         tl.store(out_ptr + token * H + columns, acc.to(out_ptr.dtype.element_ty), mask=columns < H)
 
 
 @triton.jit
 def _combine_some(
-    y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K: tl.constexpr, BLOCK_H: tl.constexpr,
-    SPLITS: tl.constexpr, WEIGHTED: tl.constexpr,
+    y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K: tl.constexpr, CHOICES: tl.constexpr,
+    BLOCK_H: tl.constexpr, SPLITS: tl.constexpr, WEIGHTED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """A token with choices that have none: what their weights are, NaN included, counts for nothing."""
+    """A token with choices that have no row: what their weights are, NaN included, counts for nothing."""
+    choices = tl.arange(0, CHOICES)
+    position = tl.load(position_ptr + token * K + choices, mask=choices < K, other=-1)
+    held = position >= 0
+    if WEIGHTED:
+        weights = tl.load(weights_ptr + token * K + choices, mask=held, other=0.0).to(tl.float32)
+    count = tl.sum(held.to(tl.int32), 0)
+    number = tl.where(held, tl.cumsum(held.to(tl.int32), 0) - 1, -1)
     for first in range(tl.program_id(1) * BLOCK_H, H, SPLITS * BLOCK_H):
         columns = first + tl.arange(0, BLOCK_H)
+        at = y_ptr + columns.to(tl.int64) * stride_yh
         acc = tl.zeros((BLOCK_H,), dtype=tl.float32)
-        for j in range(K):
-            choice = token * K + j
-            row = tl.load(position_ptr + choice)
-            if row >= 0:
-                acc += _weighted_row(y_ptr, weights_ptr, row, choice, columns, H, stride_y, stride_yh, WEIGHTED, "")
+        for done in range(0, count, AT_ONCE):
+            for more in tl.static_range(AT_ONCE):
+                this = number == done + more
+                row = tl.max(tl.where(this, position, -1), 0).to(tl.int64)
+                values = tl.load(at + row * stride_y, mask=(columns < H) & (row >= 0), other=0.0).to(tl.float32)
+                acc += values * tl.sum(tl.where(this, weights, 0.0), 0) if WEIGHTED else values
         tl.store(out_ptr + token * H + columns, acc.to(out_ptr.dtype.element_ty), mask=columns < H)
 
 
@@ -164,10 +174,12 @@ def _combine_kernel(
     stride_y,
     stride_yh,
     K: tl.constexpr,
+    CHOICES: tl.constexpr,
     BLOCK_H: tl.constexpr,
     SPLITS: tl.constexpr,
     WEIGHTED: tl.constexpr,
     EVICT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     least = tl.load(position_ptr + token * K)
@@ -181,8 +193,9 @@ def _combine_kernel(
         )  # fmt: skip
     else:
         _combine_some(
-            y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K, BLOCK_H, SPLITS, WEIGHTED
-        )
+            y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K, CHOICES, BLOCK_H, SPLITS,
+            WEIGHTED, AT_ONCE,
+        )  # fmt: skip
 
 
 def permute_rows(
@@ -190,7 +203,11 @@ def permute_rows(
     ids: Tensor,  # [T, k], int32 or int64
     G: int,
 ) -> tuple[Tensor, Routing]:  # rows [T*k, H], those that are no choice's not written
-    """Allocate, route and copy."""
+    """Allocate, route and copy. Raises ValueError for ids or a G that the kernels cannot take."""
+    check_ids(ids, G)
+    together = choose_tokens(x, ids.size(1), G)
+    if together is not None:
+        return place_and_spread(x, ids, G, together)
     routing = route(ids, G)
     return _spread(x, routing.position, None, chained=routing.source.numel() > 0 and can_chain(x.device)), routing
 
@@ -230,11 +247,12 @@ def combine_rows(
     position = position.contiguous()
     out = torch.empty(T, H, dtype=y.dtype, device=y.device)
     if out.numel():
-        config = config or choose_config(T, H, y.element_size(), rows=k)
+        config = config or choose_config(T, H, y.element_size(), rows=k, vectors=2 if k >= MANY else 4)
         _combine_kernel[(T, config.splits)](
             y, position, position if weights is None else weights.contiguous(), out, H, *y.stride(), K=k,
-            BLOCK_H=config.block_h, SPLITS=config.splits, WEIGHTED=weights is not None,
-            EVICT="evict_first" if k >= STREAMED else "", num_warps=config.num_warps,
+            CHOICES=triton.next_power_of_2(k), BLOCK_H=config.block_h, SPLITS=config.splits,
+            WEIGHTED=weights is not None, EVICT="evict_first" if k >= STREAMED else "",
+            AT_ONCE=max(min(AT_ONCE, k // 2), 1), num_warps=config.num_warps,
         )  # fmt: skip
     return out
 

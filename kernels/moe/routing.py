@@ -12,7 +12,8 @@ offs[-1] says how many rows there are. Rows from there on belong to nobody: noth
 
 Three launches, no host sync, the same bits in every call: the first counts each expert's choices in blocks of flat
 choices, the second sums each expert's counts over the blocks in front, the third ranks the choices of a block by
-comparing all pairs of them. Few choices are one program's, which counts and places them block after block.
+comparing all pairs of them. Few choices are one program's, which counts and places them block after block. Where rows
+are copied next, permute_fused.py does the third launch's work itself.
 
 Every program does one short thing, and most of what these launches cost is latency. On Hopper each is launched while
 the one before it still runs, and waits for its end on the device (programmatic dependent launch).
@@ -75,12 +76,14 @@ def _count_kernel(
     n,
     G: tl.constexpr,
     BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHOICES: tl.constexpr,  # of a block
+    BLOCK: tl.constexpr,  # the power of two from there on
     CHAINED: tl.constexpr,
 ):
     if CHAINED:
         gdc_launch_dependents()
-    of = _experts_of(ids_ptr, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), n, G)
+    first = tl.program_id(0) * CHOICES
+    of = _experts_of(ids_ptr, first + tl.arange(0, BLOCK), tl.minimum(first + CHOICES, n), G)
     tl.store(counts_ptr + tl.program_id(0) * BINS + tl.arange(0, BINS), _count(of, BINS))
 
 
@@ -210,27 +213,45 @@ def route(
     if n == 0:
         return Routing(offs.zero_(), position, source)
     ids = ids.contiguous()
-    bins = max(triton.next_power_of_2(G), LEAST_BINS)
     chained = can_chain(ids.device)
-    behind = {"launch_pdl": True} if chained else {}
     if n <= ONE_PROGRAM:
         _route_kernel[(1,)](
-            ids, offs, position, source, n, G=G, BINS=bins, BLOCK=BLOCK, CHAINED=chained, num_warps=WARPS
+            ids, offs, position, source, n, G=G, BINS=bins_of(G), BLOCK=BLOCK, CHAINED=chained, num_warps=WARPS
         )
         return Routing(offs, position, source)
-    blocks = triton.cdiv(n, BLOCK)
-    counts = torch.empty(blocks, bins, dtype=torch.int32, device=ids.device)
-    totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
-    _count_kernel[(blocks,)](ids, counts, n, G=G, BINS=bins, BLOCK=BLOCK, CHAINED=chained, num_warps=WARPS)
-    rows, experts = min(SCANNED[0], triton.next_power_of_2(blocks)), SCANNED[1]
-    _scan_kernel[(bins // experts,)](
-        counts, totals, blocks, BINS=bins, ROWS=rows, EXPERTS=experts, CHAINED=chained, num_warps=WARPS, **behind
-    )
-    _place_kernel[(blocks,)](
-        ids, counts, totals, offs, position, source, n, G=G, BINS=bins, BLOCK=BLOCK, CHAINED=chained,
-        num_warps=WARPS, **behind,
+    before, totals = count_before(ids, G, BLOCK)
+    _place_kernel[(before.size(0),)](
+        ids, before, totals, offs, position, source, n, G=G, BINS=bins_of(G), BLOCK=BLOCK, CHAINED=chained,
+        num_warps=WARPS, **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
     return Routing(offs, position, source)
+
+
+def bins_of(G: int) -> int:
+    """Counters of a block for G experts."""
+    return max(triton.next_power_of_2(G), LEAST_BINS)
+
+
+def count_before(
+    ids: Tensor,  # [T, k], contiguous, not empty
+    G: int,
+    choices: int,  # of a block
+) -> tuple[Tensor, Tensor]:  # choices in blocks in front [blocks, bins], and in all [bins]; chained to what comes next
+    """The first two launches."""
+    n, bins, chained = ids.numel(), bins_of(G), can_chain(ids.device)
+    blocks, block = triton.cdiv(n, choices), triton.next_power_of_2(choices)
+    counts = torch.empty(blocks, bins, dtype=torch.int32, device=ids.device)
+    totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
+    _count_kernel[(blocks,)](
+        ids, counts, n, G=G, BINS=bins, CHOICES=choices, BLOCK=block, CHAINED=chained,
+        num_warps=WARPS if block >= BLOCK else 1,
+    )  # fmt: skip
+    rows, experts = min(SCANNED[0], triton.next_power_of_2(blocks)), SCANNED[1]
+    _scan_kernel[(bins // experts,)](
+        counts, totals, blocks, BINS=bins, ROWS=rows, EXPERTS=experts, CHAINED=chained, num_warps=WARPS,
+        **({"launch_pdl": True} if chained else {}),
+    )  # fmt: skip
+    return counts, totals
 
 
 def route_reference(ids: Tensor, G: int) -> Routing:

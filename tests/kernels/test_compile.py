@@ -18,11 +18,12 @@ if __name__ == "__main__":
 
 import pytest
 import torch
+import triton
 
 from groupbench.kernels.grouped_gemm import flat, flat_pointers, fp8, fp8_specialized, wgrad
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
-from groupbench.kernels.moe import gate_up, permute, routing, swiglu
+from groupbench.kernels.moe import gate_up, permute, permute_fused, routing, swiglu
 
 Case = tuple[str, Any, dict[str, Any]]
 SMS = 132
@@ -55,8 +56,22 @@ CASES: dict[str, Case] = {
     "gate_up_many_256_training": ("gate_up", replace(gate_up.CONFIGS["large"], num_stages=3), {"save": True, "G": 256}),
     "gate_up_decode": ("gate_up", gate_up.CONFIGS["decode"], {"G": 256}),
     "moe_spread": ("by_row", permute.choose_config(8192, 7168, 2), {"kernel": "spread"}),
+    "moe_place_and_spread": (
+        "by_row",
+        permute_fused.choose_tokens(torch.empty(8192, 2048, dtype=torch.bfloat16, device="meta"), 8, 128),
+        {"kernel": "place_and_spread"},
+    ),
+    "moe_place_and_spread_of_wide": (
+        "by_row",
+        permute_fused.choose_tokens(torch.empty(8192, 2880, dtype=torch.bfloat16, device="meta"), 6, 32),
+        {"kernel": "place_and_spread", "G": 32, "k": 6},
+    ),
     "moe_combine": ("by_row", permute.choose_config(8192, 2048, 2, rows=8), {"kernel": "combine"}),
-    "moe_combine_of_two": ("by_row", permute.choose_config(8192, 7168, 2, rows=2), {"kernel": "combine", "k": 2}),
+    "moe_combine_of_two": (
+        "by_row",
+        permute.choose_config(8192, 7168, 2, rows=2, vectors=4),
+        {"kernel": "combine", "k": 2},
+    ),
     "moe_swiglu_backward": ("by_row", permute.RowConfig(swiglu.MAX_BLOCK, 4), {"kernel": "swiglu_backward"}),
     "moe_count": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "count"}),
     "moe_scan": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "scan"}),
@@ -165,21 +180,26 @@ def of_gate_up(
 
 
 def of_by_row(
-    config: permute.RowConfig, kernel: str, G: int = 128, k: int = 8
+    config: permute.RowConfig | permute_fused.TokensConfig, kernel: str, G: int = 128, k: int = 8
 ) -> tuple[Any, dict[str, str], dict[str, Any]]:
     """Kernels without products."""
     values = ("x", "y", "out", "both", "da", "weights", "dboth", "weighted", "dweights")
     types = dict.fromkeys((f"{name}_ptr" for name in values), "*bf16") | {"ids_ptr": "*i64"}
     if kernel in ("spread", "combine"):
         constants = {"K": k, "BLOCK_H": config.block_h, "SPLITS": 1, "stride_xh": 1, "stride_yh": 1, "WEIGHTED": True}
-        constants |= {"CHAINED": True, "EVICT": "evict_first"}
+        constants |= {"CHAINED": True, "EVICT": "evict_first", "CHOICES": triton.next_power_of_2(k)}
+        constants |= {"AT_ONCE": permute.AT_ONCE}
+    elif isinstance(config, permute_fused.TokensConfig):
+        constants = {"G": G, "BINS": G, "K": k, "CHOICES": triton.next_power_of_2(k), "TOKENS": config.tokens}
+        constants |= {"BLOCK_H": config.block_h, "CHAINED": True, "stride_xh": 1}
     elif kernel == "swiglu_backward":
         constants = {"BLOCK": config.block_h}
     else:
-        constants = {"G": G, "BINS": G, "BLOCK": routing.BLOCK, "CHAINED": True}
+        constants = {"G": G, "BINS": G, "CHOICES": routing.BLOCK, "BLOCK": routing.BLOCK, "CHAINED": True}
         constants |= {"ROWS": routing.SCANNED[0], "EXPERTS": routing.SCANNED[1]}
     found = {
         "spread": permute._spread_kernel,
+        "place_and_spread": permute_fused._place_and_spread_kernel,
         "combine": permute._combine_kernel,
         "swiglu_backward": swiglu._swiglu_backward_kernel,
         "count": routing._count_kernel,

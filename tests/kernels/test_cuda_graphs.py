@@ -21,6 +21,7 @@ from groupbench.kernels.grouped_gemm import (
 from groupbench.kernels.grouped_gemm import wgrad as triton_wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, grouped_gemm_wgrad_reference
 from groupbench.kernels.moe.layer import moe_layer, moe_layer_reference
+from groupbench.kernels.moe.permute import permute_reference, permute_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: CUDA graphs. No GPU")
 
@@ -140,3 +141,16 @@ def test_moe_layer(tokens, check):
             expected = moe_layer_reference(x.double(), routing, weights.double(), w_gate_up.double(), w_down.double())
             error = (out.double() - expected).square().mean().sqrt()
             assert error <= 1e-2 * expected.square().mean().sqrt()
+
+
+def test_permutation_of_many_tokens():
+    torch.manual_seed(0)
+    T, k, G, H = 4099, 8, 64, 2048
+    x = torch.randn(T, H, device="cuda", dtype=torch.bfloat16)
+    routings = [torch.randint(-1, top, (T, k), device="cuda") for top in (G, 2, 8 * G)]
+    ids = routings[0].clone()
+    found = replays(lambda: permute_rows(x, ids, G)[0], lambda turn: ids.copy_(routings[turn]), 3)
+    for rows, routing in zip(found, routings, strict=True):
+        expected, routed = permute_reference(x, routing, G)
+        held = int(routed.offs[-1])
+        assert torch.equal(rows[:held], expected[:held])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from groupbench.kernels.moe import helion_permute, permute, routing
+from groupbench.kernels.moe import helion_permute, permute, permute_fused, routing
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ CASES = {
     "one_choice_past_a_block": Routed(129, 1, 3, H=8),
     "more_than_a_chunk": Routed(514, 2, 9, H=8),
     "many_experts": Routed(40, 2, 300, H=8),
+    "many_choices": Routed(21, 9, 5, H=45),
 }
 WAYS: dict[str, SimpleNamespace] = {
     "triton": SimpleNamespace(permute=permute.prepare_permute, unpermute=permute.prepare_unpermute),
@@ -203,6 +204,99 @@ def test_a_program_sums_block_after_block(splits: int, weighted: bool, device: t
     check(out, permute.combine_reference(y.double(), position, weights), torch.float32)
 
 
+@each_case
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_placed_and_copied_in_one_launch(tokens: int, case_: Routed, device: torch.device, poisoned: Callable) -> None:
+    if case_.T == 0:
+        pytest.skip("has a way of its own")
+    ids = ids_of(case_)
+    offs, rows = in_plain_words(ids, case_.G)
+    x = torch.randn(case_.T, 2 * case_.H, device=device)[:, ::2]
+    config = permute_fused.TokensConfig(tokens, block_h=1 << (case_.H - 1).bit_length(), num_warps=4)
+    with poisoned():
+        y, found = permute_fused.place_and_spread(x, ids.to(device), case_.G, config)
+    assert found.offs.tolist() == offs
+    assert found.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
+    assert found.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
+    for choice, row in rows.items():
+        assert torch.equal(y[row], x[choice // case_.k])
+
+
+@pytest.mark.parametrize("early", [0, 2, 9])
+def test_programs_that_wait_for_ids_and_that_do_not_read_the_same(early: int, device: torch.device) -> None:
+    x, ids = torch.randn(13, 12, device=device), torch.randint(-1, 3, (13, 3), device=device)
+    expected, routed = permute.permute_reference(x, ids, 3)
+    before, totals = routing.count_before(ids, 3, 12)
+    out, position = torch.zeros_like(expected), torch.empty_like(routed.position)
+    permute_fused._place_and_spread_kernel[(4,)](
+        ids, before, totals, x, torch.empty_like(routed.offs), position, torch.empty_like(routed.source), out, 13, 12,
+        early, *x.stride(), G=3, BINS=routing.bins_of(3), K=3, CHOICES=4, TOKENS=4, BLOCK_H=16, CHAINED=False,
+    )  # fmt: skip
+    assert torch.equal(position, routed.position)
+    assert torch.equal(out, expected)
+
+
+def test_many_tokens_are_placed_and_copied_in_one_launch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permute_fused, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(permute_fused, "ROW_BYTES", (16, 8192))
+    monkeypatch.setattr(permute, "route", None)
+    x, ids = torch.randn(21, 48, device=device), torch.randint(-1, 5, (21, 4), device=device)
+    expected, routed = permute.permute_reference(x, ids, 4)
+    y, offs, position = permute.prepare_permute(x, ids, 4)()
+    assert torch.equal(offs, routed.offs)
+    assert torch.equal(position, routed.position)
+    assert torch.equal(y[: int(offs[-1])], expected[: int(offs[-1])])
+
+
+def test_which_permutations_are_placed_and_copied_in_one_launch() -> None:
+    def chosen(
+        T: int, k: int, G: int, H: int, dtype: torch.dtype = torch.bfloat16
+    ) -> permute_fused.TokensConfig | None:
+        return permute_fused.choose_tokens(torch.empty(T, H, dtype=dtype, device="meta"), k, G)
+
+    assert chosen(4096, 8, 128, 2048) == permute_fused.TokensConfig(8, 2048, 8)
+    assert chosen(8192, 4, 32, 2880) == permute_fused.TokensConfig(8, 4096, 4)
+    assert chosen(8192, 6, 256, 1024, torch.float32) == permute_fused.TokensConfig(8, 1024, 8)
+    for T, k, G, H in (
+        (4095, 8, 128, 2048),
+        (8192, 2, 8, 4096),
+        (8192, 9, 128, 2048),
+        (8192, 8, 257, 2048),
+        (8192, 8, 128, 1024),
+        (8192, 8, 128, 7168),
+        (8192, 8, 128, 2040),
+        (8192, 8, 128, 0),
+    ):
+        assert chosen(T, k, G, H) is None
+    wide = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    assert permute_fused.choose_tokens(wide[:, :2048], 8, 128) is not None
+    assert permute_fused.choose_tokens(wide[:, ::2], 8, 128) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: sizes that fill a GPU. No GPU")
+@pytest.mark.parametrize("k, G, H", [(8, 128, 2048), (4, 32, 2880), (6, 64, 2048), (2, 8, 4096), (1, 8, 7168)])
+@pytest.mark.parametrize("only", ["all", "few"])
+def test_many_tokens_there_and_back(k: int, G: int, H: int, only: str, poisoned: Callable, check: Callable) -> None:
+    T = 8193
+    torch.manual_seed(0)
+    x = torch.randn(T, H, device="cuda", dtype=torch.bfloat16)
+    ids = torch.randint(0, G if only == "all" else 8 * G, (T, k), device="cuda")
+    weights = torch.rand(T, k, device="cuda").masked_fill(ids >= G, float("nan"))
+    expected, routed = permute.permute_reference(x, ids, G)
+    rows = int(routed.offs[-1])
+    with poisoned():
+        y, offs, position = permute.prepare_permute(x, ids, G)()
+    assert torch.equal(offs, routed.offs)
+    assert torch.equal(position, routed.position)
+    assert torch.equal(y[:rows], expected[:rows])
+    y[rows:] = float("nan")
+    run = permute.prepare_unpermute(y, position, weights)
+    with poisoned():
+        out, again = run(), run()
+    assert torch.equal(out, again)
+    check(out, permute.combine_reference(y.float(), position, weights).double(), torch.bfloat16)
+
+
 def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
     ids = torch.tensor([[0], [1], [1]], device=device)
     x = torch.arange(3.0, device=device)[:, None].expand(-1, 16).contiguous()
@@ -269,6 +363,7 @@ def test_blocks_of_columns_for_many_tokens_and_for_few(H: int, itemsize: int) ->
         assert config.splits == 1
         assert rows * config.block_h * itemsize <= permute.IN_FLIGHT or config.block_h == 1
     one = permute.choose_config(8192, H, itemsize)
+    assert permute.choose_config(8192, H, itemsize, vectors=4).num_warps == max(one.num_warps // 2, 1)
     assert one.block_h >= min(H, permute.MOST_BYTES // itemsize)
     few = permute.choose_config(64, H, itemsize)
     assert few.splits == -(-H // few.block_h)
