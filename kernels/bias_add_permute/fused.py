@@ -28,6 +28,9 @@ some group has; `EVEN_*` says that none has it, and then none stands there.
 
 Two programs an SM: one loads or multiplies while the other stores.
 
+On Hopper fused_specialized.py does the same with a role for each warp, a tenth faster, where its tiles and TMA fit.
+What is here runs everywhere else, and wherever a config is asked for.
+
 Sources: the problem, Composable Kernel's example 28_grouped_gemm_bias_e_permute (see problem.py); the table of
 pointers, Triton's tutorial 08-grouped-gemm; shares of what is left, guided self-scheduling (Polychronopoulos and Kuck,
 1987).
@@ -357,10 +360,14 @@ def prepare_fused(
 
     Operands are read where they are at each call. Fast are unit strides along K of every a and b, and along N of every
     e, and addresses and strides that are multiples of 16 bytes; others are right. Where TMA reads, a call makes
-    `torch.empty` Triton's allocator, for the descriptors. Raises ValueError where the groups do not fit the op, the
-    device or each other.
+    `torch.empty` Triton's allocator, for the descriptors. Without a config, Hopper runs fused_specialized.py where that
+    can. Raises ValueError where the groups do not fit the op, the device or each other.
     """
     require_problem(groups, op)
+    if config is None and why_not_specialized(groups) is None:
+        from groupbench.kernels.bias_add_permute.fused_specialized import prepare_specialized
+
+        return prepare_specialized(groups, op)
     config = config or choose_config(groups, op)
     device, dtype = groups[0].a.device, groups[0].a.dtype
     if reason := illegal(config, dtype, op):
@@ -369,11 +376,11 @@ def prepare_fused(
     sizes = [prod(shape) for shape in shapes]
     offsets = [0, *accumulate(sizes)]
     # The last offset is the end; no group starts there.
-    rows = [_table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
+    rows = [table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
     table = torch.tensor(rows, dtype=torch.int64, device=device)
     taken = torch.tensor(sweeps(groups, config, worker_count(device, config.per_sm)), dtype=torch.int32, device=device)
     tma = config.tma and tma_reads(groups)
-    constants = _constants(groups, config)
+    constants = constants_of(groups, config)
     # The table knows addresses only: the callable must own the operands.
     operands = tuple(groups)
 
@@ -405,7 +412,16 @@ def prepare_fused(
     return run
 
 
-def _table_row(group: Group, offset: int) -> list[int]:
+def why_not_specialized(groups: Sequence[Group]) -> str | None:
+    """Why fused_specialized.py does not take these groups, or cannot be had; None where it does."""
+    try:
+        from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
+    except ImportError as error:  # Gluon is experimental
+        return f"Gluon of Triton {triton.__version__} is another: {error}"
+    return unsuitable(groups)
+
+
+def table_row(group: Group, offset: int) -> list[int]:
     """One group's `FIELDS`."""
     a, b, d, e = group.a, group.b, group.d, group.e
     strides = [*a.stride(), *b.stride(), *d.stride(), *(e.stride() if e is not None else (0, 0))]
@@ -413,7 +429,7 @@ def _table_row(group: Group, offset: int) -> list[int]:
     return [*addresses, offset, *strides, *group.m[1:], *group.n, a.size(0), b.size(0), a.size(1)]
 
 
-def _constants(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
+def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
     """What the kernel is compiled for: where strides are 1, what divides addresses and sizes, where no edge is cut."""
     busy = _busy(groups)
     itemsize = busy[0].a.element_size()

@@ -226,21 +226,21 @@ def test_the_callable_owns_its_operands() -> None:
 
 def test_constants_say_what_divides_what() -> None:
     groups = make([((2, 2, 16), (2, 16), 32), ((1, 1, 48), (1, 32), 64)], "mul", torch.float16)
-    found = fused._constants(groups, SMALL)
+    found = fused.constants_of(groups, SMALL)
     assert found == {
         **dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT", "EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"), True),
         **dict.fromkeys(("ALIGN_K", "ALIGN_M", "ALIGN_N"), 8),
     }
     odd = [*groups, *make([((1, 1, 20), (1, 34), 36)], "mul", torch.float16)]
-    found = fused._constants(odd, SMALL)
+    found = fused.constants_of(odd, SMALL)
     assert (found["ALIGN_K"], found["ALIGN_M"], found["ALIGN_N"]) == (4, 4, 2)
     assert not any(found[name] for name in ("EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"))
     # Whole tiles of rows that lie across two n0, and no K, of which there is no whole step.
-    across = fused._constants(make([((2, 2, 8), (4, 8), 0)], "mul", torch.float16), SMALL)
+    across = fused.constants_of(make([((2, 2, 8), (4, 8), 0)], "mul", torch.float16), SMALL)
     assert (across["EVEN_M"], across["EVEN_N"], across["EVEN_K"]) == (True, True, False)
     assert not (across["WHOLE_M"] or across["WHOLE_N"])
     # An empty group has no say.
-    assert fused._constants([*groups, *make([((0, 1, 3), (1, 3), 3)], "mul", torch.float16)], SMALL)["EVEN_K"] is True
+    assert fused.constants_of([*groups, *make([((0, 1, 3), (1, 3), 3)], "mul", torch.float16)], SMALL)["EVEN_K"] is True
 
 
 @pytest.mark.parametrize("op", OPS)
