@@ -23,9 +23,15 @@ of a CUDA graph. A counter would cost a fence, an atomic and one more round trip
 H100: 1 us of 7); here every 4-byte element says for itself that it has come, so their order does not matter. NCCL's LL
 protocol sends a flag with each word in the same way.
 
+A program writes EMPTY to its slot, which is EMPTY, as soon as it begins: else an adder's first look at it goes to DRAM,
+where a call since has sent it, and that look is what all of the tile wait for. A thread waits for its own 16 bytes of
+slots (`poll`). Both together halve what sums cost, on an H100 from 2 us to 1.
+
 Adders wait, so what they wait for has to run. One adder is the last program of its tile: those before it have started
 and wait for nobody, which is so in the interpreter, too, where programs run one after the other. Several adders wait
 for each other: they are launched as a cooperative grid, which the driver starts as a whole or refuses.
+
+Up to 16 rows beside weights stored as [N, K] have a main loop of their own on Hopper: split_k_stream.py.
 
 Splitting after Helion's examples/split_k_barrier.py, which puts a grid-wide barrier between partials and sums
 (split_k_helion.py); peers that wait for each other after stream-K (Osama et al., arXiv 2301.03598).
@@ -52,7 +58,6 @@ class SplitKConfig:
     adders    programs of a tile that add a slice of it each: a power of two. All programs have to be on the GPU at once
               where it is more than one
     streamed  B goes through registers, marked as what the L2 may drop first, and not through num_stages buffers
-    fetch     the adders ask for their slices of the slots before they multiply
     """
 
     block_m: int
@@ -63,13 +68,11 @@ class SplitKConfig:
     num_stages: int = 4
     adders: int = 1
     streamed: bool = False
-    fetch: bool = False
 
 
 MAX_SPLITS = 1024
 SUM_ELEMENTS = 8192  # partials that are loaded at once: 64 registers of a thread, all in flight together
 MIN_SLICE = 32  # elements that an adder takes: a line of the L2, 128 bytes of a slot
-SECTOR = tl.constexpr(8)  # fp32 elements that the L2 reads at once
 # Bytes of operands from which a product is bound by DRAM; below, by the latency of its steps.
 LARGE_BYTES = 16 << 20
 
@@ -85,11 +88,10 @@ def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Split
     streamed  large, and up to 16 rows, whose block of A is small beside B's. What is read once then takes the place
               of itself in the L2, and neither of what the caller may need again nor of lines to be written back, which
               cost DRAM bandwidth: 5 to 8 % with an L2 full of another kernel's stores
-    splits    as many programs as SMs; two programs an SM where B is streamed, since one block of each is under way
+    splits    as many programs as SMs (even_splits); two programs an SM where B is streamed, since one block of each is
+              under way
     block_k   128: rows of 256 bytes, and six stages of it are more under way than the 20 KiB that an SM of an H100
               wants (3.35 TB/s times 0.8 us)
-    fetch     not large, and tiles of 1024 elements on: the slots come from DRAM else, when the adders wait for them.
-              Small tiles have few adders, which all others wait for, and a large product has no time to spare for it
     """
     wide = dtype.itemsize == 4  # IEEE fp32 goes through FMA units, which read registers: smaller tiles
     large = (M + N) * K * dtype.itemsize >= LARGE_BYTES
@@ -108,13 +110,12 @@ def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Split
     elif block_m * block_n >= 64 * 128:
         block_k, num_stages = 64, 4
     else:
-        block_k, num_stages = 128, 3 if streamed else 6
+        block_k, num_stages = 128, 3 if streamed else 6 if block_m + block_n <= 128 else 4
     block_k = min(block_k, max(triton.next_power_of_2(K), 16))
-    splits = legal_splits(sms * (2 if streamed else 1) // _tiles(M, N, block_m, block_n), K, block_k)
+    splits = legal_splits(even_splits(sms * (2 if streamed else 1) // _tiles(M, N, block_m, block_n)), K, block_k)
     adders = most_adders(block_m * block_n, splits)
-    fetch = not large and block_m * block_n >= 1024 and adders > 1
     num_warps = 8 if block_m * block_n >= 128 * 128 else 4
-    return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, adders, streamed, fetch)
+    return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, adders, streamed)
 
 
 def most_adders(elements: int, splits: int) -> int:
@@ -125,6 +126,12 @@ def most_adders(elements: int, splits: int) -> int:
 def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
     """For Triton's interpreter, which pays by operation and hardly by element, and where nobody can wait for others."""
     return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1)
+
+
+def even_splits(splits: int) -> int:
+    """A power of two where one is at most a tenth less: 33 slots are loaded as 64, in twice the time of 32."""
+    power = 1 << (splits.bit_length() - 1) if splits else 0
+    return power if 10 * power >= 9 * splits else splits
 
 
 def legal_splits(splits: int, K: int, block_k: int) -> int:
@@ -209,23 +216,39 @@ EMPTY: tl.constexpr = tl.constexpr(-1)
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
+MOST_POLLED = 4  # times 16 bytes that a thread asks for at once
+
+
+def poll(units: int) -> str:
+    """PTX that reads `units` times 16 bytes of a thread until none of their words is EMPTY.
+
+    A loop of Triton's goes on for all threads or for none, and asks by a sum over all of them, with three barriers each
+    time. This one goes on for those whose words have not come.
+    """
+    if not units:
+        return ""
+    words = [f"${i}" for i in range(4 * units)]
+    loads = [
+        f"ld.relaxed.gpu.global.v4.b32 {{{', '.join(words[i::units])}}}, [${4 * units + i}];" for i in range(units)
+    ]
+    tests = [f"setp.eq.or.s32 empty, {word}, -1, empty;" for word in words[1:]]
+    first = f"setp.eq.s32 empty, {words[0]}, -1;"
+    return "\n".join(["{ .reg .pred empty;", "AGAIN:", *loads, first, *tests, "@empty bra AGAIN; }"])
+
+
+def poll_operands(units: int) -> str:
+    """Of `poll`: first words, second, third and fourth words of each 16 bytes, then addresses."""
+    return ",".join(["=&r"] * (4 * units) + ["l"] * units)
+
+
 @triton.jit
-def _store_slot(slot_ptr, acc, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave the first `rows` rows and `columns` columns of a partial in a slot of the workspace, as bits."""
+def _store_slot(slot_ptr, acc, rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Leave the first `rows` rows of a partial in a slot of the workspace, as bits."""
     r = tl.arange(0, BLOCK_M)[:, None]
     c = tl.arange(0, BLOCK_N)[None, :]
     bits = acc.to(tl.int32, bitcast=True)
     bits = tl.where(bits == EMPTY, NAN, bits)
-    tl.store(slot_ptr + r * BLOCK_N + c, bits, mask=(r < rows) & (c < columns))
-
-
-@triton.jit
-def _fetch(slices_ptr, SPLITS: tl.constexpr, SLOT: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
-    """Have the L2 hold PART elements of each slot: a load of each sector, whose value nobody waits for."""
-    at = tl.arange(0, (PART + SECTOR - 1) // SECTOR)[None, :] * SECTOR
-    for start in tl.range(0, SPLITS, CHUNK):
-        slot = (start + tl.arange(0, CHUNK))[:, None]
-        tl.load(slices_ptr + slot * SLOT + at, mask=(slot < SPLITS) & (at < PART), other=0, volatile=True)
+    tl.store(slot_ptr + r * BLOCK_N + c, bits, mask=r < rows)
 
 
 @triton.jit
@@ -263,9 +286,58 @@ def _store_sum(
         if WAIT:
             while tl.max((bits == EMPTY).to(tl.int32)) > 0:
                 bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
-            tl.store(ptrs, tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=mask)
+            tl.store(ptrs, tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=(slot < SPLITS) & (row < M)[None, :])
         total += tl.sum(bits.to(tl.float32, bitcast=True), 0)
     tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _await_sum(
+    out_ptr,
+    slots_ptr,
+    first,
+    first_row,
+    first_col,
+    M,
+    N,
+    POLL: tl.constexpr,
+    POLL_OPERANDS: tl.constexpr,
+    POLLED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """`_store_sum` that waits, where each thread waits for its own 16 bytes of a slot alone: `poll`."""
+    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
+    QUADS: tl.constexpr = PART // 4
+    quad = tl.arange(0, QUADS)[None, :]
+    # Rows past M are in no slot, and a slot that is none is never filled: whose these were waits for another's.
+    quad = tl.where(first_row + (first + quad * 4) // BLOCK_N < M, quad, 0)
+    at = first + tl.arange(0, PART)
+    row = first_row + at // BLOCK_N
+    col = first_col + at % BLOCK_N
+    sum0 = tl.zeros((QUADS,), dtype=tl.float32)
+    sum1 = tl.zeros((QUADS,), dtype=tl.float32)
+    sum2 = tl.zeros((QUADS,), dtype=tl.float32)
+    sum3 = tl.zeros((QUADS,), dtype=tl.float32)
+    for start in tl.range(0, SPLITS, CHUNK):
+        slot = (start + tl.arange(0, CHUNK))[:, None]
+        real = slot < SPLITS
+        ptrs = slots_ptr + tl.where(real, slot, SPLITS - 1) * SLOT + first + quad * 4
+        x0, x1, x2, x3 = tl.inline_asm_elementwise(
+            POLL, POLL_OPERANDS, [ptrs], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=POLLED
+        )
+        tl.debug_barrier()  # several threads may wait for the same bytes
+        mask = real & (row < M)[None, :]
+        tl.store(slots_ptr + slot * SLOT + at[None, :], tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=mask)
+        sum0 += tl.sum(tl.where(real, x0.to(tl.float32, bitcast=True), 0.0), 0)
+        sum1 += tl.sum(tl.where(real, x1.to(tl.float32, bitcast=True), 0.0), 0)
+        sum2 += tl.sum(tl.where(real, x2.to(tl.float32, bitcast=True), 0.0), 0)
+        sum3 += tl.sum(tl.where(real, x3.to(tl.float32, bitcast=True), 0.0), 0)
+    total = tl.join(tl.join(sum0, sum2), tl.join(sum1, sum3)).reshape(PART)
+    tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=(row < M) & (col < N))
 
 
 # What becomes of a partial.
@@ -290,10 +362,13 @@ def _split_k_kernel(
     MODE: tl.constexpr,
     SPLITS: tl.constexpr,
     ADDERS: tl.constexpr,
-    FETCH: tl.constexpr,
+    POLL: tl.constexpr,
+    POLL_OPERANDS: tl.constexpr,
+    POLLED: tl.constexpr,
     PDL: tl.constexpr,
     STREAMED: tl.constexpr,
     EVEN_K: tl.constexpr,
+    ONE_ROW: tl.constexpr,  # M fits one tile
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -303,12 +378,15 @@ def _split_k_kernel(
     """Program (tile, split), tiles first: programs that run together share a stretch of A and meet it in the L2."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    tiles = tl.cdiv(M, BLOCK_M) * tiles_n
-    tile = tl.program_id(0) % tiles
-    split = tl.program_id(0) // tiles
-    first_row = (tile // tiles_n) * BLOCK_M
-    first_col = (tile % tiles_n) * BLOCK_N
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    if ONE_ROW:  # of tiles: a division less before the first load
+        first_row = 0
+        first_col = tile * BLOCK_N
+    else:
+        tiles_n = tl.cdiv(N, BLOCK_N)
+        first_row = (tile // tiles_n) * BLOCK_M
+        first_col = (tile % tiles_n) * BLOCK_N
     row = first_row + tl.arange(0, BLOCK_M)
     col = first_col + tl.arange(0, BLOCK_N)
     SLOT: tl.constexpr = BLOCK_M * BLOCK_N
@@ -316,10 +394,9 @@ def _split_k_kernel(
     my_slots = slots_ptr
     if MODE != ATOMIC and SPLITS > 1:
         my_slots += tile.to(tl.int64) * (SPLITS * SLOT)
-    adder = split - (SPLITS - ADDERS)
-    if FETCH:  # noqa: SIM102 (a constant, then a value)
-        if adder >= 0:
-            _fetch(my_slots + adder * PART, SPLITS, SLOT, PART, CHUNK)
+    if MODE == FIXUP and SPLITS > 1:
+        # It is EMPTY already. Written again, its lines are in the L2 when an adder reads them, and not in DRAM.
+        tl.store(my_slots + split * SLOT + tl.arange(0, SLOT), tl.full((SLOT,), EMPTY, dtype=tl.int32))
     acc = _multiply(
         a_ptr, b_ptr, row, col, split, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
         SPLITS, STREAMED, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
@@ -331,13 +408,23 @@ def _split_k_kernel(
         at = out_ptr + row.to(tl.int64)[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=(row < M)[:, None] & (col < N)[None, :])
     else:
-        _store_slot(my_slots + split * SLOT, acc, M - first_row, N - first_col, BLOCK_M, BLOCK_N)
-        if MODE == FIXUP:  # noqa: SIM102
+        if MODE == FIXUP:
+            tl.debug_barrier()  # another thread may have written EMPTY where this one writes a sum
+        _store_slot(my_slots + split * SLOT, acc, M - first_row, BLOCK_M, BLOCK_N)
+        adder = split - (SPLITS - ADDERS)
+        if MODE == FIXUP:  # noqa: SIM102 (a constant, then a value)
             if adder >= 0:
-                _store_sum(
-                    out_ptr, my_slots, adder * PART, first_row, first_col, M, N,
-                    True, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
-                )  # fmt: skip
+                if POLLED:
+                    if first_row + adder * PART // BLOCK_N < M:  # a slice of rows that are there
+                        _await_sum(
+                            out_ptr, my_slots, adder * PART, first_row, first_col, M, N, POLL, POLL_OPERANDS, POLLED,
+                            SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
+                        )  # fmt: skip
+                else:
+                    _store_sum(
+                        out_ptr, my_slots, adder * PART, first_row, first_col, M, N,
+                        True, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
+                    )  # fmt: skip
 
 
 @triton.jit
@@ -365,6 +452,11 @@ def _sum_kernel(
         out_ptr, my_slots, tl.program_id(1) * PART, first_row, first_col, M, N,
         False, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
     )  # fmt: skip
+
+
+def polled_at_once(slots: int, part: int, num_warps: int) -> int:
+    """Times 16 bytes that a thread waits for together, of `part` elements of each of so many slots."""
+    return max(1, min(MOST_POLLED, slots * part // 4 // (32 * num_warps)))
 
 
 def chunk(splits: int, elements: int) -> int:
@@ -395,6 +487,8 @@ def prepare_fixup(
     Raises ValueError for operands or a config that cannot run. A call raises RuntimeError where several adders need
     more programs at once than the GPU holds.
     """
+    if config is None and (stream := _stream(a, b)):
+        return stream
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -407,6 +501,16 @@ def prepare_fixup(
         return out
 
     return run
+
+
+def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
+    """split_k_stream.py's callable, or None where it cannot take a and b."""
+    require_product(a, b)
+    if a.device.type != "cuda" or interpreted() or min(*a.shape, *b.shape) == 0:
+        return None
+    from groupbench.kernels import split_k_stream
+
+    return None if split_k_stream.unsuitable(a, b) else split_k_stream.prepare_stream(a, b)
 
 
 def prepare_two_launches(
@@ -466,8 +570,9 @@ def _launcher(
 ) -> Callable[[Tensor, Tensor | None], None]:
     """Launches `_split_k_kernel` on (out, slots); `early` where the next kernel is launched before it has ended."""
     (M, K), N = a.shape, b.size(1)
-    grid = (tile_count(M, N, config) * config.splits,)
-    constants = kernel_constants(config, K, mode.value) | {"PDL": early}
+    grid = (tile_count(M, N, config), config.splits)
+    compiled = a.device.type == "cuda" and not interpreted()
+    constants = kernel_constants(config, M, K, mode.value, compiled) | {"PDL": early}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if mode is FIXUP and config.adders > 1 and a.device.type == "cuda":
         options["launch_cooperative_grid"] = True  # all at once or not at all: nobody waits for who cannot start
@@ -478,21 +583,28 @@ def _launcher(
     return launch
 
 
-def kernel_constants(config: SplitKConfig, K: int, mode: int) -> dict[str, object]:
+def kernel_constants(config: SplitKConfig, M: int, K: int, mode: int, compiled: bool = True) -> dict[str, object]:
     """What `_split_k_kernel` is compiled for, besides types, warps and stages."""
+    part = config.block_m * config.block_n // config.adders
+    slots = chunk(config.splits, part)
+    polls = compiled and mode == FIXUP.value and config.splits > 1 and part >= 4
+    polled = polled_at_once(slots, part, config.num_warps) if polls else 0
     return {
         "MODE": mode,
         "SPLITS": config.splits,
         "ADDERS": config.adders,
-        "FETCH": mode == FIXUP.value and config.fetch,
+        "POLL": poll(polled),
+        "POLL_OPERANDS": poll_operands(polled),
+        "POLLED": polled,
         "PDL": False,
         "STREAMED": config.streamed,
         "EVEN_K": K % config.block_k == 0,
+        "ONE_ROW": config.block_m >= M,
         "PRECISION": "ieee",  # TF32 would leave fp32 operands fp16's mantissa
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "CHUNK": chunk(config.splits, config.block_m * config.block_n // config.adders),
+        "CHUNK": slots,
     }
 
 

@@ -2,9 +2,10 @@
 
     python -m groupbench.operators.tune_split_k --suite skinny --dtype bf16
 
-Prints, for each shape, cuBLAS, what `choose_config` gives, and the fastest of all configs that differ from it in tile,
-splits, stages, or in how B is read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes
-for, in one process, a minute a shape, nearly all of it Triton's.
+Prints, for each shape, cuBLAS, what the rule of the kernel that takes it gives (`choose_config`, or `choose_stream` of
+split_k_stream.py), and the fastest of all configs that differ from it in tile, splits, warps, stages, or in how B is
+read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes for, in one process, a minute a
+shape, nearly all of it Triton's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -22,8 +23,12 @@ from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL, SUITES
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from groupbench.kernels.split_k import SplitKConfig
+    from groupbench.kernels.split_k_stream import StreamConfig
+
+Config = TypeVar("Config")
 
 
 def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
@@ -35,12 +40,10 @@ def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator
     yield rule
     narrow = sorted({max(16, rule.block_n // 2), rule.block_n, min(128, 2 * rule.block_n)})
     deep = sorted({max(32, rule.block_k // 2), rule.block_k, min(256, 2 * rule.block_k)})
-    for block_n, block_k, per_sm, stages, streamed, fetch in itertools.product(
-        narrow, deep, (0.5, 1, 2, 4), (3, 4, 6), (False, True), (False, True)
+    for block_n, block_k, per_sm, stages, streamed in itertools.product(
+        narrow, deep, (0.5, 1, 2, 4), (3, 4, 6), (False, True)
     ):
-        config = replace(
-            rule, block_n=block_n, block_k=block_k, num_stages=stages, streamed=streamed, fetch=fetch, adders=1
-        )
+        config = replace(rule, block_n=block_n, block_k=block_k, num_stages=stages, streamed=streamed, adders=1)
         splits = legal_splits(int(sms * per_sm) // tile_count(M, N, config), K, block_k)
         found = replace(config, splits=splits, adders=most_adders(rule.block_m * block_n, splits))
         if found not in seen and illegal(found, K, dtype) is None:
@@ -48,7 +51,24 @@ def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator
             yield found
 
 
-def evenly(configs: list[SplitKConfig], most: int) -> list[SplitKConfig]:
+def stream_neighbours(M: int, N: int, K: int, sms: int) -> Iterator[StreamConfig]:
+    """As `neighbours`, of the kernel that reads B into registers."""
+    from groupbench.kernels.split_k import even_splits, legal_splits, most_adders
+    from groupbench.kernels.split_k_stream import ROWS, StreamConfig, choose_stream
+
+    rule = choose_stream(M, N, K, sms)
+    seen = {rule}
+    yield rule
+    for block_n, warp_k, num_warps, per_sm in itertools.product((16, 32), (64, 128), (2, 4, 8, 16), (0.5, 1, 2)):
+        tiles = math.ceil(N / block_n)
+        splits = legal_splits(even_splits(int(sms * per_sm) // tiles), K, warp_k * num_warps)
+        found = StreamConfig(block_n, warp_k, splits, num_warps, most_adders(ROWS * block_n, splits))
+        if found not in seen:
+            seen.add(found)
+            yield found
+
+
+def evenly(configs: list[Config], most: int) -> list[Config]:
     """At most so many, spread over the list, the first among them."""
     return configs[:: math.ceil(len(configs) / most)]
 
@@ -63,6 +83,19 @@ def microseconds(run: Callable[[], object]) -> float:
         return math.inf
 
 
+def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable[[], Tensor], object]]:
+    """Calls and their configs, the rule's first, of the kernel that `prepare_fixup` chooses for these operands."""
+    from groupbench.kernels.split_k import prepare_fixup
+    from groupbench.kernels.split_k_stream import prepare_stream, unsuitable
+
+    (M, K), N = a.shape, b.size(1)
+    if unsuitable(a, b) is None:
+        streams = evenly(list(stream_neighbours(M, N, K, sms)), most)
+        return [(prepare_stream(a, b, config), config) for config in streams]
+    configs = evenly(list(neighbours(M, N, K, a.dtype, sms)), most)
+    return [(prepare_fixup(a, b, config), config) for config in configs]
+
+
 @click.command()
 @tuning.suite_option(SUITES, "skinny")
 @tuning.shape_option
@@ -72,16 +105,12 @@ def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: i
     """Compare the rule with its neighbours on this GPU."""
     import torch
 
-    from groupbench.kernels.split_k import prepare_fixup
-
     named = tuning.chosen(SPLIT_K_MATMUL.parse_shape, texts, (shape for suite in suites for shape in SUITES[suite]))
     tuning.require_gpu()
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     for shape in named.values():
         x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
-        M, N, K = shape.M, shape.N, shape.K
-        tried = evenly(list(neighbours(M, N, K, x.a.dtype, sms)), configs)
-        times = [(microseconds(prepare_fixup(x.a, x.b, config)), config) for config in tried]
+        times = [(microseconds(run), config) for run, config in candidates(x.a, x.b, sms, configs)]
         cublas = microseconds(lambda x=x: torch.mm(x.a, x.b))  # type: ignore[misc]
         best, config = min(times, key=lambda found: found[0])
         rule = times[0][0]

@@ -18,11 +18,11 @@ if __name__ == "__main__":
 import pytest
 import torch
 
-from groupbench.kernels import elementwise, outer_k, split_k
+from groupbench.kernels import elementwise, outer_k, split_k, split_k_stream
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
 
 SMS = 132
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -49,32 +49,51 @@ SPLIT_K = {
     "leave": Case(64, 512, 32768, mode=split_k.LEAVE),
     "atomic": Case(64, 512, 32768, mode=split_k.ATOMIC),
 }
+# Up to 16 rows and weights as [N, K], which split_k_stream.py takes on Hopper.
+STREAM = {
+    "stream_seed": Case(16, 16, 4096),
+    "stream_router": Case(16, 128, 2880),
+    "stream_long": Case(16, 16, 131072),
+    "stream_long_64": Case(16, 64, 65536),
+    "stream_split": Case(16, 1024, 16384),
+    "stream_narrow": Case(16, 2112, 7168),
+    "stream_decode": Case(16, 4096, 4096),
+    "stream_one_row": Case(1, 4096, 14336),
+    "stream_ragged": Case(9, 2111, 7184),
+    "stream_fp16": Case(16, 4096, 4096, "fp16"),
+}
 OUTER_K = {
     "outer_k": Case(4096, 4096, 4096, nk=False),
     "outer_k_nk": Case(4096, 4096, 4096),
     "outer_k_fp32": Case(4096, 4096, 4096, "fp32", nk=False),
 }
-NAMES = (*SPLIT_K, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
+NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
 
 
 def config_of(name: str) -> Any:
     if name in SPLIT_K:
         case = SPLIT_K[name]
         return split_k.choose_config(case.M, case.N, case.K, DTYPES[case.dtype], SMS)
+    if name in STREAM:
+        case = STREAM[name]
+        return split_k_stream.choose_stream(case.M, case.N, case.K, SMS)
     return outer_k.default_config(torch.device("cuda"), DTYPES[OUTER_K[name].dtype])
 
 
 def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
     """(kernel, types of its arguments, constants, config)."""
-    case = SPLIT_K.get(name) or OUTER_K[name]
+    case = SPLIT_K.get(name) or STREAM.get(name) or OUTER_K[name]
     config = config_of(name)
     types = {"a_ptr": f"*{case.dtype}", "b_ptr": f"*{case.dtype}", "out_ptr": f"*{case.dtype}", "slots_ptr": "*i32"}
+    if name in STREAM:
+        constants = split_k_stream.stream_constants(config, case.M, case.N, case.K)
+        return split_k_stream._stream_kernel, types, constants, config
     strides = {"stride_ak": 1, ("stride_bk" if case.nk else "stride_bn"): 1}
     if name in OUTER_K:
         return outer_k._outer_k_kernel, types, outer_k.kernel_constants(config, case.K) | strides, config
     if case.mode is split_k.ATOMIC:
         types["out_ptr"] = "*fp32"
-    constants = split_k.kernel_constants(config, case.K, case.mode.value)
+    constants = split_k.kernel_constants(config, case.M, case.K, case.mode.value)
     return split_k._split_k_kernel, types, constants | strides, config
 
 
@@ -118,11 +137,11 @@ def main() -> None:
         num_warps: int
         num_stages: int = 1
 
-    found: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *OUTER_K)}
+    found: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *STREAM, *OUTER_K)}
     tile = {"SPLITS": 64, "PDL": True, "BLOCK_M": 64, "BLOCK_N": 64, "PART": 256, "CHUNK": 32}
     found["sum"] = compiled(split_k._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
     add = elementwise.CONFIGS["flat"]
-    for dtype in DTYPES:
+    for dtype in ("bf16", "fp32"):
         types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), f"*{dtype}")
         constants = {"WIDE": False, "BLOCK": add.block}
         found[f"add_{dtype}"] = compiled(elementwise._flat_kernel, types, constants, Plain(add.num_warps))
@@ -151,6 +170,17 @@ def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any]) ->
 def test_wgmma_unless_fp32_or_few_rows(name: str, built: dict[str, Any]) -> None:
     case = SPLIT_K.get(name) or OUTER_K[name]
     assert (built["found"][name]["wgmma"] > 0) == (case.M >= 64 and case.dtype != "fp32")
+
+
+@pytest.mark.parametrize("name", STREAM)
+def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any]) -> None:
+    """16 bytes a load, B's marked, and shared memory for nothing but the sums of the warps."""
+    row, config = built["found"][name], config_of(name)
+    assert [load.split(".")[-2:] for load in row["once_loads"]] == [["v4", "b32"]]
+    assert row["async_copies"] == []
+    assert row["shared_bytes"] == config.num_warps * split_k_stream.ROWS * config.block_n * 4
+    assert row["registers"] * config.num_warps * 32 <= 1 << 16
+    assert row["local_bytes"] == 0
 
 
 @pytest.mark.parametrize("name", SPLIT_K)

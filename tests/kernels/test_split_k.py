@@ -55,7 +55,6 @@ PRODUCTS = (
     Product("odd_splits", 20, 20, 300, config=replace(SMALL, splits=19)),
     Product("streamed", 20, 40, 203, config=replace(SMALL, splits=3, streamed=True)),
     Product("streamed_by_blocks", 20, 40, 208, "rows", "rows", replace(SMALL, splits=13, streamed=True)),
-    Product("fetched", 20, 40, 203, config=replace(SMALL, splits=5, fetch=True)),
     Product("one_row_of_a_tile", 65, 33, 203, config=replace(SMALL, block_m=64, block_n=32, splits=5)),
 )
 
@@ -105,7 +104,7 @@ def test_matches_the_reference(prepare, product, dtype, device, poisoned, check)
     check(out, split_k_reference(a, b, 3), dtype)
 
 
-@pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "fetched", "several_tiles"])
+@pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "several_tiles"])
 @pytest.mark.parametrize("way", ["fixup", "two_launches"])
 def test_runs_agree_to_the_bit(way, name, device, poisoned):
     """Also after what lay in the workspace has changed: the slots are empty again, and none is read unwritten."""
@@ -150,7 +149,7 @@ def in_order(order, run):
     from triton.runtime.interpreter import interpreter_builder
 
     ids, set_grid_idx = iter(order), interpreter_builder.set_grid_idx
-    with mock.patch.object(interpreter_builder, "set_grid_idx", lambda x, y, z: set_grid_idx(next(ids), y, z)):
+    with mock.patch.object(interpreter_builder, "set_grid_idx", lambda x, y, z: set_grid_idx(x, next(ids), z)):
         out = run()
     assert next(ids, None) is None, "not all programs ran"
     return out
@@ -217,7 +216,7 @@ def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
     tiles, blocks = split_k.tile_count(M, N, config), -(-K // config.block_k)
     at_once = 132 * (2 if config.streamed else 1)
     assert config.splits == 1 or tiles * config.splits <= at_once, "adders wait for programs that cannot start"
-    assert config.splits == min(blocks, split_k.MAX_SPLITS) or tiles * (config.splits + 1) > at_once
+    assert config.splits == min(blocks, split_k.MAX_SPLITS) or 10 * tiles * (config.splits + 1) > 9 * at_once
     assert split_k.illegal(split_k.interpreter_config(M, N, K), K, dtype) is None
 
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.kernels.split_k import choose_config, illegal
+from groupbench.kernels.split_k_stream import choose_stream, illegal_stream
 from groupbench.operators.split_k_matmul import SUITES
-from groupbench.operators.tune_split_k import evenly, main, neighbours
+from groupbench.operators.tune_split_k import evenly, main, neighbours, stream_neighbours
 
 
 @pytest.mark.parametrize("shape", SUITES["skinny"] + SUITES["ragged"], ids=str)
@@ -21,6 +22,14 @@ def test_neighbours_start_with_the_rule_and_can_run(shape):
     assert configs[0] == choose_config(shape.M, shape.N, shape.K, torch.bfloat16, 132)
     assert len(set(configs)) == len(configs) > 10
     assert all(illegal(config, shape.K, torch.bfloat16) is None for config in configs)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SUITES["skinny"] if shape.M <= 16], ids=str)
+def test_stream_neighbours_start_with_the_rule_and_can_run(shape):
+    configs = list(stream_neighbours(shape.M, shape.N, shape.K, 132))
+    assert configs[0] == choose_stream(shape.M, shape.N, shape.K, 132)
+    assert len(set(configs)) == len(configs) > 10
+    assert all(illegal_stream(config, shape.K) is None for config in configs)
 
 
 @given(st.integers(1, 500), st.integers(1, 500))

@@ -1,0 +1,158 @@
+"""Split-K by registers: its rule, what it refuses, and on a GPU its sums and slots. It has no interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.kernels import split_k, split_k_stream
+from groupbench.kernels.split_k import split_k_reference
+from groupbench.kernels.split_k_stream import StreamConfig
+
+SMS = 132
+GPU = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="NOT TESTED: Gluon kernels have no interpreter. No Hopper GPU",
+)
+ROWS, SIZES = st.integers(1, 16), st.integers(1, 1 << 17)
+
+
+@given(M=ROWS, N=SIZES, K=SIZES)
+def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K):
+    config = split_k_stream.choose_stream(M, N, K, SMS)
+    assert split_k_stream.illegal_stream(config, K) is None
+    tiles, blocks = -(-N // config.block_n), -(-K // config.block_k)
+    assert config.splits == 1 or tiles * config.splits <= SMS, "adders wait for programs that cannot start"
+    assert config.splits == blocks or 10 * tiles * (config.splits + 1) > 9 * SMS
+    constants = split_k_stream.stream_constants(config, M, N, K)
+    assert config.splits == 1 or constants["CHUNK"] * 16 * config.block_n // config.adders >= 4 * constants["POLLED"]
+
+
+SOME = StreamConfig(16, 64, 4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"block_n": 64}, "block_n=64"), ({"num_warps": 3}, "num_warps=3"), ({"warp_k": 32}, "warp_k=32"),
+     ({"splits": 17}, "splits=17"), ({"splits": 0}, "splits=0"), ({"adders": 3}, "adders=3"),
+     ({"adders": 8}, "adders=8"), ({"adders": 0}, "adders=0"),
+     ({"splits": 64, "num_warps": 1, "adders": 128}, "adders=128")],
+    ids=str,
+)  # fmt: skip
+def test_says_which_configs_cannot_run(change, message):
+    assert message in split_k_stream.illegal_stream(replace(SOME, **change), 4096)
+    assert split_k_stream.illegal_stream(SOME, 4096) is None
+
+
+def test_a_cpu_has_no_registers_of_hopper():
+    a, b = torch.empty(16, 64, dtype=torch.float16), torch.empty(16, 64, dtype=torch.float16).t()
+    assert split_k_stream.unsuitable(a, b) == "written for Hopper"
+
+
+@dataclass(frozen=True)
+class Product:
+    name: str
+    M: int
+    N: int
+    K: int
+    config: StreamConfig | None = None
+    padding: int = 0  # elements between rows of a and of b, all NaN
+
+
+PRODUCTS = (
+    Product("seed", 16, 16, 4096),
+    Product("one_row", 1, 4096, 4096),
+    Product("one_column", 5, 1, 304),
+    Product("one_line_of_k", 16, 16, 64),
+    Product("sixteen_of_k", 7, 19, 16),
+    Product("ragged_columns", 16, 1001, 4096),
+    Product("ragged_k", 3, 40, 4112),
+    Product("all_ragged", 13, 45, 2896, padding=8),
+    Product("padded", 16, 64, 1024, padding=24),
+    Product("long", 16, 16, 131072),
+    Product("large", 16, 4096, 4096),
+    Product("large_ragged", 9, 2111, 7184),
+    Product("many_tiles", 16, 9000, 1024),
+    Product("uneven_splits", 16, 32, 4096, StreamConfig(16, 64, 7, 4, 4)),
+    Product("slots_in_chunks", 16, 16, 32768, StreamConfig(16, 64, 128, 4, 1)),
+    Product("a_warp", 16, 64, 1024, StreamConfig(32, 128, 3, 1, 2)),
+    Product("four_elements_each", 2, 16, 32768, StreamConfig(16, 64, 64, 8, 64)),
+)
+
+
+def padded(rows: int, columns: int, padding: int, dtype: torch.dtype) -> torch.Tensor:
+    wide = torch.full((rows, columns + padding), float("nan"), device="cuda", dtype=dtype)
+    wide[:, :columns] = torch.randn(rows, columns)
+    return wide[:, :columns]
+
+
+def operands(product: Product, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    a = padded(product.M, product.K, product.padding, dtype)
+    b = padded(product.N, product.K, product.padding, dtype).t()
+    assert split_k_stream.unsuitable(a, b) is None
+    return a, b
+
+
+@GPU
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
+def test_matches_the_reference_and_itself_to_the_bit(product, kind, poisoned, check):
+    a, b = operands(product, kind)
+    made, full = [], torch.full
+    with mock.patch.object(torch, "full", lambda *args, **kwargs: made.append(full(*args, **kwargs)) or made[-1]):
+        run = split_k_stream.prepare_stream(a, b, product.config)
+    with poisoned():
+        first = run()
+    check(first, split_k_reference(a, b), kind)
+    with poisoned():
+        assert all(torch.equal(first, run()) for _ in range(20))
+    assert len(made) == 1
+    assert (made[0] == split_k.EMPTY.value).all(), "a slot is not empty for the next call"
+
+
+@GPU
+def test_replays_of_a_graph_agree_to_the_bit():
+    a, b = operands(Product("", 16, 16, 131072), torch.bfloat16)
+    run = split_k_stream.prepare_stream(a, b)
+    expected = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(out, expected)
+
+
+@GPU
+def test_a_nan_stays_in_its_row():
+    a, b = operands(Product("", 14, 16, 4096), torch.bfloat16)
+    a[11, 999] = float("nan")
+    bad = split_k_stream.prepare_stream(a, b)().isnan()
+    assert bad[11].all()
+    assert bad.sum() == b.size(1)
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: (a.float(), b.float()), "not 16 bits"),
+        (lambda a, b: (a.repeat(2, 1), b), "more than 16"),
+        (lambda a, b: (a, b.contiguous()), "other dimensions"),
+        (lambda a, b: (a.t().contiguous().t(), b), "other dimensions"),
+        (lambda a, b: (a[:, 1:-15], b[1:-15]), "multiple of 16"),
+        (lambda a, b: (a[:, :-8], b[:-8]), "multiple of 16"),
+    ],
+    ids=["fp32", "rows", "b_by_rows", "a_by_columns", "odd_address", "odd_k"],
+)
+def test_what_it_cannot_take_goes_to_the_other_kernel(change, message, check):
+    a, b = change(*operands(Product("", 16, 64, 1024), torch.bfloat16))
+    assert message in split_k_stream.unsuitable(a, b)
+    with mock.patch.object(split_k_stream, "prepare_stream", side_effect=AssertionError):
+        check(split_k.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
