@@ -29,7 +29,7 @@ from groupbench.tracker.judge import MIN_EFFECT, RMS_FLOOR, RMS_RATIO
 from groupbench.tracker.pasts import authors
 from groupbench.tracker.rows import RunRow, SeriesRow
 from groupbench.tracker.schema import Alert, AlertEvent, Comparison, Environment, Point, Run
-from groupbench.tracker.verdicts import Judged
+from groupbench.tracker.verdicts import Judged, Span
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
@@ -248,7 +248,7 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     if alert.metric != row.what:
         return False
     if alert.metric in ("repeatability", "result"):
-        return alert.state in OPEN
+        return alert.state in OPEN and not _over_since(alert, row)
     before, after = levels(row)
     distance = alert.distance
     if before is None or after is None or alert.before is None or distance is None:
@@ -275,8 +275,17 @@ def _log(metric: str, level: float) -> float:
     return math.log(level + RMS_FLOOR if metric == "accuracy" else level)
 
 
+def _over_since(alert: AlertRow, row: Judged) -> bool:
+    """Whether what a row says began anew: a result was right, or repeatable, after the change of the alert."""
+    if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
+        return False
+    return not Span(alert.base_run, alert.run).overlaps(row.span)
+
+
 def is_back(alert: AlertRow, row: Judged) -> bool:
-    """Whether the newest results are on the level that an alert's series had before."""
+    """Whether the newest results are on the level that an alert's series had before, or were since."""
+    if _over_since(alert, row):
+        return True
     point = row.point
     if point is None or point.status != "ok":
         return False

@@ -24,7 +24,7 @@ from groupbench.tracker.causes import DRIFT, Facts, find_cause
 from groupbench.tracker.comparisons import DIFFERENT, SAME
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.judge import ALONE, FLOOR, MANY, MIN_EFFECT, RMS_FLOOR, RMS_RATIO, Verdict, far_off, judge_rms
-from groupbench.tracker.pasts import Past, Pasts, authors, facts_at
+from groupbench.tracker.pasts import Past, Pasts, authors, facts_at, turns_wrong
 from groupbench.tracker.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged, Span, exit_code, summary
@@ -123,7 +123,10 @@ class _Judge:
         self.min_effect = min_effect
         self.pasts = Pasts(session, run, [point.series.pk for point in points], window)
         self.comparisons = comparisons.of_series(session, [point.series.pk for point in points])
-        self.runs = query.run_rows(session, self.pasts.runs)
+        wrong = [point.series.pk for point in points if point.status == "wrong"]
+        self.turns = turns_wrong(session, run, wrong)
+        ends = {end for turn in self.turns.values() for end in (turn.base, turn.head) if end is not None}
+        self.runs = query.run_rows(session, ends.union(self.pasts.runs))
         self.alerts: dict[int, list[AlertRow]] = {}
         for alert in stored:
             self.alerts.setdefault(alert.series.pk, []).append(alert)
@@ -242,6 +245,8 @@ class _Judge:
                 ends = [-2, -1] if found is None or found.first is None else [found.first, found.last or -1]
                 runs += past.run[ends].tolist()
             places |= {(point.series.pk, run) for run in runs}
+        for series, turn in self.turns.items():
+            places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
         return places
 
     # ---- one point
@@ -265,13 +270,24 @@ class _Judge:
     def _not_ok(self, point: PointRow) -> Judged:
         series, expected = point.series, self.expected.get(point.series.pk)
         if point.status == "wrong":
-            return Judged(series, "wrong", point, "result", note=point.message)
+            return self._wrong(point)
         if point.status == "unavailable":
             if expected is not None and expected.status == "ok":
                 note = f"ran in the previous run: {point.message}"
                 return Judged(series, "missing", point, "unavailable", note=note)
             return Judged(series, "unavailable", point, "unavailable", note=point.message)
         return Judged(series, "missing", point, point.status, note=point.message)
+
+    def _wrong(self, point: PointRow) -> Judged:
+        """A result outside the tolerance table: wrong whatever was before; since when, its past tells."""
+        turn, seen = self.turns[point.series.pk], self.pasts.earlier_ok(point.series.pk)
+        span = Span(None if turn.base is None else self.runs[turn.base], self.runs[turn.head])
+        row = Judged(point.series, "wrong", point, "result", note=point.message, n=seen, span=span)
+        if span.base is None:
+            return row
+        cause = find_cause(*self._facts(row, span))
+        note = _joined(point.message, cause.note)
+        return replace(row, before_ms=turn.ms, before_rms=turn.rms, cause=cause.word, note=note)
 
     def _worse(self, point: PointRow, row: Judged) -> Judged | None:
         """What got worse besides the latency, which is `row`'s and is told in the same row."""
@@ -395,9 +411,13 @@ class _Judge:
         past, found = self.accuracy[point.pk]
         earlier = _errors(past.log[:-1])
         if found is None or found.verdict in ("new", "insufficient"):
-            if judge_rms(point.rms, earlier).verdict != "regressed":
+            n = len(earlier)
+            while n > 1 and judge_rms(point.rms, earlier[n - 1]).verdict == "ok":
+                n -= 1  # the nights before were worse already
+            if judge_rms(point.rms, earlier[:n]).verdict != "regressed":
                 return None
-            before, span, since = float(np.median(earlier)), Span(self.runs[int(past.run[-2])], self.run), 1
+            span = Span(self.runs[int(past.run[n - 1])], self.runs[int(past.run[n])])
+            before, since = float(np.median(earlier[:n])), len(earlier) - n + 1
         elif found.verdict in _MOVED and found.effect is not None:
             first = found.first or 0
             start = (first + 1 if found.index is None else found.index) - found.n_before

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.causes import Facts
 from groupbench.tracker.judge import RMS_FLOOR
-from groupbench.tracker.query import chunks, environment_rows, run_rows
+from groupbench.tracker.query import before, chunks, environment_rows, run_rows
 from groupbench.tracker.recent import recent_points
 from groupbench.tracker.record import STATUSES, Kernel
-from groupbench.tracker.rows import RunRow
+from groupbench.tracker.rows import MEASURED, RunRow
 from groupbench.tracker.schema import Commit, Environment, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
@@ -151,6 +151,33 @@ class _Table:
         return Past(
             series, self.run[own], self.environment[own], self.state[own], self.log[own], self.error[own]
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """When the result of a series became wrong."""
+
+    head: int  # key of the first run since whose result is wrong
+    base: int | None = None  # of the last one whose result was right; None where none is stored
+    ms: float | None = None  # what the base measured
+    rms: float | None = None
+
+
+def turns_wrong(session: Session, run: RunRow, series: Iterable[int]) -> dict[int, Turn]:
+    """Of series whose result is wrong in a run, by key. Failures and what was not measured are no results."""
+    columns = (Point.series_id, Point.run_id, Point.status, Point.median_ms, Point.timing, Point.rms)
+    found: dict[int, Turn] = {}
+    for chunk in chunks(series):
+        query = select(*columns).join(Run, Point.run_id == Run.id).order_by(Run.started, Run.id)
+        measured = Point.series_id.in_(chunk), Point.status.in_(MEASURED), or_(before(run), Run.id == run.pk)
+        right: dict[int, Turn] = {}
+        for key, at, status, ms, timing, rms in session.execute(query.where(*measured)):
+            if status == "ok":
+                right[key] = Turn(at, at, ms if timing in ("gpu", "cpu") else None, rms)
+                found.pop(key, None)
+            elif key not in found:
+                found[key] = replace(right.get(key, Turn(at)), head=at)
+    return found
 
 
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:

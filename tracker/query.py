@@ -82,7 +82,7 @@ def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str]) -> 
         .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
         .correlate(Run)
     )
-    query = _run_select().where(Run.plan == run.plan, _before(run), on_it.exists())
+    query = _run_select().where(Run.plan == run.plan, before(run), on_it.exists())
     row = session.execute(query.order_by(*_NEWEST_FIRST).limit(1)).first()
     return None if row is None else _run(row)
 
@@ -327,7 +327,8 @@ def dates(where: Filter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _before(run: RunRow) -> ColumnElement[bool]:
+def before(run: RunRow) -> ColumnElement[bool]:
+    """What holds of the runs before one. Whoever uses it has joined run."""
     return or_(Run.started < run.started, and_(Run.started == run.started, Run.id < run.pk))
 
 

@@ -287,6 +287,24 @@ def test_a_wrong_result_fails_whatever_its_alert_says(cli: Cli, stored: Stored, 
     assert "1 opened (2)" in cli("gate", "--update").stderr
 
 
+@pytest.mark.sqlite
+@pytest.mark.parametrize("together", [True, False])
+def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
+    cli: Cli, stored: Stored, make: Any, together: bool
+) -> None:
+    right, wrong = [make(n) for n in range(4)], [make(n, status="wrong") for n in (4, 5, 6)]
+    for nights in [[*right, *wrong]] if together else [right, *([night] for night in wrong)]:
+        stored(nights)
+        cli("gate", "--update")
+    assert [(alert["metric"], alert["commits"]) for alert in listed(cli)] == [("result", "003ccccccc..004ccccccc")]
+    assert cli("close", "1", "--as", "fixed", "--reason", "r").exit_code == 0
+    cli("gate", "--update")
+    assert [alert["alert"] for alert in listed(cli)] == [1]  # again
+    stored([make(7), make(8, status="wrong")])
+    assert "1 opened (2), 1 fixed (1)" in cli("gate", "--update").stderr
+    assert listed(cli)[-1]["commits"] == "007ccccccc..008ccccccc"
+
+
 @pytest.mark.parametrize("command", [("ack", "7"), ("ack", "0"), ("ack",), ("close", "1"), ("expect", "1")], ids=str)
 @pytest.mark.sqlite
 def test_usage(slower: Cli, command: tuple[str, ...]) -> None:

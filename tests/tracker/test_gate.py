@@ -184,6 +184,49 @@ def test_a_wrong_result_is_1_without_history(cli: Cli, stored: Stored, make: Any
     assert "12 % outside" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("nights", "commits", "n"),
+    [
+        ("ok ok ok ok wrong", "003..004", 4),
+        ("ok ok ok ok wrong wrong", "003..004", 4),
+        ("ok ok unavailable error wrong skipped oom wrong", "001..004", 2),
+        ("wrong wrong ok wrong ok wrong wrong", "004..005", 2),
+        ("wrong wrong", "..000", 0),
+        ("unavailable wrong", "..001", 0),
+    ],
+)
+def test_a_wrong_result_is_of_the_first_commit_that_has_it(
+    cli: Cli, stored: Stored, make: Any, nights: str, commits: str, n: int
+) -> None:
+    stored([make(night, status=status) for night, status in enumerate(nights.split())])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert row["commits"] == "..".join(end and f"{end}ccccccc" for end in commits.split(".."))
+    assert (row["verdict"], row["what"], row["n"]) == ("wrong", "result", n)
+    known = not commits.startswith(".")
+    assert (row["cause"], row["before_rms"]) == (("code", 2e-3) if known else (None, None))
+    assert row["before_ms"] == (pytest.approx(1.0, rel=0.01) if known else None)
+    (again,) = json.loads(cli("gate", "--json", "--window", "3").stdout)["series"]
+    assert again["commits"] == row["commits"]  # however long ago
+
+
+def test_a_result_that_became_wrong_in_another_environment_says_so(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, status="wrong", environment={"driver": "580.1"}, message="12 % outside")])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["cause"], row["note"]) == ("environment", "12 % outside; driver 570.1 → 580.1")
+
+
+@pytest.mark.parametrize("rms", [9e-3, 4e-3])
+@pytest.mark.parametrize("right", [1, 2])
+def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(
+    cli: Cli, stored: Stored, make: Any, right: int, rms: float
+) -> None:
+    stored([*quiet(make, right), *[make(night, rms=rms) for night in range(right, 3)]])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["verdict"], row["what"]) == ("regressed", "accuracy")
+    assert row["commits"] == f"{right - 1:03}ccccccc..{right:03}ccccccc"
+    assert row["before_rms"] == pytest.approx(2e-3)
+
+
 @pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped"])
 def test_a_cell_that_failed_is_3(cli: Cli, stored: Stored, make: Any, status: str) -> None:
     stored([make(), make(backend="b", status=status, message="because")])
