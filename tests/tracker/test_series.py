@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 Cli = Callable[..., Result]
@@ -38,3 +39,29 @@ def test_slices(cli: Cli, stored: Any, make: Any) -> None:
     nothing = cli("series", "--until", "2025-01-01")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "no series matches" in nothing.stderr
+
+
+@pytest.mark.parametrize("command", [("series",), ("history",), ("compare", "000", "001"), ("show", "run:")], ids=str)
+@pytest.mark.parametrize(
+    ("field", "values", "told"),
+    [
+        ("host", ("builtin", "tritonbench"), {"cell": {"host": "tritonbench"}}),
+        ("protocol", ("cooled", "sustained"), {"cell": {"protocol": "sustained"}}),
+        ("seed", ("0", "7"), {"cell": {"seed": 7}}),
+        ("hardware", (" H100", " B200"), {"environment": {"gpu": "NVIDIA B200"}}),
+    ],
+)
+def test_series_that_differ_in_one_thing_are_told_apart(
+    cli: Cli, stored: Any, make: Any, command: tuple[str, ...], field: str, values: tuple[str, ...], told: Any
+) -> None:
+    def header() -> list[str]:
+        lines = cli(*command).stdout.split("\n")
+        return next(line for line in lines if "backend" in line).split()
+
+    always = (command[0], field) in {("series", "hardware"), ("series", "protocol"), ("compare", "hardware")}
+    stored([make(0), make(1)])
+    assert (field in header()) is always
+    stored([make(0, **told), make(1, **told)])
+    assert field in header()
+    table = cli(*command, "--md").stdout
+    assert all(value in table for value in values)

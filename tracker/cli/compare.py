@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import min_effect_option, reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.cli.output import (
+    HOST,
+    PROTOCOL,
+    SEED,
+    Column,
+    Format,
+    output_formats,
+    plain,
+    say,
+    write_json,
+    write_table,
+)
 from groupbench.tracker.wording import milliseconds, printable
 
 if TYPE_CHECKING:
@@ -24,6 +35,9 @@ COLUMNS = (
     Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
     Column("hardware", "hardware", wraps=True),
+    HOST,
+    PROTOCOL,
+    SEED,
     Column("A ms", "a_ms", milliseconds, right=True),
     Column("B ms", "b_ms", milliseconds, right=True),
     Column("B/A", "ratio", lambda ratio: "~" if ratio is None else f"{ratio:.3f}", right=True),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.wording import commit_text, date, milliseconds, short_number, signed_percent, spread, yes_or_no
 
 _WHAT = (
@@ -19,6 +19,7 @@ _WHAT = (
     Column("mode", "mode"),
     Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
+    *APART,
 )
 METRICS = {
     "latency": (

@@ -40,6 +40,15 @@ class Column:
     right: bool = False
     wraps: bool = False  # may be folded where a terminal is narrow
     middle: bool = False  # its middle is left out where it is long, on a terminal alone
+    varies: bool = False  # left out where it says the same in every row
+
+
+HARDWARE = Column("hardware", "hardware", wraps=True, varies=True)
+HOST = Column("host", "host", varies=True)
+PROTOCOL = Column("protocol", "protocol", varies=True)
+SEED = Column("seed", "seed", right=True, varies=True)
+APART = (HARDWARE, HOST, PROTOCOL, SEED)
+"""What keeps two series of one operator, backend, mode, shape and dtype apart."""
 
 
 def plain(keys: Sequence[str]) -> list[Column]:
@@ -72,6 +81,7 @@ def write_json(value: Any) -> None:
 
 def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form: Format | None) -> None:
     """Rows by key, as `form` says."""
+    columns = [column for column in columns if not column.varies or len({row[column.key] for row in rows}) > 1]
     if form == "json":
         write_json(rows)
     elif form == "csv":

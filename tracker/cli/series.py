@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from groupbench.tracker.cli.options import commit_filters, reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import HOST, SEED, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.wording import date
 
 COLUMNS = (
@@ -18,7 +18,9 @@ COLUMNS = (
     Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
     Column("hardware", "hardware", wraps=True),
+    HOST,
     Column("protocol", "protocol"),
+    SEED,
     Column("points", "points", right=True),
     Column("ok", "ok", right=True),
     Column("first", "first", date),

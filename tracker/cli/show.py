@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
 from groupbench.tracker.wording import commit_text, date, milliseconds, printable, short_number, signed_percent, spread
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _CELLS = (
     Column("mode", "mode"),
     Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
+    *APART,
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("spread", "spread", spread, right=True),
     Column("tflops", "tflops", short_number, right=True),
