@@ -86,7 +86,7 @@ def confirm(
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Measure what history cannot decide, and store each comparison as it comes.
+    """Measure what history cannot decide, and store each comparison as it comes, but for failures of both sides.
 
     Raises QueryError; WorktreeError where `repo` is no clone.
     """
@@ -111,8 +111,10 @@ def confirm(
                 while remaining and clock() < end:
                     bench.budget_s = min(CELL_S, end - clock())
                     row = remaining[0]
-                    compared = _compared(row, bench.compare(_cell(row, plugins)), pair)
-                    done.append((row, _stored(store, row, compared)))
+                    result = bench.compare(_cell(row, plugins))
+                    compared = _compared(row, result, pair)
+                    # What fails on both sides tells nothing of either commit, and may be mended here: it is not kept.
+                    done.append((row, compared if result.failed_side == "both" else _stored(store, row, compared)))
                     tell(*done[-1])
                     remaining.pop(0)
             left_out += remaining
@@ -175,6 +177,9 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
         here = hardware_class(msgspec.convert(result.head_environment, Environment, strict=False))
         if here != row.series.hardware:
             raise AbError(f"this machine has {here}, the suspects are of {row.series.hardware}: confirm them there")
+    message = result.message
+    if result.failed_side == "both" and result.failed_status == "usage":
+        message = f"{message}; backends that came by --plugin need it here, too"
     sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
     return Compared(
         base=pair.base,
@@ -188,7 +193,7 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
         head_ms=_plain(result.head_ms),
         pairs=result.pairs,
         seconds=_plain(result.seconds),
-        message=result.message,
+        message=message,
         details={
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
             "kernel_hash": [hash_ for _, hash_ in sides],

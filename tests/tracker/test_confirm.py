@@ -241,6 +241,29 @@ def test_a_commit_that_git_lacks_is_unresolved_with_the_reason(
     assert "git knows no commit" in result.stdout
 
 
+@pytest.mark.parametrize(("status", "advice"), [("usage", True), ("oom", False)])
+def test_what_fails_on_both_sides_is_told_and_tried_again(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, status: str, advice: bool
+) -> None:
+    stored(suspect(make))
+    said = "both (005, 006): grouped_gemm has no backend 'triton'"
+    bench.answer("failed", message=said, failed_side="both", failed_status=status)
+    failed = cli("confirm")
+    assert (failed.exit_code, failed.stdout.splitlines()[-1]) == (3, "CONFIRM 1 failed")
+    assert said in failed.stdout
+    assert ("--plugin" in failed.stdout) is advice
+    assert "1 suspect" in first_line(cli("gate"))
+    bench.answer("different", 0.04)
+    assert cli("confirm", "--plugin", "my.kernels").stdout.splitlines()[-1] == "CONFIRM 1 different"
+
+
+def test_what_fails_on_one_side_is_kept(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.answer("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
+    assert cli("confirm").exit_code == 3
+    assert "1 were measured before without a decision" in cli("confirm").stdout
+
+
 @pytest.mark.parametrize("wrong", ["device", "model"])
 def test_another_machine_says_so_and_stores_nothing(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench, wrong: str
