@@ -117,7 +117,7 @@ class AlertRow:
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         return (
-            *("alert", "state", "metric", "cause", "operator", "backend", "mode", "shape", "dtype", "hardware"),
+            *("alert", "state", "metric", "cause", *_SERIES),
             *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
             *("ab", "opened", "until", "last", "events"),
         )
@@ -142,7 +142,7 @@ class AlertRow:
         }
 
 
-_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware")
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
 
 
 def find(

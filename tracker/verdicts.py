@@ -120,7 +120,7 @@ class Judged:
         }
 
 
-_SERIES = ("operator", "backend", "mode", "shape", "dtype")
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
 
 
 @dataclass(frozen=True)

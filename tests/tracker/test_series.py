@@ -41,7 +41,13 @@ def test_slices(cli: Cli, stored: Any, make: Any) -> None:
     assert "no series matches" in nothing.stderr
 
 
-@pytest.mark.parametrize("command", [("series",), ("history",), ("compare", "000", "001"), ("show", "run:")], ids=str)
+COMMANDS = [
+    *[("series",), ("history",), ("compare", "000", "001"), ("show", "run:")],
+    *[("gate", "--update"), ("alerts", "--each")],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
     ("field", "values", "told"),
     [
@@ -59,9 +65,11 @@ def test_series_that_differ_in_one_thing_are_told_apart(
         return next(line for line in lines if "backend" in line).split()
 
     always = (command[0], field) in {("series", "hardware"), ("series", "protocol"), ("compare", "hardware")}
-    stored([make(0), make(1)])
+    stored([make(0), make(1, status="wrong")])
+    cli("gate", "--update")
     assert (field in header()) is always
-    stored([make(0, **told), make(1, **told)])
+    stored([make(0, **told), make(1, status="wrong", **told)])
+    cli("gate", "--update")
     assert field in header()
     table = cli(*command, "--md").stdout
     assert all(value in table for value in values)

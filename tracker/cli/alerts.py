@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.wording import commit_text, date, printable, signed_percent
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _EACH = (
     Column("mode", "mode"),
     Column("shape", "shape", wraps=True, middle=True),
     Column("dtype", "dtype"),
+    *APART,
     Column("change", "change", signed_percent, right=True),
     Column("A/B", "ab"),
     Column("cause", "cause"),

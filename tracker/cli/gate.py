@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.options import min_effect_option
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.wording import latency, milliseconds, printable, signed_percent
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ COLUMNS = (
     Column("mode", "mode"),
     Column("shape", "shape", wraps=True),
     Column("dtype", "dtype"),
+    *APART,
     Column("before ms", "before_ms", milliseconds, right=True),
     Column("now ms", "now", right=True),
     Column("change", "change", signed_percent, right=True),
