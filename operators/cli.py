@@ -290,14 +290,15 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         idle_s=options["idle"],
         cudagraph=options["cudagraph"],
     )
+    named = _named(options, plugins)
     return [
         plan.Selection(
             operator=op,
             suites=options["suites"],
             shapes=tuple(options["shapes"]),
             dtypes=tuple(name for name in options["precision"] if name != "bypass"),
-            only=options["only"],
-            skip=options["skip"],
+            only=named[op]["only"],
+            skip=named[op]["skip"],
             mode=options["mode"],
             protocol=protocol,
             seed=options["seed"],
@@ -309,6 +310,22 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         )
         for op in options["ops"]
     ]
+
+
+def _named(options: dict[str, Any], plugins: tuple[str, ...]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Of what --only and --skip name, each operator's own: a name that some other has is none of its faults."""
+    from groupbench.operators import registry
+
+    backends = {op: [b.name for b in registry.get_operator(op, plugins).backends] for op in options["ops"]}
+    known = {name for names in backends.values() for name in names}
+
+    def own(op: str, flag: str) -> tuple[str, ...]:
+        return tuple(name for name in options[flag] if name in backends[op] or name not in known)
+
+    for op in options["ops"]:
+        if options["only"] and not own(op, "only"):
+            raise UsageError(f"{op} has none of the backends of --only; there are: {', '.join(backends[op])}")
+    return {op: {flag: own(op, flag) for flag in ("only", "skip")} for op in options["ops"]}
 
 
 def _integer(text: str) -> int:

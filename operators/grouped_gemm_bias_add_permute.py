@@ -9,6 +9,7 @@ Inputs are standard normal, each operand an allocation of its own; outputs are o
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.grouped_gemm import no_interpreted_bf16
 from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.sizes import size, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 OPS = ("mul", "add", "none")
 MAX_TEXT = 20_000  # characters, as in the record
+_GROUP = re.compile(r"(\d{1,30})x(\d{1,30})x(\d{1,30}):(\d{1,30})x(\d{1,30}):(\d{1,30})", re.ASCII)
 MAX_SIZE = 2**31 - 1  # rows, columns and K of a group: the kernels count them in 32 bits
 HELP = (
     "G=2,groups=M0xM1xM2:N0xN1:K|M0xM1xM2:N0xN1:K,E=mul (or E=add, E=none; one group listed stands for G alike), "
@@ -121,11 +124,9 @@ def _parse_fields(text: str) -> FusedShape:
         fields[key] = value
     if missing := {"G", "groups"} - fields.keys():
         raise ValueError(f"it lacks {' and '.join(sorted(missing))}")
-    G, op, listed = int(fields["G"]), fields.get("E", "mul"), fields["groups"]
-    if not 1 <= G <= MAX_TEXT:
-        raise ValueError(f"G={G}: 1 to {MAX_TEXT} groups")
+    G, op, listed = size("G", fields["G"], MAX_TEXT), fields.get("E", "mul"), fields["groups"]
     if listed.startswith("random(") and listed.endswith(")"):
-        return FusedShape(random_groups(G, int(listed[len("random(") : -1])), op)
+        return FusedShape(random_groups(G, whole("random", listed[len("random(") : -1])), op)
     groups = tuple(map(_parse_group, listed.split("|")))
     if len(groups) not in (1, G):
         raise ValueError(f"{len(groups)} groups are listed for G={G}")
@@ -133,11 +134,10 @@ def _parse_fields(text: str) -> FusedShape:
 
 
 def _parse_group(text: str) -> GroupSize:
-    parts = text.split(":")
-    sizes = [tuple(map(int, part.split("x"))) for part in parts]
-    if [len(size) for size in sizes] != [3, 2, 1]:
+    match = _GROUP.fullmatch(text)
+    if match is None:
         raise ValueError(f"group {text!r} is not of the form M0xM1xM2:N0xN1:K")
-    (M0, M1, M2), (N0, N1), (K,) = sizes
+    M0, M1, M2, N0, N1, K = map(int, match.groups())
     return GroupSize((M0, M1, M2), (N0, N1), K)
 
 

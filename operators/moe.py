@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_EXPERTS = 4096
-MAX_CHOICES = 2**31 - 1024
+MAX_CHOICES = 1 << 26
+"""Drawing them takes the host some 30 bytes each."""
 MAX_SIZE = 1 << 20
 
 

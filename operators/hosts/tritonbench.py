@@ -61,6 +61,8 @@ def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
     """What the child must know beyond TritonBench's own flags. Raises UsageError for what does not exist."""
     plugins = tuple(options["plugins"])
     if op not in operator_names():
+        if options["suites"]:
+            raise UsageError(f"{op} is not an operator of groupbench: --suite is of those that are")
         return Setup(op=op, own=None, plugins=plugins)
     operator = get_operator(op, plugins)
     if not _is_own(op, options, device):
@@ -178,7 +180,7 @@ def _operator_records(
                 if not finished:
                     raise Incomplete(
                         f"TritonBench measured nothing: no backend of {setup.op} that was asked for is installed here, "
-                        "unless its messages say otherwise"
+                        "or it has no such input, unless its messages say otherwise"
                     )
                 return
             status, message = follower.epitaph()

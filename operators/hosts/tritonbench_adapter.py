@@ -21,9 +21,13 @@ from typing import Any
 
 import msgspec
 import torch
-from tritonbench.components.do_bench import Latency as TritonBenchLatency
-from tritonbench.operators import op as operator_list
-from tritonbench.utils import run_utils, triton_op
+
+try:
+    from tritonbench.components.do_bench import Latency as TritonBenchLatency
+    from tritonbench.operators import op as operator_list
+    from tritonbench.utils import run_utils, triton_op
+except ImportError as error:
+    sys.exit(f"TritonBench does not import here: {error}; install what it needs, or give --host builtin")
 
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.errors import Unavailable
@@ -145,7 +149,7 @@ def own_operator(setup: Setup, operator: Operator) -> type:
             return self.groupbench_accuracy(fn)[1] is None
 
         def _measure_latency(self, fn: Any, warmup: Any, rep: Any, repcnt: Any) -> Any:
-            """Cooled bursts; outliers stay in."""
+            """Cooled bursts; outliers stay in. None where Triton interprets: what that took is the record's alone."""
             protocol = setup.protocol
             interpreted = _interpreted() and operator.backend(self._cur_backend_name).kind != "torch"
             timer = GpuTimer(fn, protocol) if self.device == "cuda" else CpuTimer(fn, protocol, interpreted)
@@ -155,6 +159,8 @@ def own_operator(setup: Setup, operator: Operator) -> type:
                 if self.device == "cuda":
                     time.sleep(protocol.idle_s)
                 self.groupbench_bursts.append(tuple(timer.burst()))
+            if interpreted:
+                return None
             times = [ms for burst in self.groupbench_bursts for ms in burst]
             return TritonBenchLatency(times, remove_outliers=False)
 
@@ -338,12 +344,12 @@ def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
 
 def _latency(op: Any, metrics: Any, ours: Operator | None) -> Latency | None:
     times = getattr(metrics.latency, "times", None)
-    if not times:
+    bursts = op.groupbench_bursts or (times and [tuple(max(float(ms), 1e-6) for ms in times)])
+    if not bursts:
         return None
     kind = next((b.kind for b in ours.backends if b.name == op._cur_backend_name), None) if ours else None
     interpreted = _interpreted() and kind != "torch" if kind else op.groupbench_interpreted
     timing: Timing = "gpu" if op.device == "cuda" else "interpreted" if interpreted else "cpu"
-    bursts = op.groupbench_bursts or [tuple(max(float(ms), 1e-6) for ms in times)]
     return Latency(
         timing=timing,
         bursts_ms=tuple(bursts),
@@ -369,14 +375,31 @@ def _tell(setup: Setup, event: Event) -> None:
         file.write(msgspec.json.encode(event) + b"\n")
 
 
+def _check_metrics(setup: Setup, arguments: list[str]) -> None:
+    """End where a metric is asked for that TritonBench has not: it would leave its column blank."""
+    asked = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
+    known = triton_op.BUILTIN_METRICS | {*triton_op.REGISTERED_METRICS.get(setup.op, ())}
+    for name in asked:
+        if name not in known:
+            sys.exit(
+                f"TritonBench has no metric {name!r}; it has: {', '.join(sorted(known))}. --host builtin has others, "
+                "which records hold in any case"
+            )
+
+
 def main() -> None:
     """Run TritonBench on the arguments behind the setup file's name."""
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     arguments = sys.argv[2:]
     name = setup.own or setup.op
     loaded = [load_plugin(path) for path in setup.plugins] if name not in operator_names() else []
-    for function in loaded:
-        function()  # TritonBench's own kind of plugin, for its own operators
+    for path, function in zip(setup.plugins, loaded, strict=False):
+        if not callable(function):
+            sys.exit(
+                f"plugin {path!r}: {setup.op} is TritonBench's, for which a plugin is a function that registers its "
+                f"backends with TritonBench: {function!r}"
+            )
+        function()
     ours = get_operator(name, setup.plugins).in_mode(setup.mode) if name in operator_names() else None
     if setup.own is not None:
         assert ours is not None
@@ -387,11 +410,15 @@ def main() -> None:
         try:
             module = importlib.import_module(f"{PACKAGE}.{setup.op}")
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{setup.op}":
+                theirs = ", ".join(sorted(Path(path).name for path in operator_list._list_opbench_paths()))
+                sys.exit(f"no operator {setup.op!r}; there are: {', '.join(operator_names())}; TritonBench's: {theirs}")
             sys.exit(f"TritonBench's operator {setup.op} does not import here: {describe(error)}")
         base: Any = module.Operator
         if ours is not None:
             add_backends(base, setup.op, ours)
         setattr(module, "Operator", recording(base, setup, ours))  # noqa: B010 - a module has no such attribute by type
+    _check_metrics(setup, arguments)
     sys.argv = ["run.py", *arguments]
     run_utils.tritonbench_run(arguments)
 

@@ -74,6 +74,11 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "operator of a list": (("--list-backends", "--op", "conv"), "'conv'"),
     "backend": ((*OP, "--only", "cutlass"), "torch_loop"),
     "backend to skip": ((*OP, "--skip", "cutlass"), "torch_loop"),
+    "backend of neither": (("--op", "vector_add,canary", *OP[2:], "--skip", "cutlass"), "no backend 'cutlass'"),
+    "backends of one alone": (
+        ("--op", "vector_add,matmul_outer_k", *OP[2:], "--only", "triton_outer_k"),
+        "vector_add has none of the backends of --only; there are: torch, triton",
+    ),
     "baseline": ((*OP, "--baseline", "cutlass"), "torch_loop"),
     "suite": ((*OP, "--suite", "huge"), "smoke"),
     "metric": ((*OP, "--metrics", "latency,beauty"), "'beauty'"),
@@ -224,6 +229,16 @@ def test_no_torch_where_none_is_needed(args: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_backends_are_named_for_the_operators_that_have_them(tritonbench: Command) -> None:
+    done = tritonbench(
+        *("--op", "vector_add,matmul_outer_k", "--suite", "smoke", *FAST, "--csv"),
+        *("--skip", "triton_outer_k,triton", "--num-inputs", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    head = done.stdout.splitlines()[0].split(";")
+    assert {name.rpartition("-")[0] for name in head[1:]} == {"torch", "torch_mm"}
 
 
 def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import operator as operators
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -305,10 +306,50 @@ def test_an_operator_that_asks_for_no_latency_has_one(measured: Callable[..., An
     assert [(r.status, r.latency is not None) for r in records] == [("ok", True)]
 
 
-def test_an_operator_that_there_is_not(measured: Callable[..., Any]) -> None:
-    done, records = measured("--op", "no_such_operator", "--device", "cpu", "--host", "tritonbench")
-    assert done.returncode == 2
-    assert records == []
+# What cannot be, and what is said of it, in one line before the one that it ended.
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "an operator that there is not": (("--op", "moe_permut"), "no operator 'moe_permut'; there are: grouped_gemm, "),
+    "a suite of an operator that is not ours": (("--op", "sum", "--suite", "smoke"), "sum is not an operator of"),
+    "a metric": (("--op", "sum", "--metrics", "latency,beauty"), "TritonBench has no metric 'beauty'; it has: "),
+    "a metric that the other host has": (
+        ("--op", "moe_permute", "--shapes", "T=3,k=1,G=2,H=5", "--metrics", "rms"),
+        "TritonBench has no metric 'rms'; it has: accuracy, ",
+    ),
+    "a Backend for an operator that is not ours": (
+        ("--op", "sum", "--plugin", "faulty_backends.BACKENDS"),
+        "plugin 'faulty_backends.BACKENDS': sum is TritonBench's, for which a plugin is a function",
+    ),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), REFUSED.values(), ids=REFUSED)
+def test_refused(args: tuple[str, ...], says: str, measured: Callable[..., Any], faulty: str) -> None:
+    done, records = measured(*args, *ON_CPU)
+    assert (done.returncode, records) == (2, [])
+    assert any(line.removeprefix("tritonbench: ").startswith(says) for line in done.stderr.splitlines())
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_interpreter_took_is_no_latency(measured: Callable[..., Any]) -> None:
+    """In TritonBench's table; the record says what it is."""
+    args = ("--op", "vector_add", "--shapes", "N=257", "--csv", "--metrics", "latency,speedup,tflops")
+    done, (torchs, tritons) = measured(*args, *ON_CPU)
+    assert done.returncode == 0, done.stderr
+    head, row = (line.split(";") for line in done.stdout.splitlines() if line.startswith(("x_val;", "N=257;")))
+    assert [name for name, cell in zip(head, row, strict=True) if cell][1:] == ["torch-latency", "torch-tflops"]
+    assert (torchs.latency.timing, tritons.latency.timing) == ("cpu", "interpreted")
+    assert (torchs.status, tritons.status) == ("ok", "ok")
+
+
+def test_a_tritonbench_that_lacks_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "tritonbench").mkdir()
+    (tmp_path / "tritonbench" / "__init__.py").write_text("import no_such_yaml\n")
+    code = "import groupbench.operators.hosts.tritonbench_adapter"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("TritonBench does not import here: No module named 'no_such_yaml'; install what")
+    assert done.stderr.count("\n") == 1
 
 
 def test_plugin_adds_our_backends_to_tritonbenchs_operator() -> None:
