@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,18 @@ from groupbench.tracker.alerts import AlertRow
 from groupbench.tracker.causes import DRIFT, Facts, find_cause
 from groupbench.tracker.comparisons import DIFFERENT, SAME
 from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.judge import ALONE, FLOOR, MANY, MIN_EFFECT, RMS_FLOOR, RMS_RATIO, Verdict, far_off, judge_rms
+from groupbench.tracker.judge import (
+    ALONE,
+    FLOOR,
+    MANY,
+    MIN_EFFECT,
+    RMS_FLOOR,
+    RMS_RATIO,
+    YOUNG,
+    Verdict,
+    far_off,
+    worse_since,
+)
 from groupbench.tracker.pasts import Past, Pasts, authors, facts_at, turns_wrong
 from groupbench.tracker.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
@@ -241,9 +252,9 @@ class _Judge:
             if latency is not None and latency.moved and latency.found.index is not None:
                 runs = [*latency.before()[-1:], *latency.after()[:1]]
             past, found = self.accuracy.get(point.pk, (None, None))
-            if past is not None:
-                ends = [-2, -1] if found is None or found.first is None else [found.first, found.last or -1]
-                runs += past.run[ends].tolist()
+            ends = None if past is None else _accuracy_ends(past, found)
+            if past is not None and ends is not None:
+                runs += past.run[list(ends)].tolist()
             places |= {(point.series.pk, run) for run in runs}
         for series, turn in self.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
@@ -409,26 +420,18 @@ class _Judge:
         if point.pk not in self.accuracy or point.rms is None:
             return None
         past, found = self.accuracy[point.pk]
-        earlier = _errors(past.log[:-1])
-        if found is None or found.verdict in ("new", "insufficient"):
-            n = len(earlier)
-            while n > 1 and judge_rms(point.rms, earlier[n - 1]).verdict == "ok":
-                n -= 1  # the nights before were worse already
-            if judge_rms(point.rms, earlier[:n]).verdict != "regressed":
-                return None
-            span = Span(self.runs[int(past.run[n - 1])], self.runs[int(past.run[n])])
-            before, since = float(np.median(earlier[:n])), len(earlier) - n + 1
-        elif found.verdict in _MOVED and found.effect is not None:
-            first = found.first or 0
-            start = (first + 1 if found.index is None else found.index) - found.n_before
-            level = past.log[max(0, min(start, first)) : first + 1]
-            before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
-            if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
-                return None
-            span = Span(self.runs[int(past.run[found.first or 0])], self.runs[int(past.run[found.last or 0])])
-            since = found.n_after
-        else:
+        ends = _accuracy_ends(past, found)
+        if ends is None:
             return None
+        first, last = ends
+        start, since = 0, len(past) - last
+        if _moved(found):
+            start, since = (first + 1 if found.index is None else found.index) - found.n_before, found.n_after
+        level = past.log[max(0, min(start, first)) : first + 1]
+        before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
+        if point.rms <= RMS_RATIO * before or point.rms - before <= RMS_FLOOR:
+            return None
+        span = Span(self.runs[int(past.run[first])], self.runs[int(past.run[last])])
         note = f"rms {before:.3g} → {point.rms:.3g}"
         if row.what == "latency" and row.change is not None and row.verdict != "ok":
             note += f", and {_percent_of(row.change)}"
@@ -553,7 +556,22 @@ def _changes(point: PointRow, found: scans.Finding) -> dict[str, Any]:
     return {"before_ms": before, "change": change, "low": ends[0], "high": ends[1]}
 
 
-def _errors(log: NDArray[np.float64] | float) -> NDArray[np.float64]:
+def _moved(found: scans.Finding | None) -> TypeGuard[scans.Finding]:
+    return found is not None and found.verdict in _MOVED and found.effect is not None
+
+
+def _accuracy_ends(past: Past, found: scans.Finding | None) -> tuple[int, int] | None:
+    """Places of the last result before an accuracy changed and of the first after it.
+
+    It hardly scatters: where a series is too young for statistics, one result before is enough.
+    """
+    if _moved(found):
+        return found.first or 0, found.last or 0
+    at = worse_since(_errors(past.log))
+    return None if at is None or (found is not None and at >= YOUNG) else (at - 1, at)
+
+
+def _errors(log: NDArray[np.float64]) -> NDArray[np.float64]:
     """Relative RMS errors from the logarithms that they are judged by, where none is the floor's, but for rounding."""
     found = np.exp(log) - RMS_FLOOR
     return np.where(found > 1e-9 * RMS_FLOOR, found, 0.0)

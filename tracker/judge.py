@@ -160,6 +160,16 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> Change:
     return Change("regressed" if worse else "ok", n, change, math.log(RMS_RATIO))
 
 
+def worse_since(
+    rms: NDArray[np.float64],  # [n] of a series, the newest last
+) -> int | None:
+    """Place of the first of the newest relative errors, where each of them is worse than every one before; or None."""
+    before = np.maximum.accumulate(rms)[:-1]
+    after = np.minimum.accumulate(rms[::-1])[::-1][1:]
+    worse = np.flatnonzero((after > RMS_RATIO * before) & (after - before > RMS_FLOOR))
+    return int(worse[-1]) + 1 if len(worse) else None
+
+
 def typical(errors: ArrayLike) -> float:
     """Median of the known errors; 0 where none is known."""
     known = np.asarray(errors, dtype=np.float64)

@@ -215,18 +215,6 @@ def test_a_result_that_became_wrong_in_another_environment_says_so(cli: Cli, sto
     assert (row["cause"], row["note"]) == ("environment", "12 % outside; driver 570.1 → 580.1")
 
 
-@pytest.mark.parametrize("rms", [9e-3, 4e-3])
-@pytest.mark.parametrize("right", [1, 2])
-def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(
-    cli: Cli, stored: Stored, make: Any, right: int, rms: float
-) -> None:
-    stored([*quiet(make, right), *[make(night, rms=rms) for night in range(right, 3)]])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["verdict"], row["what"]) == ("regressed", "accuracy")
-    assert row["commits"] == f"{right - 1:03}ccccccc..{right:03}ccccccc"
-    assert row["before_rms"] == pytest.approx(2e-3)
-
-
 @pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped"])
 def test_a_cell_that_failed_is_3(cli: Cli, stored: Stored, make: Any, status: str) -> None:
     stored([make(), make(backend="b", status=status, message="because")])

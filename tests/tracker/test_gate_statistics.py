@@ -48,6 +48,22 @@ def test_unchanged_code_is_left_alone(cli: Cli, stored: Stored, make: Any) -> No
         assert (code, Counter(row["verdict"] for row in rows.values())) == (0, {"ok": SERIES})
 
 
+def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(cli: Cli, stored: Stored, make: Any) -> None:
+    """However many nights were stored together, before and after."""
+    sides = [(before, after) for before in range(1, 7) for after in range(1, 6)]
+    given = {"b": [4e-3, 2e-3] * 3 + [4e-3, 4e-3]}  # two levels, of which neither is news
+    given |= {f"{before} {after}": [2e-3] * before + [4e-3] * after for before, after in sides}
+    stored(
+        [make(20 - len(all_) + n, backend=name, rms=rms) for name, all_ in given.items() for n, rms in enumerate(all_)]
+    )
+    _, rows = judged(cli)
+    assert rows.pop("b")["verdict"] == "ok"
+    for name, row in rows.items():
+        after = int(name.split()[1])
+        assert (row["verdict"], row["what"], row["before_rms"]) == ("regressed", "accuracy", pytest.approx(2e-3)), name
+        assert row["commits"] == f"{19 - after:03x}ccccccc..{20 - after:03x}ccccccc", name
+
+
 def test_one_night_off_is_a_suspect_and_many_are_a_change(cli: Cli, stored: Stored, make: Any) -> None:
     stored(nights(make, 31, {"b3": (30, 1.04), "b4": (30, 0.96), "b7": (22, 1.03), "b8": (22, 0.97)}))
     code, rows = judged(cli)
