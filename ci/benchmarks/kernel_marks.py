@@ -106,7 +106,7 @@ MARKS = (
     Mark("moe_layer", "best:triton", "torch", 1.2, mode="fwd_bwd"),
 )
 COPY_MARKS = (
-    CopyMark("grouped_gemm_bias_add_permute", 0.85, ("example", "random")),
+    CopyMark("grouped_gemm_bias_add_permute", 0.85, ("example", "random"), from_bytes=2**28),
     CopyMark("moe_permute", 0.90, ("moe",)),
     CopyMark("moe_unpermute", 0.90, ("moe",)),
     CopyMark("vector_add", 0.98, ("bandwidth",), from_bytes=2**28),
