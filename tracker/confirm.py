@@ -24,6 +24,7 @@ from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.record import Environment
 from groupbench.tracker.store import Store
 from groupbench.tracker.verdicts import Judged
+from groupbench.tracker.wording import counted
 from groupbench.tracker.worktree import WorktreeError, checkout, resolve
 
 Tell = Callable[[Judged, Compared], None]
@@ -57,7 +58,7 @@ class Confirmed:
         if self.left_out:
             told.append(f"{len(self.left_out)} left out, the budget is spent; `groupbench confirm` goes on")
         if self.asked_before:
-            told.append(f"{len(self.asked_before)} were measured before without a decision; --again repeats them")
+            told.append(f"{counted(len(self.asked_before), 'earlier comparison')} gave no decision; see --again")
         if self.elsewhere:
             told.append(f"{len(self.elsewhere)} cannot be measured on this machine")
         return "CONFIRM " + (", ".join(told) or "nothing to do: the run has no suspect that an A/B would decide")

@@ -261,7 +261,7 @@ def test_what_fails_on_one_side_is_kept(cli: Cli, stored: Stored, make: Any, ben
     stored(suspect(make))
     bench.answer("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
     assert cli("confirm").exit_code == 3
-    assert "1 were measured before without a decision" in cli("confirm").stdout
+    assert "1 earlier comparison gave no decision; see --again" in cli("confirm").stdout
 
 
 @pytest.mark.parametrize("wrong", ["device", "model"])
