@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -156,3 +157,11 @@ def test_what_it_cannot_take_goes_to_the_other_kernel(change, message, check):
     assert message in split_k_stream.unsuitable(a, b)
     with mock.patch.object(split_k_stream, "prepare_stream", side_effect=AssertionError):
         check(split_k.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
+
+
+def test_another_triton_without_this_gluon_takes_the_other_kernel(monkeypatch, device, check):
+    monkeypatch.delattr("groupbench.kernels.split_k_stream", raising=False)
+    monkeypatch.delitem(sys.modules, "groupbench.kernels.split_k_stream", raising=False)
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    a, b = (x.to(device) for x in (torch.randn(3, 64, dtype=torch.float16), torch.randn(64, 5, dtype=torch.float16)))
+    check(split_k.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
