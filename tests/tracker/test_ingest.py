@@ -75,7 +75,7 @@ def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: 
 
 
 def test_of_many_runs_the_first_are_named(cli: Cli, write: Any, make: Any) -> None:
-    told = cli("ingest", write([make(run=number) for number in range(12)])).stdout
+    told = cli("ingest", write([make(night=number) for number in range(12)])).stdout
     assert "12 points added" in told
     assert "; run run-004 at 004ccccccc; and 7 more" in told
     assert "run-005" not in told
