@@ -231,24 +231,15 @@ def _give_back(empty, turn, steps):
 def _multiply(
     SIDE: gl.constexpr,  # 0 or 1: the group's number, and its buffer's
     out_ptr,
-    a_smem,
-    b_smem,
-    e_smem,
-    a_full,
-    a_empty,
-    b_full,
-    b_empty,
-    e_full,
-    e_empty,
-    turns,
-    ring,
-    ring_full,
-    ring_empty,
+    memory,  # buffers and barriers
     OP: gl.constexpr,
     EVEN: gl.constexpr,
     WHOLE_M: gl.constexpr,
     WHOLE_N: gl.constexpr,
 ):
+    a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns, ring, ring_full, ring_empty = (
+        memory
+    )
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     A_TILES: gl.constexpr = a_smem.shape[0]
     STAGES: gl.constexpr = b_smem.shape[0]
@@ -387,41 +378,36 @@ def _fused_specialized_kernel(
     turns = _barriers(2, 1)
     READERS: gl.constexpr = 3 if OP == "none" else 4
     ring_full, ring_empty = _barriers(1, 1).index(0), _barriers(1, READERS).index(0)
+    memory = (
+        a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns, ring, ring_full, ring_empty,
+    )  # fmt: skip
+    for_a = (sweeps_ptr, taken_ptr, a_smem, a_full, a_empty, ring, ring_full, ring_empty)
+    for_b = (b_smem, b_full, b_empty, ring, ring_full, ring_empty)
+    for_e = (e_smem, e_full, e_empty, ring, ring_full, ring_empty)
+    # Then the warps of all roles but the first, and registers of their threads; the first has what is left.
     if OP == "none":
         gl.warp_specialize(
             [
-                (_multiply, (
-                    0, out_ptr, a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns,
-                    ring, ring_full, ring_empty, OP, EVEN, WHOLE_M, WHOLE_N,
-                )),
-                (_multiply, (
-                    1, out_ptr, a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns,
-                    ring, ring_full, ring_empty, OP, EVEN, WHOLE_M, WHOLE_N,
-                )),
-                (_load_a, (sweeps_ptr, taken_ptr, a_smem, a_full, a_empty, ring, ring_full, ring_empty)),
-                (_load_b, (b_smem, b_full, b_empty, ring, ring_full, ring_empty)),
+                (_multiply, (0, out_ptr, memory, OP, EVEN, WHOLE_M, WHOLE_N)),
+                (_multiply, (1, out_ptr, memory, OP, EVEN, WHOLE_M, WHOLE_N)),
+                (_load_a, for_a),
+                (_load_b, for_b),
             ],
-            [4, 1, 1],  # warps of all but the first
-            [224, 56, 56],  # registers of their threads; the first has what is left
-        )  # fmt: skip
+            [4, 1, 1],
+            [224, 56, 56],
+        )
     else:
         gl.warp_specialize(
             [
-                (_multiply, (
-                    0, out_ptr, a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns,
-                    ring, ring_full, ring_empty, OP, EVEN, WHOLE_M, WHOLE_N,
-                )),
-                (_multiply, (
-                    1, out_ptr, a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns,
-                    ring, ring_full, ring_empty, OP, EVEN, WHOLE_M, WHOLE_N,
-                )),
-                (_load_a, (sweeps_ptr, taken_ptr, a_smem, a_full, a_empty, ring, ring_full, ring_empty)),
-                (_load_b, (b_smem, b_full, b_empty, ring, ring_full, ring_empty)),
-                (_load_e, (e_smem, e_full, e_empty, ring, ring_full, ring_empty)),
+                (_multiply, (0, out_ptr, memory, OP, EVEN, WHOLE_M, WHOLE_N)),
+                (_multiply, (1, out_ptr, memory, OP, EVEN, WHOLE_M, WHOLE_N)),
+                (_load_a, for_a),
+                (_load_b, for_b),
+                (_load_e, for_e),
             ],
             [4, 1, 1, 1],
             [224, 56, 56, 56],
-        )  # fmt: skip
+        )
 
 
 def unsuitable(groups: Sequence[Group]) -> str | None:
