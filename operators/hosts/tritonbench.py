@@ -49,12 +49,19 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
     session.shows_table = False
     session.quiet = True  # TritonBench has a bar of its own
     session.open(f"TritonBench host ({Path(spec.origin).parent if spec and spec.origin else ''})", machine.environment)
-    return session.collect(
-        lambda run, progress: itertools.chain.from_iterable(
-            _operator_records(setup, arguments, machine, run, session.timeout_s) for setup, arguments in setups
-        ),
-        0,
-    )
+    return session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s), 0)
+
+
+def _records(setups: list[tuple[Setup, list[str]]], machine: Machine, run: Run, timeout_s: float) -> Iterator[Record]:
+    """Of all operators: what one could not be measured for is told when the others have been."""
+    failures: list[Incomplete | UsageError] = []
+    for setup, arguments in setups:
+        try:
+            yield from _operator_records(setup, arguments, machine, run, timeout_s)
+        except (Incomplete, UsageError) as failure:
+            failures.append(failure)
+    if failures:
+        raise type(failures[0])("; ".join(map(str, failures)))
 
 
 def _setup(op: str, options: dict[str, Any], device: str) -> Setup:

@@ -299,6 +299,16 @@ def test_an_operator_none_of_whose_backends_is_installed_says_so(measured: Calla
     assert "measured nothing: no backend of mx4_to_fp32 that was asked for is installed here" in done.stderr
 
 
+def test_the_other_operators_are_measured_all_the_same(measured: Callable[..., Any]) -> None:
+    """Behind one that measures nothing, and one that there is not."""
+    done, records = measured("--op", "mx4_to_fp32,test_op,no_such,test_op", *ON_CPU, "--num-inputs", "1")
+    assert done.returncode == 3, done.stderr
+    assert [r.cell.operator for r in records] == ["test_op", "test_op"]
+    last = done.stderr.splitlines()[-1]
+    assert "measured nothing: no backend of mx4_to_fp32" in last
+    assert "TritonBench ended with exit code 1 before it measured anything" in last
+
+
 def test_an_operator_that_asks_for_no_latency_has_one(measured: Callable[..., Any]) -> None:
     """TritonBench's launch_latency, which wants a GPU, asks for its wall time; its test_op for a number of its own."""
     done, records = measured("--op", "test_op", *ON_CPU, "--num-inputs", "1")
