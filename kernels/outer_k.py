@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.support import illegal_tile
-from groupbench.kernels.split_k import require_product
+from groupbench.kernels.split_k.problem import require_product
 
 
 @dataclass(frozen=True)

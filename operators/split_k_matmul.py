@@ -1,4 +1,4 @@
-"""Products with few rows and columns and a long K: out = a @ b, cut along K (kernels/split_k.py).
+"""Products with few rows and columns and a long K: out = a @ b, cut along K (kernels/split_k).
 
 What decoding does at every step: M tokens, often fewer than a tensor core has rows, times weights that are read once.
 The record's `repeatable` tells the variants apart: sums in a fixed order give the same bits in every run, atomic adds
@@ -58,25 +58,25 @@ SUITES = {
 
 
 def prepare_triton_fixup(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k import prepare_fixup
+    from groupbench.kernels.split_k.tiled import prepare_fixup
 
     return prepare_fixup(x.a, x.b)
 
 
 def prepare_triton_two_launches(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k import prepare_two_launches
+    from groupbench.kernels.split_k.tiled import prepare_two_launches
 
     return prepare_two_launches(x.a, x.b)
 
 
 def prepare_triton_atomic(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k import prepare_atomic
+    from groupbench.kernels.split_k.tiled import prepare_atomic
 
     return prepare_atomic(x.a, x.b)
 
 
 def prepare_helion_barrier(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k_helion import prepare_barrier
+    from groupbench.kernels.split_k.helion_barrier import prepare_barrier
 
     return prepare_barrier(x.a, x.b)
 

@@ -2,10 +2,10 @@
 
     python -m groupbench.operators.tune_split_k --suite skinny --dtype bf16
 
-Prints, for each shape, cuBLAS, what the rule of the kernel that takes it gives (`choose_config`, or `choose_stream` of
-split_k_stream.py), and the fastest of all configs that differ from it in tile, splits, warps, stages, or in how B is
-read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes for, in one process, a minute a
-shape, nearly all of it Triton's.
+Prints, for each shape, cuBLAS, what the rule of the kernel that takes it gives (`choose_config` of tiled.py, or
+`choose_stream` of stream.py), and the fastest of all configs that differ from it in tile, splits, warps, stages, or in
+how B is read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes for, in one process, a
+minute a shape, nearly all of it Triton's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from groupbench.kernels.split_k import SplitKConfig
-    from groupbench.kernels.split_k_stream import StreamConfig
+    from groupbench.kernels.split_k.stream import StreamConfig
+    from groupbench.kernels.split_k.tiled import SplitKConfig
 
 Config = TypeVar("Config")
 
 
 def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
     """Legal configs around the rule's, itself first, each once."""
-    from groupbench.kernels.split_k import choose_config, illegal, legal_splits, most_adders, tile_count
+    from groupbench.kernels.split_k.slots import most_adders
+    from groupbench.kernels.split_k.tiled import choose_config, illegal, legal_splits, tile_count
 
     rule = choose_config(M, N, K, dtype, sms)
     seen = {rule}
@@ -53,8 +54,9 @@ def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator
 
 def stream_neighbours(M: int, N: int, K: int, sms: int) -> Iterator[StreamConfig]:
     """As `neighbours`, of the kernel that reads B into registers."""
-    from groupbench.kernels.split_k import even_splits, legal_splits, most_adders
-    from groupbench.kernels.split_k_stream import ROWS, StreamConfig, choose_stream
+    from groupbench.kernels.split_k.slots import most_adders
+    from groupbench.kernels.split_k.stream import ROWS, StreamConfig, choose_stream
+    from groupbench.kernels.split_k.tiled import even_splits, legal_splits
 
     rule = choose_stream(M, N, K, sms)
     seen = {rule}
@@ -85,8 +87,8 @@ def microseconds(run: Callable[[], object]) -> float:
 
 def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable[[], Tensor], object]]:
     """Calls and their configs, the rule's first, of the kernel that `prepare_fixup` chooses for these operands."""
-    from groupbench.kernels.split_k import prepare_fixup
-    from groupbench.kernels.split_k_stream import prepare_stream, unsuitable
+    from groupbench.kernels.split_k.stream import prepare_stream, unsuitable
+    from groupbench.kernels.split_k.tiled import prepare_fixup
 
     (M, K), N = a.shape, b.size(1)
     if unsuitable(a, b) is None:

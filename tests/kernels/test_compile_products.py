@@ -18,8 +18,9 @@ if __name__ == "__main__":
 import pytest
 import torch
 
-from groupbench.kernels import elementwise, outer_k, split_k, split_k_stream
+from groupbench.kernels import elementwise, outer_k
 from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+from groupbench.kernels.split_k import stream, tiled
 
 SMS = 132
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -32,7 +33,7 @@ class Case:
     K: int
     dtype: str = "bf16"
     nk: bool = True
-    mode: Any = split_k.FIXUP
+    mode: Any = tiled.FIXUP
 
 
 SPLIT_K = {
@@ -46,10 +47,10 @@ SPLIT_K = {
     "decode_64": Case(64, 4096, 14336),
     "decode_64_fp32": Case(64, 4096, 4096, "fp32"),
     "wide": Case(128, 4096, 4096),
-    "leave": Case(64, 512, 32768, mode=split_k.LEAVE),
-    "atomic": Case(64, 512, 32768, mode=split_k.ATOMIC),
+    "leave": Case(64, 512, 32768, mode=tiled.LEAVE),
+    "atomic": Case(64, 512, 32768, mode=tiled.ATOMIC),
 }
-# Up to 16 rows and weights as [N, K], which split_k_stream.py takes on Hopper.
+# Up to 16 rows and weights as [N, K], which stream.py takes on Hopper.
 STREAM = {
     "stream_seed": Case(16, 16, 4096),
     "stream_router": Case(16, 128, 2880),
@@ -73,10 +74,10 @@ NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_bar
 def config_of(name: str) -> Any:
     if name in SPLIT_K:
         case = SPLIT_K[name]
-        return split_k.choose_config(case.M, case.N, case.K, DTYPES[case.dtype], SMS)
+        return tiled.choose_config(case.M, case.N, case.K, DTYPES[case.dtype], SMS)
     if name in STREAM:
         case = STREAM[name]
-        return split_k_stream.choose_stream(case.M, case.N, case.K, SMS)
+        return stream.choose_stream(case.M, case.N, case.K, SMS)
     return outer_k.default_config(torch.device("cuda"), DTYPES[OUTER_K[name].dtype])
 
 
@@ -86,25 +87,25 @@ def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
     config = config_of(name)
     types = {"a_ptr": f"*{case.dtype}", "b_ptr": f"*{case.dtype}", "out_ptr": f"*{case.dtype}", "slots_ptr": "*i32"}
     if name in STREAM:
-        constants = split_k_stream.stream_constants(config, case.M, case.N, case.K)
-        return split_k_stream._stream_kernel, types, constants, config
+        constants = stream.stream_constants(config, case.M, case.N, case.K)
+        return stream._stream_kernel, types, constants, config
     strides = {"stride_ak": 1, ("stride_bk" if case.nk else "stride_bn"): 1}
     if name in OUTER_K:
         return outer_k._outer_k_kernel, types, outer_k.kernel_constants(config, case.K) | strides, config
-    if case.mode is split_k.ATOMIC:
+    if case.mode is tiled.ATOMIC:
         types["out_ptr"] = "*fp32"
-    constants = split_k.kernel_constants(config, case.M, case.K, case.mode.value)
-    return split_k._split_k_kernel, types, constants | strides, config
+    constants = tiled.kernel_constants(config, case.M, case.K, case.mode.value)
+    return tiled._split_k_kernel, types, constants | strides, config
 
 
 def helion_kernel() -> tuple[Any, dict[str, str], dict[str, Any], Any]:
     """What Helion generates for 16 x 1024 x 16384 in bf16, and the constants that its host code hands over."""
-    from groupbench.kernels import split_k_helion
+    from groupbench.kernels.split_k import helion_barrier
 
     a = torch.empty(16, 16384, dtype=torch.bfloat16)
     b = torch.empty(1024, 16384, dtype=torch.bfloat16).t()
-    config = split_k_helion.default_config(16, 1024, 16384, torch.bfloat16, SMS)
-    compiled = split_k_helion.split_k_matmul_barrier.bind((a, b)).compile_config(config)
+    config = helion_barrier.default_config(16, 1024, 16384, torch.bfloat16, SMS)
+    compiled = helion_barrier.split_k_matmul_barrier.bind((a, b)).compile_config(config)
     kernel = compiled.__globals__["_helion_split_k_matmul_barrier"]
     stretch = 16384 // config.config["split_k"]
     constants = {"_NUM_SM": SMS, "_BLOCK_SIZE_2": stretch, "_RDIM_SIZE_6": config.config["split_k"]}
@@ -139,7 +140,7 @@ def main() -> None:
 
     found: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *STREAM, *OUTER_K)}
     tile = {"SPLITS": 64, "PDL": True, "BLOCK_M": 64, "BLOCK_N": 64, "PART": 256, "CHUNK": 32}
-    found["sum"] = compiled(split_k._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
+    found["sum"] = compiled(tiled._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
     add = elementwise.CONFIGS["flat"]
     for dtype in ("bf16", "fp32"):
         types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), f"*{dtype}")
@@ -178,7 +179,7 @@ def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any
     row, config = built["found"][name], config_of(name)
     assert [load.split(".")[-2:] for load in row["once_loads"]] == [["v4", "b32"]]
     assert row["async_copies"] == []
-    assert row["shared_bytes"] == config.num_warps * split_k_stream.ROWS * config.block_n * 4
+    assert row["shared_bytes"] == config.num_warps * stream.ROWS * config.block_n * 4
     assert row["registers"] * config.num_warps * 32 <= 1 << 16
     assert row["local_bytes"] == 0
 

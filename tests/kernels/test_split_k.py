@@ -11,14 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.kernels import split_k, split_k_helion
-from groupbench.kernels.split_k import SplitKConfig, split_k_reference
+from groupbench.kernels.split_k import helion_barrier, slots, tiled
+from groupbench.kernels.split_k.problem import split_k_reference
+from groupbench.kernels.split_k.tiled import SplitKConfig
 
 SMALL = SplitKConfig(16, 16, 16, splits=1, num_stages=1)
 PREPARE = {
-    "fixup": split_k.prepare_fixup,
-    "two_launches": split_k.prepare_two_launches,
-    "atomic": split_k.prepare_atomic,
+    "fixup": tiled.prepare_fixup,
+    "two_launches": tiled.prepare_two_launches,
+    "atomic": tiled.prepare_atomic,
 }
 
 
@@ -122,10 +123,10 @@ def test_a_call_leaves_all_slots_empty(product, device):
     a, b = operands(product, torch.float32, device)
     made, full = [], torch.full
     with mock.patch.object(torch, "full", lambda *args, **kwargs: made.append(full(*args, **kwargs)) or made[-1]):
-        run = split_k.prepare_fixup(a, b, product.config)
+        run = tiled.prepare_fixup(a, b, product.config)
     run()
     assert len(made) == (a.numel() > 0 and b.numel() > 0)
-    assert all((slots == split_k.EMPTY.value).all() for slots in made)
+    assert all((slot == slots.EMPTY.value).all() for slot in made)
 
 
 def test_reads_its_inputs_on_every_call(prepare, device):
@@ -133,7 +134,7 @@ def test_reads_its_inputs_on_every_call(prepare, device):
     run = prepare(a, b)
     before = run()
     a.mul_(2)
-    assert torch.equal(run(), before * 2) or prepare is split_k.prepare_atomic
+    assert torch.equal(run(), before * 2) or prepare is tiled.prepare_atomic
 
 
 def test_a_nan_stays_in_its_row(prepare, device):
@@ -161,7 +162,7 @@ def test_the_fixups_sum_does_not_depend_on_who_comes_when(device):
     config = replace(SMALL, splits=7)
     a, b = operands(Product("", 16, 16, 203), torch.float32, device)
     orders = [[*range(5, -1, -1), 6], [*torch.randperm(6).tolist(), 6]]
-    fixup, atomic = split_k.prepare_fixup(a, b, config), split_k.prepare_atomic(a, b, config)
+    fixup, atomic = tiled.prepare_fixup(a, b, config), tiled.prepare_atomic(a, b, config)
     expected = fixup()
     assert all(torch.equal(in_order(order, fixup), expected) for order in orders)
     assert not torch.equal(in_order(orders[0], atomic), atomic()), "atomics add in the order of arrival"
@@ -173,7 +174,7 @@ def test_a_nan_whose_bits_say_that_a_slot_is_empty_arrives(bits, device):
     a, b = operands(Product("", 16, 16, 256), torch.float32, device)
     a[3, 100] = torch.tensor(bits, dtype=torch.int32).view(torch.float32).to(device)
     assert a[3, 100].isnan()
-    out = split_k.prepare_fixup(a, b, replace(SMALL, splits=4))()
+    out = tiled.prepare_fixup(a, b, replace(SMALL, splits=4))()
     assert out[3].isnan().all()
     assert out.isnan().sum() == 16
 
@@ -211,13 +212,13 @@ SIZES = st.integers(1, 1 << 17)
 
 @given(M=st.integers(1, 300), N=SIZES, K=SIZES, dtype=st.sampled_from([torch.bfloat16, torch.float32]))
 def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
-    config = split_k.choose_config(M, N, K, dtype, sms=132)
-    assert split_k.illegal(config, K, dtype) is None
-    tiles, blocks = split_k.tile_count(M, N, config), -(-K // config.block_k)
+    config = tiled.choose_config(M, N, K, dtype, sms=132)
+    assert tiled.illegal(config, K, dtype) is None
+    tiles, blocks = tiled.tile_count(M, N, config), -(-K // config.block_k)
     at_once = 132 * (2 if config.streamed else 1)
     assert config.splits == 1 or tiles * config.splits <= at_once, "adders wait for programs that cannot start"
-    assert config.splits == min(blocks, split_k.MAX_SPLITS) or 10 * tiles * (config.splits + 1) > 9 * at_once
-    assert split_k.illegal(split_k.interpreter_config(M, N, K), K, dtype) is None
+    assert config.splits == min(blocks, tiled.MAX_SPLITS) or 10 * tiles * (config.splits + 1) > 9 * at_once
+    assert tiled.illegal(tiled.interpreter_config(M, N, K), K, dtype) is None
 
 
 HELION = (
@@ -237,9 +238,9 @@ def test_helions_stages_with_one_worker(product, device, poisoned, check):
     import helion
 
     a, b = operands(product, torch.float16, device)
-    config = split_k_helion.default_config(product.M, product.N, product.K, a.dtype, sms=132)
-    given = split_k_helion.without_ones(a, b)
-    compiled = split_k_helion.split_k_matmul_barrier.bind(given).compile_config(config)
+    config = helion_barrier.default_config(product.M, product.N, product.K, a.dtype, sms=132)
+    given = helion_barrier.without_ones(a, b)
+    compiled = helion_barrier.split_k_matmul_barrier.bind(given).compile_config(config)
     with mock.patch.object(helion.runtime, "get_num_sm", lambda *args, **kwargs: 1), poisoned():
         out = compiled(*given)[: product.M, : product.N]
     check(out, split_k_reference(a, b), torch.float16)
@@ -249,7 +250,7 @@ def test_helions_stages_with_one_worker(product, device, poisoned, check):
 def test_no_dimension_of_one_element_reaches_helion(sizes, device):
     M, N, K = sizes
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
-    wide_a, wide_b = split_k_helion.without_ones(a, b)
+    wide_a, wide_b = helion_barrier.without_ones(a, b)
     assert min(*wide_a.shape, *wide_b.shape) > 1
     assert torch.equal((wide_a @ wide_b)[:M, :N], a @ b)
 
@@ -257,14 +258,14 @@ def test_no_dimension_of_one_element_reaches_helion(sizes, device):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a grid barrier")
 def test_helions_barrier_is_refused_without_a_gpu(device):
     with pytest.raises(ValueError, match="cannot be interpreted"):
-        split_k_helion.prepare_barrier(*operands(PRODUCTS[0], torch.float16, device))
+        helion_barrier.prepare_barrier(*operands(PRODUCTS[0], torch.float16, device))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
 @pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
 def test_helions_barrier(product, dtype, device, poisoned, check):
     a, b = operands(product, dtype, device)
-    run = split_k_helion.prepare_barrier(a, b)
+    run = helion_barrier.prepare_barrier(a, b)
     with poisoned():
         out = run()
     check(out, split_k_reference(a, b), dtype)

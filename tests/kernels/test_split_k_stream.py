@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.kernels import split_k, split_k_stream
-from groupbench.kernels.split_k import split_k_reference
-from groupbench.kernels.split_k_stream import StreamConfig
+from groupbench.kernels.split_k import slots, stream, tiled
+from groupbench.kernels.split_k.problem import split_k_reference
+from groupbench.kernels.split_k.stream import StreamConfig
 
 SMS = 132
 GPU = pytest.mark.skipif(
@@ -25,12 +25,12 @@ ROWS, SIZES = st.integers(1, 16), st.integers(1, 1 << 17)
 
 @given(M=ROWS, N=SIZES, K=SIZES)
 def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K):
-    config = split_k_stream.choose_stream(M, N, K, SMS)
-    assert split_k_stream.illegal_stream(config, K) is None
+    config = stream.choose_stream(M, N, K, SMS)
+    assert stream.illegal_stream(config, K) is None
     tiles, blocks = -(-N // config.block_n), -(-K // config.block_k)
     assert config.splits == 1 or tiles * config.splits <= SMS, "adders wait for programs that cannot start"
     assert config.splits == blocks or 10 * tiles * (config.splits + 1) > 9 * SMS
-    constants = split_k_stream.stream_constants(config, M, N, K)
+    constants = stream.stream_constants(config, M, N, K)
     assert config.splits == 1 or constants["CHUNK"] * 16 * config.block_n // config.adders >= 4 * constants["POLLED"]
 
 
@@ -46,13 +46,13 @@ SOME = StreamConfig(16, 64, 4, 4, 2)
     ids=str,
 )  # fmt: skip
 def test_says_which_configs_cannot_run(change, message):
-    assert message in split_k_stream.illegal_stream(replace(SOME, **change), 4096)
-    assert split_k_stream.illegal_stream(SOME, 4096) is None
+    assert message in stream.illegal_stream(replace(SOME, **change), 4096)
+    assert stream.illegal_stream(SOME, 4096) is None
 
 
 def test_a_cpu_has_no_registers_of_hopper():
     a, b = torch.empty(16, 64, dtype=torch.float16), torch.empty(16, 64, dtype=torch.float16).t()
-    assert split_k_stream.unsuitable(a, b) == "written for Hopper"
+    assert stream.unsuitable(a, b) == "written for Hopper"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def operands(product: Product, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     torch.manual_seed(0)
     a = padded(product.M, product.K, product.padding, dtype)
     b = padded(product.N, product.K, product.padding, dtype).t()
-    assert split_k_stream.unsuitable(a, b) is None
+    assert stream.unsuitable(a, b) is None
     return a, b
 
 
@@ -107,20 +107,20 @@ def test_matches_the_reference_and_itself_to_the_bit(product, kind, poisoned, ch
     a, b = operands(product, kind)
     made, full = [], torch.full
     with mock.patch.object(torch, "full", lambda *args, **kwargs: made.append(full(*args, **kwargs)) or made[-1]):
-        run = split_k_stream.prepare_stream(a, b, product.config)
+        run = stream.prepare_stream(a, b, product.config)
     with poisoned():
         first = run()
     check(first, split_k_reference(a, b), kind)
     with poisoned():
         assert all(torch.equal(first, run()) for _ in range(20))
     assert len(made) == 1
-    assert (made[0] == split_k.EMPTY.value).all(), "a slot is not empty for the next call"
+    assert (made[0] == slots.EMPTY.value).all(), "a slot is not empty for the next call"
 
 
 @GPU
 def test_replays_of_a_graph_agree_to_the_bit():
     a, b = operands(Product("", 16, 16, 131072), torch.bfloat16)
-    run = split_k_stream.prepare_stream(a, b)
+    run = stream.prepare_stream(a, b)
     expected = run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -134,7 +134,7 @@ def test_replays_of_a_graph_agree_to_the_bit():
 def test_a_nan_stays_in_its_row():
     a, b = operands(Product("", 14, 16, 4096), torch.bfloat16)
     a[11, 999] = float("nan")
-    bad = split_k_stream.prepare_stream(a, b)().isnan()
+    bad = stream.prepare_stream(a, b)().isnan()
     assert bad[11].all()
     assert bad.sum() == b.size(1)
 
@@ -154,14 +154,14 @@ def test_a_nan_stays_in_its_row():
 )
 def test_what_it_cannot_take_goes_to_the_other_kernel(change, message, check):
     a, b = change(*operands(Product("", 16, 64, 1024), torch.bfloat16))
-    assert message in split_k_stream.unsuitable(a, b)
-    with mock.patch.object(split_k_stream, "prepare_stream", side_effect=AssertionError):
-        check(split_k.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
+    assert message in stream.unsuitable(a, b)
+    with mock.patch.object(stream, "prepare_stream", side_effect=AssertionError):
+        check(tiled.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
 
 
 def test_another_triton_without_this_gluon_takes_the_other_kernel(monkeypatch, device, check):
-    monkeypatch.delattr("groupbench.kernels.split_k_stream", raising=False)
-    monkeypatch.delitem(sys.modules, "groupbench.kernels.split_k_stream", raising=False)
+    monkeypatch.delattr("groupbench.kernels.split_k.stream", raising=False)
+    monkeypatch.delitem(sys.modules, "groupbench.kernels.split_k.stream", raising=False)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     a, b = (x.to(device) for x in (torch.randn(3, 64, dtype=torch.float16), torch.randn(64, 5, dtype=torch.float16)))
-    check(split_k.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
+    check(tiled.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)

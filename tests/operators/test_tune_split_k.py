@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.kernels.split_k import choose_config, illegal
-from groupbench.kernels.split_k_stream import choose_stream, illegal_stream
+from groupbench.kernels.split_k.stream import choose_stream, illegal_stream
+from groupbench.kernels.split_k.tiled import choose_config, illegal
 from groupbench.operators.split_k_matmul import SUITES
 from groupbench.operators.tune_split_k import evenly, main, neighbours, stream_neighbours
 

@@ -11,7 +11,7 @@ interpreter, which runs one program after the other, would wait at the barrier f
 
 From Helion's examples/split_k_barrier.py, with these changes: partials in fp32 whatever the operands are; as many slots
 as there are stretches, in place of zeros for those that rounding left without; the slot is the first dimension, so that
-neighbouring threads store neighbouring elements. In split_k.py only the programs of a tile wait for each other.
+neighbouring threads store neighbouring elements. In tiled.py only the programs of a tile wait for each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import triton
 from helion.autotuner import PowerOfTwoFragment
 from torch import Tensor
 
-from groupbench.kernels.split_k import choose_config, require_product
+from groupbench.kernels.split_k.problem import require_product
+from groupbench.kernels.split_k.tiled import choose_config
 
 WORKERS = 1  # programs on each SM: a barrier of 132 programs costs less than one of 264
 
@@ -56,7 +57,7 @@ def split_k_matmul_barrier(
 
 
 def default_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> helion.Config:
-    """The tile and the splits of split_k.py's rule, the splits a power of two; sums by tiles of 1024 partials."""
+    """The tile and the splits of tiled.py's rule, the splits a power of two; sums by tiles of 1024 partials."""
     rule = choose_config(M, N, K, dtype, sms)
     splits = min(triton.next_power_of_2(rule.splits), 512)
     stretch = triton.next_power_of_2(triton.cdiv(K, splits))

@@ -17,24 +17,16 @@ Three ways to add the partials, over one main loop:
   atomic        partials are added to an output of zeros as they come, in fp32. No workspace, and no order: sums of the
                 same numbers differ in their last bits from run to run.
 
-How an adder of the fixup knows that a partial is there: an element of a slot is EMPTY, a NaN that no sum gives, until
-its value replaces it, and the adder reads until none is, and leaves EMPTY behind for the next call, or the next replay
-of a CUDA graph. A counter would cost a fence, an atomic and one more round trip to the L2 after the last store (an
-H100: 1 us of 7); here every 4-byte element says for itself that it has come, so their order does not matter. NCCL's LL
-protocol sends a flag with each word in the same way.
-
-A program writes EMPTY to its slot, which is EMPTY, as soon as it begins: else an adder's first look at it goes to DRAM,
-where a call since has sent it, and that look is what all of the tile wait for. A thread waits for its own 16 bytes of
-slots (`poll`). Both together halve what sums cost, on an H100 from 2 us to 1.
+How an adder knows that a partial is there, and how it waits: slots.py.
 
 Adders wait, so what they wait for has to run. One adder is the last program of its tile: those before it have started
 and wait for nobody, which is so in the interpreter, too, where programs run one after the other. Several adders wait
 for each other: they are launched as a cooperative grid, which the driver starts as a whole or refuses.
 
-Up to 16 rows beside weights stored as [N, K] have a main loop of their own on Hopper: split_k_stream.py.
+Up to 16 rows beside weights stored as [N, K] have a main loop of their own on Hopper: stream.py.
 
 Splitting after Helion's examples/split_k_barrier.py, which puts a grid-wide barrier between partials and sums
-(split_k_helion.py); peers that wait for each other after stream-K (Osama et al., arXiv 2301.03598).
+(helion_barrier.py); peers that wait for each other after stream-K (Osama et al., arXiv 2301.03598).
 """
 
 from __future__ import annotations
@@ -47,7 +39,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import can_chain, illegal_tile, interpreted, unsupported
+from groupbench.kernels.grouped_gemm.support import can_chain, illegal_tile, interpreted
+from groupbench.kernels.split_k.problem import require_product
+from groupbench.kernels.split_k.slots import (
+    EMPTY,
+    await_sum,
+    chunk,
+    most_adders,
+    poll,
+    poll_operands,
+    polled_at_once,
+    store_slot,
+    store_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,6 @@ class SplitKConfig:
 
 
 MAX_SPLITS = 1024
-SUM_ELEMENTS = 8192  # partials that are loaded at once: 64 registers of a thread, all in flight together
-MIN_SLICE = 32  # elements that an adder takes: a line of the L2, 128 bytes of a slot
 # Bytes of operands from which a product is bound by DRAM; below, by the latency of its steps.
 LARGE_BYTES = 16 << 20
 
@@ -116,11 +118,6 @@ def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Split
     adders = most_adders(block_m * block_n, splits)
     num_warps = 8 if block_m * block_n >= 128 * 128 else 4
     return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, adders, streamed)
-
-
-def most_adders(elements: int, splits: int) -> int:
-    """Programs among which a tile of so many elements is shared: a power of two, no more than there are."""
-    return max(1, min(1 << (splits.bit_length() - 1), elements // MIN_SLICE))
 
 
 def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
@@ -211,135 +208,6 @@ def _multiply(
     return acc
 
 
-# A slot's element until its partial comes: a NaN, by its bits, that no instruction gives; theirs is 0x7FFFFFFF.
-EMPTY: tl.constexpr = tl.constexpr(-1)
-NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-
-
-MOST_POLLED = 4  # times 16 bytes that a thread asks for at once
-
-
-def poll(units: int) -> str:
-    """PTX that reads `units` times 16 bytes of a thread until none of their words is EMPTY.
-
-    A loop of Triton's goes on for all threads or for none, and asks by a sum over all of them, with three barriers each
-    time. This one goes on for those whose words have not come.
-    """
-    if not units:
-        return ""
-    words = [f"${i}" for i in range(4 * units)]
-    loads = [
-        f"ld.relaxed.gpu.global.v4.b32 {{{', '.join(words[i::units])}}}, [${4 * units + i}];" for i in range(units)
-    ]
-    tests = [f"setp.eq.or.s32 empty, {word}, -1, empty;" for word in words[1:]]
-    first = f"setp.eq.s32 empty, {words[0]}, -1;"
-    return "\n".join(["{ .reg .pred empty;", "AGAIN:", *loads, first, *tests, "@empty bra AGAIN; }"])
-
-
-def poll_operands(units: int) -> str:
-    """Of `poll`: first words, second, third and fourth words of each 16 bytes, then addresses."""
-    return ",".join(["=&r"] * (4 * units) + ["l"] * units)
-
-
-@triton.jit
-def _store_slot(slot_ptr, acc, rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave the first `rows` rows of a partial in a slot of the workspace, as bits."""
-    r = tl.arange(0, BLOCK_M)[:, None]
-    c = tl.arange(0, BLOCK_N)[None, :]
-    bits = acc.to(tl.int32, bitcast=True)
-    bits = tl.where(bits == EMPTY, NAN, bits)
-    tl.store(slot_ptr + r * BLOCK_N + c, bits, mask=r < rows)
-
-
-@triton.jit
-def _store_sum(
-    out_ptr,
-    slots_ptr,
-    first,
-    first_row,
-    first_col,
-    M,
-    N,
-    WAIT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PART: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Write PART elements of a tile of the output, from the tile's element `first` on: the sum of its slots.
-
-    CHUNK slots at a time, an order that depends on their number alone. WAIT: read until they are there, leave EMPTY.
-    """
-    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
-    at = first + tl.arange(0, PART)
-    row = first_row + at // BLOCK_N
-    col = first_col + at % BLOCK_N
-    ok = (row < M) & (col < N)
-    total = tl.zeros((PART,), dtype=tl.float32)
-    for start in tl.range(0, SPLITS, CHUNK):
-        slot = (start + tl.arange(0, CHUNK))[:, None]
-        ptrs = slots_ptr + slot * SLOT + at[None, :]
-        mask = (slot < SPLITS) & ok[None, :]
-        # Volatile: from the L2, where the other SMs' stores arrive, each time anew.
-        bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
-        if WAIT:
-            while tl.max((bits == EMPTY).to(tl.int32)) > 0:
-                bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
-            tl.store(ptrs, tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=(slot < SPLITS) & (row < M)[None, :])
-        total += tl.sum(bits.to(tl.float32, bitcast=True), 0)
-    tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=ok)
-
-
-@triton.jit
-def _await_sum(
-    out_ptr,
-    slots_ptr,
-    first,
-    first_row,
-    first_col,
-    M,
-    N,
-    POLL: tl.constexpr,
-    POLL_OPERANDS: tl.constexpr,
-    POLLED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PART: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """`_store_sum` that waits, where each thread waits for its own 16 bytes of a slot alone: `poll`."""
-    SLOT: tl.constexpr = BLOCK_M * BLOCK_N
-    QUADS: tl.constexpr = PART // 4
-    quad = tl.arange(0, QUADS)[None, :]
-    # Rows past M are in no slot, and a slot that is none is never filled: whose these were waits for another's.
-    quad = tl.where(first_row + (first + quad * 4) // BLOCK_N < M, quad, 0)
-    at = first + tl.arange(0, PART)
-    row = first_row + at // BLOCK_N
-    col = first_col + at % BLOCK_N
-    sum0 = tl.zeros((QUADS,), dtype=tl.float32)
-    sum1 = tl.zeros((QUADS,), dtype=tl.float32)
-    sum2 = tl.zeros((QUADS,), dtype=tl.float32)
-    sum3 = tl.zeros((QUADS,), dtype=tl.float32)
-    for start in tl.range(0, SPLITS, CHUNK):
-        slot = (start + tl.arange(0, CHUNK))[:, None]
-        real = slot < SPLITS
-        ptrs = slots_ptr + tl.where(real, slot, SPLITS - 1) * SLOT + first + quad * 4
-        x0, x1, x2, x3 = tl.inline_asm_elementwise(
-            POLL, POLL_OPERANDS, [ptrs], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=POLLED
-        )
-        tl.debug_barrier()  # several threads may wait for the same bytes
-        mask = real & (row < M)[None, :]
-        tl.store(slots_ptr + slot * SLOT + at[None, :], tl.full((CHUNK, PART), EMPTY, dtype=tl.int32), mask=mask)
-        sum0 += tl.sum(tl.where(real, x0.to(tl.float32, bitcast=True), 0.0), 0)
-        sum1 += tl.sum(tl.where(real, x1.to(tl.float32, bitcast=True), 0.0), 0)
-        sum2 += tl.sum(tl.where(real, x2.to(tl.float32, bitcast=True), 0.0), 0)
-        sum3 += tl.sum(tl.where(real, x3.to(tl.float32, bitcast=True), 0.0), 0)
-    total = tl.join(tl.join(sum0, sum2), tl.join(sum1, sum3)).reshape(PART)
-    tl.store(out_ptr + row.to(tl.int64) * N + col, total.to(out_ptr.dtype.element_ty), mask=(row < M) & (col < N))
-
-
 # What becomes of a partial.
 FIXUP: tl.constexpr = tl.constexpr(0)
 LEAVE: tl.constexpr = tl.constexpr(1)
@@ -410,18 +278,18 @@ def _split_k_kernel(
     else:
         if MODE == FIXUP:
             tl.debug_barrier()  # another thread may have written EMPTY where this one writes a sum
-        _store_slot(my_slots + split * SLOT, acc, M - first_row, BLOCK_M, BLOCK_N)
+        store_slot(my_slots + split * SLOT, acc, M - first_row, BLOCK_M, BLOCK_N)
         adder = split - (SPLITS - ADDERS)
         if MODE == FIXUP:  # noqa: SIM102 (a constant, then a value)
             if adder >= 0:
                 if POLLED:
                     if first_row + adder * PART // BLOCK_N < M:  # a slice of rows that are there
-                        _await_sum(
+                        await_sum(
                             out_ptr, my_slots, adder * PART, first_row, first_col, M, N, POLL, POLL_OPERANDS, POLLED,
                             SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
                         )  # fmt: skip
                 else:
-                    _store_sum(
+                    store_sum(
                         out_ptr, my_slots, adder * PART, first_row, first_col, M, N,
                         True, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
                     )  # fmt: skip
@@ -448,20 +316,10 @@ def _sum_kernel(
     my_slots = slots_ptr + tile.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N)
     first_row = (tile // tiles_n) * BLOCK_M
     first_col = (tile % tiles_n) * BLOCK_N
-    _store_sum(
+    store_sum(
         out_ptr, my_slots, tl.program_id(1) * PART, first_row, first_col, M, N,
         False, SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
     )  # fmt: skip
-
-
-def polled_at_once(slots: int, part: int, num_warps: int) -> int:
-    """Times 16 bytes that a thread waits for together, of `part` elements of each of so many slots."""
-    return max(1, min(MOST_POLLED, slots * part // 4 // (32 * num_warps)))
-
-
-def chunk(splits: int, elements: int) -> int:
-    """Slots that are loaded together where `elements` of each are: no more than there are to add."""
-    return int(max(1, min(triton.next_power_of_2(splits), SUM_ELEMENTS // elements)))
 
 
 def tile_count(M: int, N: int, config: SplitKConfig) -> int:
@@ -487,8 +345,8 @@ def prepare_fixup(
     Raises ValueError for operands or a config that cannot run. A call raises RuntimeError where several adders need
     more programs at once than the GPU holds.
     """
-    if config is None and (stream := _stream(a, b)):
-        return stream
+    if config is None and (streamed := _stream(a, b)):
+        return streamed
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -504,15 +362,15 @@ def prepare_fixup(
 
 
 def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
-    """split_k_stream.py's callable, or None where it cannot take a and b."""
+    """stream.py's callable, or None where it cannot take a and b."""
     require_product(a, b)
     try:
-        from groupbench.kernels import split_k_stream
+        from groupbench.kernels.split_k import stream
     except ImportError:  # Gluon is experimental: another Triton's may be another
         return None
-    if interpreted() or min(*a.shape, *b.shape) == 0 or split_k_stream.unsuitable(a, b):
+    if interpreted() or min(*a.shape, *b.shape) == 0 or stream.unsuitable(a, b):
         return None
-    return split_k_stream.prepare_stream(a, b)
+    return stream.prepare_stream(a, b)
 
 
 def prepare_two_launches(
@@ -629,26 +487,3 @@ def default_config(a: Tensor, b: Tensor) -> SplitKConfig:
     if a.device.type == "cpu":
         return interpreter_config(M, N, K)
     return choose_config(M, N, K, a.dtype, torch.cuda.get_device_properties(a.device).multi_processor_count)
-
-
-def require_product(a: Tensor, b: Tensor) -> None:
-    """Raise ValueError unless a [M, K] and b [K, N] fit together and can be multiplied here."""
-    if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
-        raise ValueError(f"expected a [M, K] and b [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype != b.dtype or a.device != b.device:
-        raise ValueError(f"a and b need one dtype and one device: {a.dtype} on {a.device}, {b.dtype} on {b.device}")
-    if reason := unsupported(a.dtype, interpreted()):
-        raise ValueError(reason)
-    if a.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
-
-
-def split_k_reference(
-    a: Tensor,  # [M, K]
-    b: Tensor,  # [K, N]
-    splits: int = 1,
-) -> Tensor:  # [M, N] fp64
-    """The same product by stretches of K, in fp64."""
-    stretches = torch.arange(a.size(1), device=a.device).tensor_split(splits)
-    parts = [a[:, stretch].double() @ b[stretch].double() for stretch in stretches]
-    return torch.stack(parts).sum(0)

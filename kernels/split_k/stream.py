@@ -1,15 +1,15 @@
-"""Split-K for up to 16 rows and weights stored as [N, K], on Hopper: what split_k.prepare_fixup runs where it can.
+"""Split-K for up to 16 rows and weights stored as [N, K], on Hopper: what tiled.prepare_fixup runs where it can.
 
     out = a @ b        a [M <= 16, K]   b [K, N], stored as [N, K]   out [M, N]
 
-Such a product is one read of b, and its time that of DRAM. What held split_k.py's main loop back is that the warps of a
+Such a product is one read of b, and its time that of DRAM. What held tiled.py's main loop back is that the warps of a
 program wait for each other at each block of K, through which all of b passes in shared memory. Here no warp waits for
 another before its sum is done:
 
   a warp has its own 64 or 128 of each block of K, and all columns of the tile, so it shares nothing of a or b
   b goes from DRAM to the registers of mma.sync. Eight lanes read one line of 128 bytes, four rows at a time, and swap
     half of what they read with the lane that is 4 away: then a lane has what the instruction asks of it
-  the warps' sums meet in shared memory at the end, in the order of warps; those of programs in split_k.py's slots
+  the warps' sums meet in shared memory at the end, in the order of warps; those of programs in slots (slots.py)
 
 The instruction asks lane 4 g + t for row g and for some of K that depends on t alone; which, is free, as long as a and
 b agree (`k_width` 8: the 16 bytes that a lane loads at once). A load of such 16 bytes would touch 64 of the 128 bytes
@@ -19,15 +19,15 @@ of a line, which costs up to a third more time. So rows g and g + 1 are read as 
           0-3: row 1, bytes 0-63      4-7: row 1, bytes 64-127        second
           0-3: row 0, all             4-7: row 1, all                 after the swap
 
-b is marked as what the L2 may drop first (split_k.py tells why), and next to nothing is held in it.
+b is marked as what the L2 may drop first (tiled.py tells why), and next to nothing is held in it.
 
 Values wait in registers as pairs, in int32: 16-bit values that are carried round a loop are taken apart and put
 together by Triton 3.6 and 3.7, and that waits for loads that were to be waited for later.
 
 In Gluon, Triton's language below the tile, where layouts of registers can be named. Gluon has no interpreter: without a
-GPU this is compiled by tests, and does not run. Its reference is split_k.split_k_reference.
+GPU this is compiled by tests, and does not run. Its reference is problem.split_k_reference.
 
-Sources: the free order of K is that of Marlin and of FlashInfer's decoding kernels; slots and adders are split_k.py's.
+Sources: the free order of K is that of Marlin and of FlashInfer's decoding kernels; slots and adders are slots.py's.
 """
 
 from __future__ import annotations
@@ -42,18 +42,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from groupbench.kernels.split_k import (
-    EMPTY,
-    LARGE_BYTES,
-    NAN,
-    chunk,
-    even_splits,
-    legal_splits,
-    most_adders,
-    poll,
-    poll_operands,
-    polled_at_once,
-)
+from groupbench.kernels.split_k.slots import EMPTY, NAN, chunk, most_adders, poll, poll_operands, polled_at_once
+from groupbench.kernels.split_k.tiled import LARGE_BYTES, even_splits, legal_splits
 
 ROWS = 16  # of a tile: what mma.sync has
 LINE_K = 64  # 16-bit elements of a line of 128 bytes
@@ -204,7 +194,7 @@ def _add_slots(
     PART: gl.constexpr,
     CHUNK: gl.constexpr,
 ):
-    """split_k._await_sum: PART elements of the tile from `first` on, the sum of its slots in their order."""
+    """slots.await_sum: PART elements of the tile from `first` on, the sum of its slots in their order."""
     QUADS: gl.constexpr = PART // 4
     BY_QUAD: gl.constexpr = _quad_layout(CHUNK, QUADS, gl.num_warps(), POLLED)
     quad = gl.arange(0, QUADS, gl.SliceLayout(0, BY_QUAD))[None, :]
@@ -367,7 +357,7 @@ def prepare_stream(
     b: Tensor,  # [K, N], stored as [N, K]
     config: StreamConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """One launch a call, as split_k.prepare_fixup's, for operands that are not `unsuitable`.
+    """One launch a call, as tiled.prepare_fixup's, for operands that are not `unsuitable`.
 
     Raises ValueError for a config that cannot run. A call raises RuntimeError where several adders need more programs
     at once than the GPU holds.

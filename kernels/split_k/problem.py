@@ -1,0 +1,34 @@
+"""What the kernels of this folder compute, for which operands, and the same in plain torch.
+
+out = a @ b        a [M, K]   b [K, N]   out [M, N]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from groupbench.kernels.grouped_gemm.support import interpreted, unsupported
+
+
+def require_product(a: Tensor, b: Tensor) -> None:
+    """Raise ValueError unless a [M, K] and b [K, N] fit together and can be multiplied here."""
+    if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
+        raise ValueError(f"expected a [M, K] and b [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(f"a and b need one dtype and one device: {a.dtype} on {a.device}, {b.dtype} on {b.device}")
+    if reason := unsupported(a.dtype, interpreted()):
+        raise ValueError(reason)
+    if a.device.type == "cpu" and not interpreted():
+        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+
+
+def split_k_reference(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [K, N]
+    splits: int = 1,
+) -> Tensor:  # [M, N] fp64
+    """The same product by stretches of K, in fp64."""
+    stretches = torch.arange(a.size(1), device=a.device).tensor_split(splits)
+    parts = [a[:, stretch].double() @ b[stretch].double() for stretch in stretches]
+    return torch.stack(parts).sum(0)
