@@ -88,7 +88,10 @@ def moe_layer(
         require_runnable(x, w_gate_up, w_down)
     H = x.size(1)
     x, w_gate_up, w_down = pad_sizes(x, w_gate_up, w_down)
-    out: Tensor = _Layer.apply(x, ids, weights, w_gate_up, w_down, REFERENCE if reference else TRITON, recompute)
+    # Asked here: within a Function gradients are off, and needs_input_grad knows nothing of torch.no_grad.
+    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (x, weights, w_gate_up, w_down))
+    parts = REFERENCE if reference else TRITON
+    out: Tensor = _Layer.apply(x, ids, weights, w_gate_up, w_down, parts, keep, recompute)
     return out if out.size(1) == H else out[:, :H]
 
 
@@ -178,10 +181,9 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, parts: Parts,
-        recompute: bool,
+        keep: bool, recompute: bool,
     ) -> Tensor:  # fmt: skip
         ctx.parts, ctx.recompute = parts, recompute
-        keep = any(ctx.needs_input_grad)
         out, saved = forward(parts, x, ids, weights, w_gate_up, w_down, keep, recompute)
         if saved is not None:
             routing = saved.routing
@@ -199,7 +201,7 @@ class _Layer(torch.autograd.Function):
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[2], needs[3], needs[4])
         dx, dweights, dw_gate_up, dw_down = backward(ctx.parts, saved, dout, wanted, ctx.recompute)
-        return dx, None, dweights, dw_gate_up, dw_down, None, None
+        return dx, None, dweights, dw_gate_up, dw_down, None, None, None
 
 
 def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -212,6 +212,37 @@ def test_only_wanted_gradients_are_computed(device: torch.device, monkeypatch: p
     with torch.no_grad():
         moe_layer(x, ids.to(device), weights, w_gate_up, w_down)
     assert calls == ["permute", "gate_up", "product", "combine"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_with_parameters_keeps_nothing(
+    mode: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, _, leaves = operands(CASES["dropped_choices"], torch.float32)
+    leaves = tuple(torch.nn.Parameter(leaf.to(device)) for leaf in leaves)
+    kept: list[bool] = []
+
+    def gate_up(*args: Any) -> Any:
+        kept.append(args[3])
+        return layer.gate_up(*args)
+
+    monkeypatch.setattr(layer, "TRITON", replace(layer.TRITON, gate_up=gate_up))
+    call(moe_layer, ids.to(device), leaves)
+    with mode():
+        call(moe_layer, ids.to(device), leaves)
+    assert kept == [True, False]
+
+
+def test_routing_weights_may_be_wider_than_the_rest(device: torch.device) -> None:
+    """A router's weights are in fp32 as a rule, and so is their gradient."""
+    ids, dout, (x, weights, *matrices) = operands(CASES["dropped_choices"], torch.float16)
+    wide = (x, weights.float() + 1e-5, *matrices)
+    expected = gradients(moe_layer, ids, dout.double(), tuple(x.double() for x in wide), reference=True)
+    found = gradients(moe_layer, ids.to(device), dout.to(device), tuple(x.to(device) for x in wide))
+    assert [got.dtype for got in found] == [torch.float16] * 2 + [torch.float32] + [torch.float16] * 2
+    for got, wanted in zip(found, expected, strict=True):
+        error = (got.cpu().double() - wanted).square().mean().sqrt()
+        assert error <= 2e-3 * wanted.square().mean().sqrt()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations look at them too, in another way")
