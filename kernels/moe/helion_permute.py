@@ -6,8 +6,9 @@
 permute.py's two kernels in Helion's words: a tile of tokens and columns is loaded once and stored k times, or k rows
 are summed in fp32. H and k are compile-time constants, the number of tokens is not. Positions come from routing.py.
 
-Rows may lie past 2**31 elements, and Helion 1.5 looks at its inputs' sizes alone to decide what it counts in: positions
-are int64 then, and what is computed from them with them.
+Rows may lie past 2**31 elements, and Helion 1.5 looks at its inputs' sizes alone to decide what it counts in: not at
+strides, nor at what it allocates. So where anything reaches that far, the kernels are those that count in int64, and
+positions are int64, and what is computed from them with them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def combine(
     return out
 
 
+spread_wide = helion.kernel(spread.fn, static_shapes=False, index_dtype=torch.int64)
+combine_wide = helion.kernel(combine.fn, static_shapes=False, index_dtype=torch.int64)
+
+
 def default_config(T: int, H: int, itemsize: int, device: torch.device, rows: int = 1) -> helion.Config:
     """A token a program on a GPU; the interpreter pays by operation, hardly by element."""
     config = choose_config(T, H, itemsize, rows)
@@ -79,7 +84,7 @@ def prepare_helion_permute(
     check_ids(ids, G)
     check_rows(x, ids)
     T, H, k = *x.shape, ids.size(1)
-    wide = T * k * H >= 2**31
+    wide = max(T * k * H, reach(x)) >= 2**31
 
     def positions() -> tuple[Tensor, Tensor, Tensor]:
         """(offs, position, position as the Helion kernel takes it)."""
@@ -89,7 +94,8 @@ def prepare_helion_permute(
     if T == 0 or H == 0:
         return lambda: (x.new_empty(T * k, H), *positions()[:2])
     source = _two_at_least(x)
-    compiled = spread.bind(_spread_arguments(source, positions()[2])).compile_config(
+    kernel = spread_wide if wide else spread
+    compiled = kernel.bind(_spread_arguments(source, positions()[2])).compile_config(
         config or default_config(T, H, x.element_size(), x.device)
     )
 
@@ -114,20 +120,27 @@ def prepare_helion_unpermute(
     T, H = position.size(0), y.size(1)
     if T == 0 or H == 0:
         return lambda: y.new_empty(T, H)
-    if y.size(0) * y.stride(0) >= 2**31:
-        position = position.long()
-    rows, position, weights = _two_at_least(y), _two_rows(position), _two_rows(weights)
-    args = (rows, position, weights)
+    wide = max(T * H, reach(y), reach(position), reach(weights)) >= 2**31
+    rows, taken, factors = _two_at_least(y), _two_rows(position), _two_rows(weights)
+
+    def arguments() -> tuple[Tensor, Tensor, Tensor]:
+        return rows, taken.long() if wide else taken, factors
+
     config = config or default_config(T, H, y.element_size(), y.device, rows=weights.size(1))
-    compiled = combine.bind(args).compile_config(config)
+    compiled = (combine_wide if wide else combine).bind(arguments()).compile_config(config)
 
     def run() -> Tensor:
-        out: Tensor = compiled(*args)
+        out: Tensor = compiled(*arguments())
         return out[:T, :H]
 
     if y.device.type == "cuda":
         run()
     return run
+
+
+def reach(x: Tensor) -> int:
+    """Elements from x's first one to its last one, in memory."""
+    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _spread_arguments(x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:

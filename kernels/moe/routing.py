@@ -36,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupbench.kernels.grouped_gemm.support import can_chain, interpreted
+from groupbench.kernels.grouped_gemm.support import can_chain, require_device
 
 MAX_EXPERTS = 4096  # every program sums up all of them
 ONE_PROGRAM = 512  # choices that one program counts and places
@@ -196,6 +196,8 @@ def check_ids(ids: Tensor, G: int) -> None:
         raise ValueError(f"G={G}: 1 to {MAX_EXPERTS} experts")
     if ids.numel() >= 2**31 - BLOCK:
         raise ValueError(f"{ids.numel()} choices: their numbers are int32")
+    if triton.cdiv(ids.numel(), BLOCK) * bins_of(G) >= 2**31:
+        raise ValueError(f"{ids.numel()} choices of {G} experts: counts of {BLOCK} choices each pass 2**31")
 
 
 def route(
@@ -204,8 +206,7 @@ def route(
 ) -> Routing:
     """Count and place on the device. Raises ValueError for ids or a G that the kernels cannot take."""
     check_ids(ids, G)
-    if ids.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    require_device(ids.device)
     n = ids.numel()
     offs = torch.empty(G, dtype=torch.int32, device=ids.device)
     position = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)

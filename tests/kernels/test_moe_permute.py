@@ -336,6 +336,27 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     permute.prepare_unpermute(y, position, torch.rand(9, 2))()
 
 
+def test_helion_counts_in_int64_where_anything_reaches_that_far(device: torch.device, monkeypatch) -> None:
+    """Its own kernels look at sizes of inputs alone, not at strides and not at the output."""
+    wide = torch.empty(2**20, 4096, dtype=torch.float16, device="meta")
+    assert helion_permute.reach(wide[:, :64]) == (2**20 - 1) * 4096 + 63
+    x, ids = torch.randn(7, 24, device=device), torch.randint(-1, 4, (7, 2), device=device)
+    expected, routed = permute.permute_reference(x, ids, 4)
+    monkeypatch.setattr(helion_permute, "reach", lambda x: 2**31)
+    for name in ("spread", "combine"):  # those that count in int32
+        monkeypatch.setattr(helion_permute, name, None)
+    y, _, position = helion_permute.prepare_helion_permute(x, ids, 4)()
+    rows = int(routed.offs[-1])
+    assert torch.equal(y[:rows], expected[:rows])
+    out = helion_permute.prepare_helion_unpermute(y, position, torch.ones(7, 2, device=device))()
+    torch.testing.assert_close(out, permute.combine_reference(expected, position, None))
+    config = helion_permute.default_config(7, 24, 4, device)
+    bound = helion_permute.combine_wide.bind((y, position.long(), torch.ones(7, 2, device=device)))
+    counts = [line for line in bound.to_triton_code(config).splitlines() if line.strip().startswith("indices_")]
+    assert counts
+    assert all("tl.int64" in line for line in counts)
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -> None:
     x, ids = torch.randn(4, 8, device=device), torch.zeros(4, 2, dtype=torch.int64, device=device)
@@ -343,6 +364,8 @@ def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -
         way.permute(x[:3], ids, 2)
     with pytest.raises(ValueError, match="int32 or int64"):
         way.permute(x, ids.float(), 2)
+    with pytest.raises(ValueError, match="experts: counts of 128 choices each pass 2"):
+        way.permute(x[:1].expand(2**26, -1), ids[:1, :1].expand(2**26, -1), 4096)
     with pytest.raises(ValueError, match="experts"):
         way.permute(x, ids, 0)
     position = torch.zeros(4, 2, dtype=torch.int32, device=device)
