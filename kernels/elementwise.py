@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted
+from groupbench.kernels.grouped_gemm.support import DTYPES, require_device
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ def prepare_add(
         raise ValueError(f"x and y need one dtype and one device: {x.dtype} on {x.device}, {y.dtype} on {y.device}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{x.dtype} is not one of {', '.join(map(str, DTYPES))}")
-    if x.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    require_device(x.device)
     try:
         x, y = torch.broadcast_tensors(x, y)
     except RuntimeError as error:

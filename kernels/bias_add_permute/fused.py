@@ -296,14 +296,14 @@ def _fused_kernel(
                 e_ptrs += (range_n * e_stride_n)[:, None]
 
     # Promised again: Triton takes the remainder of two multiples of 8 for any number.
-    slab = N1.to(tl.int64) * M2  # elements of one (m0, n0, m1)
+    slab = N1.to(tl.int64) * M2  # elements of one (m0, n0, m1); first in products of sizes, which pass 2**31
     if WHOLE_M:
         block = first_m // M2
-        from_m = block // M1 * (N0 * M1 * slab) + block % M1 * slab + first_m % M2
+        from_m = block // M1 * (N0 * (M1 * slab)) + block % M1 * slab + first_m % M2
         f_ptrs = f_ptr + tl.multiple_of(from_m, [ALIGN_M]) + tl.arange(0, BLOCK_M)[None, :]
     else:
         block_m = offs_m // M2
-        from_m = block_m // M1 * (N0 * M1 * slab) + block_m % M1 * slab + offs_m % M2
+        from_m = block_m // M1 * (N0 * (M1 * slab)) + block_m % M1 * slab + offs_m % M2
         f_ptrs = f_ptr + from_m[None, :]
     if WHOLE_N:
         n1 = first_n % N1

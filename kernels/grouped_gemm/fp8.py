@@ -50,6 +50,7 @@ from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     illegal_tile,
     interpreted,
+    require_device,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -372,8 +373,7 @@ def _require_scaled(
         raise ValueError("scale_a needs stride 1 over rows, scale_b contiguous memory")
     if len({x.device for x in (a, scale_a, b, scale_b)}) > 1:
         raise ValueError("operands and scales need one device")
-    if a.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    require_device(a.device)
     if fast_accum and mode == BLOCKWISE:
         raise ValueError("fast_accum has no meaning block-wise: sums of 128 are scaled and added in fp32")
     return ROWWISE_FAST if fast_accum else mode

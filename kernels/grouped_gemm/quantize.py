@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted
+from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require_device
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -134,8 +134,7 @@ def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, T
             f"expected [M, K] with rows of stride 1 in one of {DTYPES}, got {tuple(x.shape)}, "
             f"strides {x.stride()}, {x.dtype}"
         )
-    if x.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    require_device(x.device)
     (M, K), emulated = x.shape, interpreted()
     block = min(triton.next_power_of_2(max(K, 1)), WHOLE_ROW)
 

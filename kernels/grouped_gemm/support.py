@@ -66,8 +66,18 @@ def require_runnable(*operands: Tensor) -> None:
             )
     if reason := unsupported(first.dtype, interpreted()):
         raise ValueError(reason)
-    if first.device.type == "cpu" and not interpreted():
+    require_device(first.device)
+
+
+def require_device(device: torch.device) -> None:
+    """Raise ValueError unless a kernel that is launched here and now runs where its operands are."""
+    if device.type == "cpu" and not interpreted():
         raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
+        raise ValueError(
+            f"operands on {device}, and Triton launches on the current device, cuda:{current}: "
+            f"call within torch.cuda.device({device.index})"
+        )
 
 
 def group_ends(

@@ -107,5 +107,5 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     A second row or column is the first one again, and the caller cuts it off; along K the second product is zero.
     """
     if a.size(1) == 1:
-        a, b = torch.nn.functional.pad(a, (0, 1)), b.expand(2, -1)
+        a, b = torch.nn.functional.pad(a, (0, 1)), torch.nn.functional.pad(b, (0, 0, 0, 1))
     return (a.expand(2, -1) if a.size(0) == 1 else a), (b.expand(-1, 2) if b.size(1) == 1 else b)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import interpreted, unsupported
+from groupbench.kernels.grouped_gemm.support import interpreted, require_device, unsupported
+
+MAX_SIZE = 2**31 - 1024  # a block further is still an int32
 
 
 def require_product(a: Tensor, b: Tensor) -> None:
@@ -17,10 +19,11 @@ def require_product(a: Tensor, b: Tensor) -> None:
         raise ValueError(f"expected a [M, K] and b [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype != b.dtype or a.device != b.device:
         raise ValueError(f"a and b need one dtype and one device: {a.dtype} on {a.device}, {b.dtype} on {b.device}")
+    if max(*a.shape, b.size(1)) > MAX_SIZE:
+        raise ValueError(f"M, N and K up to {MAX_SIZE}, got {tuple(a.shape)} and {tuple(b.shape)}")
     if reason := unsupported(a.dtype, interpreted()):
         raise ValueError(reason)
-    if a.device.type == "cpu" and not interpreted():
-        raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
+    require_device(a.device)
 
 
 def split_k_reference(

@@ -132,15 +132,16 @@ def even_splits(splits: int) -> int:
 
 
 def legal_splits(splits: int, K: int, block_k: int) -> int:
-    """The nearest number of splits that leaves a block of K to each."""
-    return max(1, min(splits, triton.cdiv(K, block_k), MAX_SPLITS))
+    """The nearest number of splits that leaves a block of K to each, and whose product with blocks is an int32."""
+    blocks = max(triton.cdiv(K, block_k), 1)
+    return max(1, min(splits, blocks, MAX_SPLITS, (2**31 - 1) // blocks))
 
 
 def illegal(config: SplitKConfig, K: int, dtype: torch.dtype) -> str | None:
     """Why a config cannot run, or None where it can."""
     if config.splits != legal_splits(config.splits, K, config.block_k):
         blocks = triton.cdiv(K, config.block_k)
-        return f"splits={config.splits}: 1 to {min(blocks, MAX_SPLITS)} for {blocks} blocks of K"
+        return f"splits={config.splits}: 1 to {legal_splits(MAX_SPLITS, K, config.block_k)} for {blocks} blocks of K"
     adders, elements = config.adders, config.block_m * config.block_n
     if not 1 <= adders <= config.splits or adders & (adders - 1) or elements % adders:
         return f"adders={adders}: a power of two, 1 to {config.splits} of {config.splits} programs"

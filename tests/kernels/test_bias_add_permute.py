@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.runtime import interpreter
 
 from groupbench.kernels.bias_add_permute import fused
 from groupbench.kernels.bias_add_permute.fused import FusedConfig, prepare_fused
@@ -105,6 +106,30 @@ def test_right_with_the_chosen_config(op: str, check: Callable[..., None], poiso
         groups = make(CASES[case], op, torch.float16)
         with poisoned():
             compare(groups, op, prepare_fused(groups, op)(), check)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's stores are looked at")
+@pytest.mark.parametrize("M2", [1, 32], ids=["rows_of_many_slabs", "rows_of_one_slab"])
+def test_offsets_in_an_output_of_more_than_2_31_elements(M2: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N0 * M1 is 2**31. Nothing that large is allocated: the first store is looked at, and is the last."""
+    M1, N0, config = 1 << 16, 1 << 15, replace(SMALL, block_m=32)
+    x, out, stored = torch.zeros(1, 1, dtype=torch.float16), torch.zeros(1, dtype=torch.float16), []
+    group = Group(x.expand(2 * M1 * M2, 16), x.expand(N0, 16), x[0].expand(N0), None, (2, M1, M2), (N0, 1))
+    n0 = N0 - config.block_n
+    monkeypatch.setattr(fused, "sweeps", lambda *_: [(0, M1 * M2, n0, N0)])
+    run = prepare_fused([group], "none", config)
+
+    def store(self: Any, pointers: Any, *_: Any) -> None:
+        stored.append((pointers.data.astype("int64") - out.data_ptr()) // 2)
+        raise RuntimeError("seen")
+
+    for name in ("create_store", "create_masked_store"):
+        monkeypatch.setattr(interpreter.InterpreterBuilder, name, store)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: out)
+    with pytest.raises(interpreter.InterpreterError, match="seen"):
+        run()
+    assert stored[0].shape == (config.block_n, config.block_m)
+    assert stored[0].min() == (N0 + n0) * M1 * M2  # at m0 = 1, n0, m1 = 0
 
 
 @settings(max_examples=12, deadline=None)

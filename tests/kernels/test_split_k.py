@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.kernels.split_k import helion_barrier, slots, tiled
-from groupbench.kernels.split_k.problem import split_k_reference
+from groupbench.kernels.split_k.problem import MAX_SIZE, split_k_reference
 from groupbench.kernels.split_k.tiled import SplitKConfig
 
 SMALL = SplitKConfig(16, 16, 16, splits=1, num_stages=1)
@@ -179,15 +179,41 @@ def test_a_nan_whose_bits_say_that_a_slot_is_empty_arrives(bits, device):
     assert out.isnan().sum() == 16
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="one program alone, by the interpreter")
+def test_the_last_stretch_of_a_very_long_k(device):
+    """As many splits as can be: times the blocks of K, a little less than 2**31. The operands are one element."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    K = 1 << 25
+    config = replace(SMALL, splits=tiled.legal_splits(tiled.MAX_SPLITS, K, SMALL.block_k))
+    assert tiled.illegal(config, K, torch.float32) is None
+    assert "1 to 1023" in tiled.illegal(replace(config, splits=1024), K, torch.float32)
+    a, b = torch.ones(1, 1).expand(1, K), torch.ones(1, 1).expand(K, 1)
+    partials = torch.zeros(config.splits, 16, 16)
+    constants = tiled.kernel_constants(config, 1, K, tiled.LEAVE.value, compiled=False)
+
+    def last_alone(x: int, y: int, z: int) -> None:
+        interpreter_builder.grid_idx = (x, config.splits - 1, z)
+
+    with mock.patch.object(interpreter_builder, "set_grid_idx", last_alone):
+        tiled._split_k_kernel[(1, 1)](
+            a, b, torch.empty(1, 1), partials.view(torch.int32), 1, 1, K, *a.stride(), *b.stride(), **constants
+        )
+    blocks = K // config.block_k
+    assert partials[-1, 0, 0] == (blocks - blocks * (config.splits - 1) // config.splits) * config.block_k
+    assert partials.count_nonzero() == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda a, b: (a.double(), b.double()), "not one of"),
+        (lambda a, b: (a[:, :1].expand(-1, 2**31 - 1), b[:1].expand(2**31 - 1, -1)), "M, N and K up to"),
         (lambda a, b: (a, b.float()), "one dtype"),
         (lambda a, b: (a, b[1:]), r"expected a \[M, K\]"),
         (lambda a, b: (a[0], b), r"expected a \[M, K\]"),
     ],
-    ids=["fp64", "mixed_dtypes", "other_k", "a_vector"],
+    ids=["fp64", "too_long", "mixed_dtypes", "other_k", "a_vector"],
 )
 def test_refuses_what_it_cannot_multiply(prepare, change, message, device):
     with pytest.raises(ValueError, match=message):
@@ -210,14 +236,19 @@ def test_refuses_configs_that_cannot_run(prepare, change, message, device):
 SIZES = st.integers(1, 1 << 17)
 
 
-@given(M=st.integers(1, 300), N=SIZES, K=SIZES, dtype=st.sampled_from([torch.bfloat16, torch.float32]))
+LONG = st.integers(1 << 26, MAX_SIZE)
+
+
+@given(M=st.integers(1, 300), N=SIZES, K=SIZES | LONG, dtype=st.sampled_from([torch.bfloat16, torch.float32]))
 def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
     config = tiled.choose_config(M, N, K, dtype, sms=132)
     assert tiled.illegal(config, K, dtype) is None
     tiles, blocks = tiled.tile_count(M, N, config), -(-K // config.block_k)
     at_once = 132 * (2 if config.streamed else 1)
     assert config.splits == 1 or tiles * config.splits <= at_once, "adders wait for programs that cannot start"
-    assert config.splits == min(blocks, tiled.MAX_SPLITS) or 10 * tiles * (config.splits + 1) > 9 * at_once
+    assert blocks * config.splits < 2**31
+    most = min(blocks, tiled.MAX_SPLITS, (2**31 - 1) // blocks)
+    assert config.splits == most or 10 * tiles * (config.splits + 1) > 9 * at_once
     assert tiled.illegal(tiled.interpreter_config(M, N, K), K, dtype) is None
 
 
@@ -253,6 +284,9 @@ def test_no_dimension_of_one_element_reaches_helion(sizes, device):
     wide_a, wide_b = helion_barrier.without_ones(a, b)
     assert min(*wide_a.shape, *wide_b.shape) > 1
     assert torch.equal((wide_a @ wide_b)[:M, :N], a @ b)
+    b[0, 0] = float("inf")
+    wide_a, wide_b = helion_barrier.without_ones(a, b)
+    assert torch.equal((wide_a @ wide_b)[:M, :N], a @ b)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a grid barrier")
@@ -270,6 +304,25 @@ def test_helions_barrier(product, dtype, device, poisoned, check):
         out = run()
     check(out, split_k_reference(a, b), dtype)
     assert torch.equal(out, run())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: streams side by side. No GPU")
+@pytest.mark.parametrize("rows", [16, 64], ids=["stream", "tiled"])
+def test_callables_on_two_streams_share_no_slots(rows, device):
+    a, b = operands(Product("", rows, 16, 65536), torch.bfloat16, device)
+    with mock.patch.object(torch, "full", side_effect=torch.full) as full:
+        runs = [tiled.prepare_fixup(a, b) for _ in range(2)]
+    assert full.call_count == 2
+    expected = runs[0]()
+    streams = [torch.cuda.Stream() for _ in runs]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(200):
+        for run, stream in zip(runs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(run())
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in found)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")

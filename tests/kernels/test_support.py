@@ -10,6 +10,7 @@ from groupbench.kernels.grouped_gemm.support import (
     illegal_tile,
     no_tma,
     past_int32,
+    require_device,
     stored_weights,
     unsupported,
 )
@@ -29,6 +30,14 @@ from groupbench.kernels.grouped_gemm.support import (
 def test_unsupported(asked, interpreted, reason):
     answer = unsupported(asked, interpreted)
     assert answer is None if reason is None else reason in answer
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
+    """Triton would launch there, with addresses of another."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    require_device(torch.device("cuda", 1))
+    with pytest.raises(ValueError, match=r"on cuda:0, .* current device, cuda:1: call within torch.cuda.device\(0\)"):
+        require_device(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(
