@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import DTYPES, require_device
+from groupbench.kernels.grouped_gemm.support import DTYPES, require_device, require_tensors
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def prepare_add(
     config: AddConfig | None = None,
 ) -> Callable[[], Tensor]:
     """The callable allocates the output and launches. Raises ValueError for operands that cannot be added here."""
+    require_tensors(x=x, y=y)
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"x and y need one dtype and one device: {x.dtype} on {x.device}, {y.dtype} on {y.device}")
     if x.dtype not in DTYPES:

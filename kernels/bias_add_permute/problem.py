@@ -24,7 +24,7 @@ from math import prod
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.reference import reference_list
-from groupbench.kernels.grouped_gemm.support import require_runnable
+from groupbench.kernels.grouped_gemm.support import require_runnable, require_tensors
 
 OPS = ("mul", "add", "none")
 
@@ -41,6 +41,7 @@ class Group:
     n: tuple[int, int]  # N0, N1
 
     def __post_init__(self) -> None:
+        require_tensors(a=self.a, b=self.b, d=self.d, **({} if self.e is None else {"e": self.e}))
         M, N = prod(self.m), prod(self.n)
         if min(*self.m, *self.n) < 0 or self.a.ndim != 2 or tuple(self.b.shape) != (N, self.a.size(-1)):
             raise ValueError(

@@ -204,7 +204,7 @@ def prepare_contiguous(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Cut the groups into blocks and compile; the callable allocates the output and launches once."""
     config = _legal(a, w, config)
-    ends = group_ends(a, w.transpose(1, 2), offs)
+    ends = group_ends(a, w.transpose(1, 2) if w.ndim == 3 else w, offs)
     size = config.group_size_m
     experts: list[int] = []
     row_map: list[int] = []

@@ -51,6 +51,7 @@ from groupbench.kernels.grouped_gemm.support import (
     illegal_tile,
     interpreted,
     require_device,
+    require_tensors,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -352,6 +353,7 @@ def _require_scaled(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, fast_accum: bool, out_dtype: torch.dtype
 ) -> str:
     """The mode, where the operands fit together; raises ValueError."""
+    require_tensors(a=a, scale_a=scale_a, b=b, scale_b=scale_b)
     if a.dtype != E4M3 or b.dtype != E4M3 or scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise ValueError(
             f"expected {E4M3} with float32 scales, got {a.dtype}, {b.dtype}, {scale_a.dtype}, {scale_b.dtype}"

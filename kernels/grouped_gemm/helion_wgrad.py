@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
-from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable
+from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors
 
 # block_sizes are those of the tile in the output's rows and columns, and of a step through the group's rows.
 CONFIGS = {
@@ -70,8 +70,9 @@ def prepare_helion_wgrad(
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
     """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
+    require_tensors(a=a, dc=dc, offs=offs)
     require_runnable(a, dc)
-    group_ends(a, a.new_empty(offs.numel(), a.size(-1), 0), offs)
+    group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
     if dc.ndim != 2 or dc.size(0) != a.size(0):
         raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
     (M, K), N, G = a.shape, dc.size(1), offs.numel()

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, worker_count
+from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, require_tensors, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 
 # One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
@@ -174,6 +174,7 @@ def _prepare(
     if not group_a or len(group_a) != len(group_b):
         raise ValueError(f"need as many A as B and at least one, got {len(group_a)} and {len(group_b)}")
     for g, (a, b) in enumerate(zip(group_a, group_b, strict=True)):
+        require_tensors(**{f"group_a[{g}]": a, f"group_b[{g}]": b})
         if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
             raise ValueError(f"group {g}: cannot multiply {tuple(a.shape)} by {tuple(b.shape)}")
     require_runnable(*group_a, *group_b)

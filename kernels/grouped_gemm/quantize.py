@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require_device
+from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require_device, require_tensors
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -129,6 +129,7 @@ def _quantize_blocks_kernel(
 
 def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, Tensor]]:  # x [M, K] in fp32, bf16, fp16
     """The callable returns (q [M, K], scale [M] or [M, K/128]), freshly allocated. Raises ValueError."""
+    require_tensors(x=x)
     if x.ndim != 2 or x.stride(1) != 1 or x.dtype not in DTYPES:
         raise ValueError(
             f"expected [M, K] with rows of stride 1 in one of {DTYPES}, got {tuple(x.shape)}, "

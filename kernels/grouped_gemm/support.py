@@ -55,13 +55,22 @@ def illegal_tile(
     return None
 
 
+def require_tensors(**operands: object) -> None:
+    """Raise TypeError, naming the first operand that is no tensor: a list or an array passes for one for a while."""
+    for name, operand in operands.items():
+        if not isinstance(operand, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(operand).__name__}")
+
+
 def require_runnable(*operands: Tensor) -> None:
     """Raise ValueError unless the operands share a dtype and a device that the kernels can run on here."""
+    for operand in operands:
+        require_tensors(**{"every operand": operand})
     first = operands[0]
     for operand in operands[1:]:
         if operand.dtype != first.dtype or operand.device != first.device:
             raise ValueError(
-                "all matrices of a grouped GEMM need one dtype and one device: "
+                "operands need one dtype and one device: "
                 f"got {first.dtype} on {first.device} and {operand.dtype} on {operand.device}"
             )
     if reason := unsupported(first.dtype, interpreted()):
@@ -86,6 +95,7 @@ def group_ends(
     offs: Tensor,  # [G], int32 or int64
 ) -> list[int]:
     """The end offsets on the host (one device sync), after checking that shapes and offsets fit together."""
+    require_tensors(a=a, b=b, offs=offs)
     if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(1):
         raise ValueError(f"expected a [M, K] and b [G, K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
     if offs.ndim != 1 or offs.numel() == 0 or offs.numel() != b.size(0):

@@ -40,6 +40,7 @@ from groupbench.kernels.grouped_gemm.support import (
     no_tma,
     require_dense,
     require_runnable,
+    require_tensors,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -290,7 +291,8 @@ def prepare_wgrad(
 
     Rows past offs[-1] are not read. Raises ValueError for operands or a config that the kernel cannot take.
     """
-    group_ends(a, a.new_empty(offs.numel(), a.size(-1), 0), offs)
+    require_tensors(a=a, dc=dc, offs=offs)
+    group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
     return wgrad_launcher(a, dc, offs, nk, config)
 
 

@@ -40,7 +40,7 @@ import torch.nn.functional as nn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable
+from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable, require_tensors
 from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
 from groupbench.kernels.moe.gate_up import gate_up, gate_up_reference
 from groupbench.kernels.moe.permute import (
@@ -108,12 +108,13 @@ def pad_sizes(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, Ten
 
 def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
     """Raise ValueError unless all shapes fit together."""
+    require_tensors(x=x, ids=ids, weights=weights, w_gate_up=w_gate_up, w_down=w_down)
     if w_gate_up.ndim != 3 or w_down.ndim != 3:
         raise ValueError(
             f"expected w_gate_up [G, 2F, H] and w_down [G, H, F], got {tuple(w_gate_up.shape)} and "
             f"{tuple(w_down.shape)}"
         )
-    (G, H, F), k = w_down.shape, ids.size(-1)
+    G, H, F = w_down.shape
     if w_gate_up.shape != (G, 2 * F, H) or F == 0 or H == 0:
         raise ValueError(
             f"w_down {tuple(w_down.shape)} asks for w_gate_up [{G}, {2 * F}, {H}], F and H at least 1; "
@@ -124,7 +125,9 @@ def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_do
     if x.size(1) != H:
         raise ValueError(f"expected x [T, {H}], got {tuple(x.shape)}")
     if weights.shape != ids.shape or not weights.is_floating_point():
-        raise ValueError(f"expected weights [{x.size(0)}, {k}], got {tuple(weights.shape)} in {weights.dtype}")
+        raise ValueError(
+            f"expected weights {list(ids.shape)} in a float dtype, got {list(weights.shape)} in {weights.dtype}"
+        )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, worker_count
+from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, require_tensors, worker_count
 from groupbench.kernels.moe.permute_fused import choose_tokens, place_and_spread
 from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
 
@@ -287,19 +287,28 @@ def prepare_unpermute(
 
 def check_rows(x: Tensor, ids: Tensor) -> None:
     """Raise ValueError unless x [T, H] has a row for each token of ids [T, k]."""
+    require_tensors(x=x)
     if x.ndim != 2 or x.size(0) != ids.size(0):
         raise ValueError(f"expected x [{ids.size(0)}, H] with a row for each token of ids, got {tuple(x.shape)}")
 
 
 def check_positions(y: Tensor, position: Tensor, weights: Tensor) -> None:
-    """Raise ValueError unless y [rows, H], position [T, k] and weights [T, k] fit together."""
+    """Raise ValueError unless y [rows, H], position [T, k] and weights [T, k] fit together.
+
+    Positions are looked at, which waits for the device: kernels do not, and would read past y.
+    """
+    require_tensors(y=y, position=position, weights=weights)
     if y.ndim != 2 or position.ndim != 2 or position.dtype != torch.int32:
         raise ValueError(
             f"expected y [rows, H] and position [T, k] in int32, got {tuple(y.shape)} and {tuple(position.shape)} in "
             f"{position.dtype}"
         )
     if weights.shape != position.shape or not weights.is_floating_point():
-        raise ValueError(f"expected weights {tuple(position.shape)}, got {tuple(weights.shape)} in {weights.dtype}")
+        raise ValueError(
+            f"expected weights {tuple(position.shape)} in a float dtype, got {tuple(weights.shape)} in {weights.dtype}"
+        )
+    if position.numel() and (most := int(position.max())) >= y.size(0):
+        raise ValueError(f"position holds {most}, and y [rows, H] has {y.size(0)} rows")
 
 
 # --- the same in torch ------------------------------------------------------------------------------------------------

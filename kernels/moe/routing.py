@@ -36,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupbench.kernels.grouped_gemm.support import can_chain, require_device
+from groupbench.kernels.grouped_gemm.support import can_chain, require_device, require_tensors
 
 MAX_EXPERTS = 4096  # every program sums up all of them
 ONE_PROGRAM = 512  # choices that one program counts and places
@@ -190,6 +190,7 @@ def _route_kernel(
 
 def check_ids(ids: Tensor, G: int) -> None:
     """Raise ValueError unless ids [T, k] are integers and G and their number are what the kernels take."""
+    require_tensors(ids=ids)
     if ids.ndim != 2 or ids.size(1) == 0 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"expected ids [T, k] in int32 or int64, k at least 1; got {tuple(ids.shape)} in {ids.dtype}")
     if not 1 <= G <= MAX_EXPERTS:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import interpreted, require_device, unsupported
+from groupbench.kernels.grouped_gemm.support import interpreted, require_device, require_tensors, unsupported
 
 MAX_SIZE = 2**31 - 1024  # a block further is still an int32
 
 
 def require_product(a: Tensor, b: Tensor) -> None:
     """Raise ValueError unless a [M, K] and b [K, N] fit together and can be multiplied here."""
+    require_tensors(a=a, b=b)
     if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
         raise ValueError(f"expected a [M, K] and b [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.dtype != b.dtype or a.device != b.device:

@@ -330,10 +330,12 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ids, x = torch.randint(0, 4, (9, 2)), torch.randn(9, 16)
     run = permute.prepare_permute(x, ids, 4)
-    for name in ("tolist", "item"):
-        monkeypatch.setattr(torch.Tensor, name, refuse)
     y, _, position = run()
-    permute.prepare_unpermute(y, position, torch.rand(9, 2))()
+    back = permute.prepare_unpermute(y, position, torch.rand(9, 2))
+    for name in ("tolist", "item", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    run()
+    back()
 
 
 def test_helion_counts_in_int64_where_anything_reaches_that_far(device: torch.device, monkeypatch) -> None:
@@ -373,6 +375,13 @@ def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -
         way.unpermute(x, position.long(), torch.rand(4, 2, device=device))
     with pytest.raises(ValueError, match="weights"):
         way.unpermute(x, position, torch.rand(4, 3, device=device))
+    with pytest.raises(ValueError, match="float dtype"):
+        way.unpermute(x, position, torch.ones(4, 2, dtype=torch.int32, device=device))
+    for rows in (x, x[:0]):
+        with pytest.raises(ValueError, match=rf"position holds 4, and y \[rows, H\] has {len(rows)} rows"):
+            way.unpermute(rows, position + 4, torch.rand(4, 2, device=device))
+    nobody = way.unpermute(x[:0], position - 1, torch.rand(4, 2, device=device))()
+    assert torch.equal(nobody, torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
