@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
 
 Verdict = Literal["same", "different", "unknown", "failed"]
+AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]
 
 RECORDS_SCHEMA = 1
 REFRESH_BLOCKS = 4
@@ -179,7 +180,7 @@ class AbResult:
         return "same" if self.verdict == "same" else "unknown"
 
     @property
-    def accuracy_change(self) -> Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]:
+    def accuracy_change(self) -> AccuracyChange:
         return accuracy_change(self.base_accuracy, self.head_accuracy)
 
     @property
@@ -208,9 +209,7 @@ class AbResult:
         return self.direction == "slower" or self.accuracy_change in ("wrong", "less accurate")
 
 
-def accuracy_change(
-    base: SideAccuracy | None, head: SideAccuracy | None
-) -> Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]:
+def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> AccuracyChange:
     """Head's accuracy beside base's. An error 1.5 times as large is a change, as for `gate`."""
     if base is None or head is None:
         return "same"

@@ -22,6 +22,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from groupbench.tracker.ab_result import AccuracyChange
+
 Verdict = Literal["same", "different", "unknown", "failed"]
 Why = Literal["ends", "merge base", "step", "confirm", "branch", "rest"]
 Side = Literal["above", "below", "unclear", "failed"]
@@ -51,6 +53,12 @@ class Finding:
     at: str = ""  # of a failure: "base", "head" or "both"
     least: float = 0.0  # what differs by less than this is called the same
     kernels_differ: bool | None = None  # whether the compiled kernels' hashes do
+    accuracy: AccuracyChange = "same"  # of head's result, where latency is searched
+
+    @property
+    def is_worse(self) -> bool:
+        """As for `ab`: slower, less accurate, or wrong where the base was right."""
+        return (self.effect or 0.0) > 0 or self.accuracy in ("wrong", "less accurate")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from groupbench.tracker.bisect import (
 )
 
 Direction = Literal["worse", "better", "either"]
-Outcome = Literal["none", "found", "narrowed", "opposite", "undecided"]
+Outcome = Literal["none", "found", "narrowed", "opposite", "inaccurate", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,10 @@ def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> A
     if ends.verdict == "failed":
         which = {"base": f"GOOD ({good[:10]})", "head": f"BAD ({bad[:10]})"}.get(ends.at, "the comparison of the ends")
         return Answer("undecided", f"{which} fails: {ends.message}", ends)
+    slower = ends.verdict == "different" and ends.effect is not None and ends.effect > 0
+    inaccurate = None if slower else _inaccurate(ends, settings)
+    if inaccurate is not None:
+        return inaccurate
     if ends.verdict == "same":
         what = {"worse": "regression", "better": "improvement", "either": "change"}[settings.direction]
         return Answer("none", f"no {what} to be found: the ends measure the same", ends)
@@ -179,6 +183,18 @@ def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> A
     if settings.direction == "better" and ends.effect > 0:
         return Answer("opposite", "BAD is worse than GOOD; --direction worse looks for the regression", ends)
     return None
+
+
+def _inaccurate(ends: Finding, settings: Settings) -> Answer | None:
+    """The answer where BAD is worse in its result: no speed makes up for a wrong one, but for a less accurate one
+    where an improvement is asked for."""
+    if ends.accuracy == "wrong":
+        what = "wrong where GOOD's is right"
+    elif ends.accuracy == "less accurate" and settings.direction == "worse":
+        what = "less accurate than GOOD's"
+    else:
+        return None
+    return Answer("inaccurate", f"BAD's result is {what}; --metric accuracy looks for the commit", ends)
 
 
 def _check_base(history: History, ends: Finding, trace: Trace) -> Generator[Question, Finding, Answer | None]:
@@ -304,7 +320,8 @@ class _Hunter:
         rest = self.unexplained or None
         what = "regression" if self.sign > 0 else "improvement"
         if not culprits and self.nothing and self.undecided is None:
-            return Answer("none", f"no {what} to be found: the difference of the ends did not come again", ends)
+            none = Answer("none", f"no {what} to be found: the difference of the ends did not come again", ends)
+            return _inaccurate(ends, self.settings) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""
             return Answer("undecided", f"the {what} is there, but no commit could be named: {note}", ends, (), rest)

@@ -13,6 +13,7 @@ from groupbench.tracker.wording import counted
 OK, REGRESSION, UNDECIDED = 0, 1, 3
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
+_RESULTS = {"same": "", "wrong": "result wrong", "mended": "result mended", "both wrong": "results of both wrong"}
 
 
 def exit_code(answer: Answer) -> int:
@@ -22,7 +23,7 @@ def exit_code(answer: Answer) -> int:
     if answer.outcome == "none":
         return OK
     assert answer.total is not None
-    return REGRESSION if (answer.total.effect or 0.0) > 0 else OK
+    return REGRESSION if answer.total.is_worse else OK
 
 
 def percent(effect: float) -> float:
@@ -31,7 +32,16 @@ def percent(effect: float) -> float:
 
 
 def change_text(finding: Finding, metric: str) -> str:
-    """`2.0 % slower (1.9 to 2.1)`."""
+    """`2.0 % slower (1.9 to 2.1), result wrong`."""
+    return _with_result(_effect_text(finding, metric), finding)
+
+
+def _with_result(text: str, finding: Finding) -> str:
+    result = _RESULTS.get(finding.accuracy, finding.accuracy)
+    return f"{text}, {result}" if result else text
+
+
+def _effect_text(finding: Finding, metric: str) -> str:
     if finding.effect is None:
         return finding.verdict
     worse, better = _WORDS[metric]
@@ -55,9 +65,9 @@ def step_line(question: Question, finding: Finding, history: History, metric: st
     commit = history.commits.get(question.head)
     subject = f" {commit.subject}" if commit and commit.subject else ""
     found = {
-        "same": "the same",
+        "same": _with_result("the same", finding),
         "different": change_text(finding, metric),
-        "unknown": "not clear",
+        "unknown": _with_result("not clear", finding),
         "failed": f"fails: {finding.message}",
     }[finding.verdict]
     name = what.get(question.why, question.why)
@@ -185,5 +195,6 @@ def finding_data(finding: Finding) -> dict[str, Any]:
         **{name: None if value is None else percent(value) for name, value in ends.items()},
         "before": finding.base_value,
         "after": finding.head_value,
+        "accuracy": finding.accuracy,
         "pairs": finding.pairs,
     }

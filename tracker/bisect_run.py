@@ -154,6 +154,7 @@ def finding_of_latency(result: AbResult) -> Finding:
         base_value=result.base_ms,
         head_value=result.head_ms,
         least=math.log1p(result.min_effect or 0.0),
+        accuracy=result.accuracy_change,
     )
 
 

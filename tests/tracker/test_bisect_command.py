@@ -14,6 +14,7 @@ from click.testing import Result
 
 from groupbench.tracker import bisect_run
 from groupbench.tracker.ab import AbCell, AbResult, Side, SideAccuracy
+from groupbench.tracker.ab_result import accuracy_change
 from groupbench.tracker.bisect import Finding, Question, Verdict
 from groupbench.tracker.bisect_git import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect_log import Header, Log, read_header
@@ -73,6 +74,11 @@ class Lab:
         self.asked: list[Question] = []
         self.stop_after = 10**6
         self.broken: set[str] = set()
+        self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
+
+    def result(self, commit: str) -> SideAccuracy:
+        above = git(self.folder, "rev-list", commit).split()
+        return next((self.spoilt[name] for name in above if name in self.spoilt), SideAccuracy("ok", 1e-3))
 
     def level(self, commit: str) -> float:
         above = set(git(self.folder, "rev-list", commit).split())
@@ -86,10 +92,11 @@ class Lab:
             return Finding("failed", message="kernels/k.py: SyntaxError", at="head", seconds=2.0)
         effect = self.level(question.head) - self.level(question.base)
         verdict: Verdict = "different" if abs(effect) > 0.001 else "same"
-        ms = {"base_value": 1.0, "head_value": 1.0 + effect}
         return Finding(
-            verdict, effect, effect - 0.001, effect + 0.001, **ms, pairs=12, seconds=10.0, kernels_differ=True
-        )  # type: ignore[arg-type]
+            verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, pairs=12,
+            seconds=10.0, kernels_differ=True,
+            accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -175,6 +182,59 @@ def test_exit_codes(
     result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more)
     assert result.exit_code == code, result.output
     assert text in result.stdout
+
+
+WRONG, COARSE = SideAccuracy("wrong", 0.01), SideAccuracy("ok", 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("planted", "spoilt", "more", "code", "texts"),
+    [
+        (-0.5, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right; --metric accuracy", "faster (")),
+        (-0.5, WRONG, ("--direction", "better"), 1, ("BAD's result is wrong where GOOD's is right", "result wrong")),
+        (-0.5, WRONG, ("--direction", "either"), 1, ("BAD's result is wrong where GOOD's is right",)),
+        (0.0, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right",)),
+        (0.5, WRONG, (), 1, ("% slower (64.7 to 65.0), result wrong",)),
+        (0.5, WRONG, ("--direction", "better"), 1, ("BAD is worse than GOOD",)),
+        (-0.5, COARSE, (), 1, ("BAD's result is less accurate than GOOD's; --metric accuracy",)),
+        (-0.5, COARSE, ("--direction", "better"), 1, (" made ", "% faster (39.3 to 39.4), less accurate")),
+        (0.0, COARSE, (), 1, ("BAD's result is less accurate than GOOD's",)),
+    ],
+)
+def test_a_result_that_got_worse_is_told_whatever_the_latency(
+    cli: Cli,
+    lab: Lab,
+    line: tuple[Path, dict[str, str]],
+    planted: float,
+    spoilt: SideAccuracy,
+    more: tuple[str, ...],
+    code: int,
+    texts: tuple[str, ...],
+) -> None:
+    hashes = line[1]
+    lab.planted, lab.spoilt = {hashes["c6"]: planted}, {hashes["c6"]: spoilt}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more)
+    assert result.exit_code == code, result.output
+    assert all(text in result.stdout for text in texts), result.stdout
+    assert "better than GOOD" not in result.stdout
+    told = "result wrong" if spoilt is WRONG else "less accurate"
+    assert told in result.stderr  # at the step that saw it
+    again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more, "--resume", "--json")
+    assert (again.exit_code, json.loads(again.stdout)["ends"]["accuracy"]) == (
+        *(code, "wrong" if spoilt is WRONG else "less accurate"),
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(WRONG, WRONG), (WRONG, SideAccuracy("ok", 1e-3))])
+def test_a_result_that_got_no_worse_keeps_bad_from_nothing(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], before: SideAccuracy, after: SideAccuracy
+) -> None:
+    hashes = line[1]
+    lab.planted, lab.spoilt = {hashes["c6"]: -0.02}, {hashes["c0"]: before, hashes["c6"]: after}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    assert result.exit_code == 0
+    assert "BAD is better than GOOD" in result.stdout
+    assert ("results of both wrong" if after is WRONG else "result mended") in result.stdout
 
 
 def test_a_range_that_cannot_be_told_apart_is_not_decided(
@@ -370,6 +430,12 @@ def test_accuracy_is_compared_by_its_error(
     assert found.verdict == verdict
     assert found.effect is not None
     assert (found.effect > 0) - (found.effect < 0) == sign
+
+
+def test_a_comparison_of_latencies_keeps_what_became_of_the_result() -> None:
+    sides = {"base_accuracy": SideAccuracy("ok", 1e-3), "head_accuracy": WRONG}
+    result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "different", effect=-1.0, **sides)  # type: ignore[arg-type]
+    assert bisect_run.finding_of_latency(result).accuracy == "wrong"
 
 
 def test_interpreted_kernels_are_not_searched_for_latency() -> None:

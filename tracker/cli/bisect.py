@@ -95,7 +95,7 @@ def bisect(
 
     \b
     0  nothing to be found: the ends measure the same, or BAD is better; or the improvement asked for
-    1  a regression is confirmed, and its commit named
+    1  a regression is confirmed, and its commit named; or BAD's result is wrong or less accurate
     2  usage
     3  not decided: unknown, an end fails, or only narrowed to several commits
     """
