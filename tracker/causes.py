@@ -1,4 +1,4 @@
-"""Why a latency moved: told from what two points say of themselves. Pure functions; nothing here reads or writes.
+"""Why a latency or a result moved: told from what two points say of themselves. Pure functions: nothing is read.
 
 In this order, the first that holds:
 
@@ -11,6 +11,9 @@ In this order, the first that holds:
 An A/B of the two commits in turns on one machine overrules the first three: machine and environment are the same on
 both of its sides, so that what differs there is the code, or its tuning. That compiled kernels are the same is said
 all the same: it is what an A/A looks like, and tells the noise.
+
+A result, its accuracy or whether it is right, is no matter of the machine's speed, and equal compiled kernels do not
+clear the code of it: what launches them, and what torch computes around them, makes it as well.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ def find_cause(
     *,
     canaries_moved: bool = False,
     confirmed: bool = False,  # an A/B on one machine said that the two differ
+    result: bool = False,  # it is the result that moved, no latency
 ) -> Cause:
     """The cause of a change between two points."""
     same_kernels = _same_kernels(before, after)
@@ -63,7 +67,7 @@ def find_cause(
                 return Cause("environment", some(changed))
         if before is not None and _same_code(before, after):
             return Cause("infrastructure", "the same commit before and after")
-        if same_kernels:
+        if same_kernels and not result:
             return Cause("infrastructure", SAME_KERNELS)
     configs = config_differences(before.kernels if before else (), after.kernels)
     if configs:

@@ -101,7 +101,7 @@ class _Latency:
 
     @property
     def slower(self) -> bool:
-        return self.moved and self.found.effect is not None and self.found.effect > 0
+        return self.found.effect is not None and self.found.effect > 0
 
     def before(self) -> list[int]:
         """Runs that are certainly on the level before the change, the newest last."""
@@ -148,11 +148,13 @@ class _Judge:
         self.latency = self._latencies()
         self.accuracy = self._accuracies()
         self.facts = facts_at(self.session, self._places())
-        self.slow_machines: dict[str, list[Span]] = {}  # by environment: a run may hold results of several
+        # By environment, of which a run may hold several, and whether it became slower.
+        self.machines_moved: dict[tuple[str, bool], list[Span]] = {}
         for point in self.points:
-            if point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].slower:
-                spans = self.slow_machines.setdefault(point.environment.identity, [])
-                spans.append(self._span(self.latency[point.pk]))
+            if point.series.operator == CANARY and point.pk in self.latency and self.latency[point.pk].moved:
+                latency = self.latency[point.pk]
+                key = point.environment.identity, latency.slower
+                self.machines_moved.setdefault(key, []).append(self._span(latency))
         rows = [row for point in self.points for row in self._judged(point)]
         known = authors(self.session, {row.span.head.commit for row in rows if row.span})
         return [
@@ -255,6 +257,9 @@ class _Judge:
             ends = None if past is None else _accuracy_ends(past, found)
             if past is not None and ends is not None:
                 runs += past.run[list(ends)].tolist()
+            agreed = self._repeatable(point)
+            if agreed is not None:
+                runs += agreed[0].run[agreed[1] : agreed[1] + 2].tolist()
             places |= {(point.series.pk, run) for run in runs}
         for series, turn in self.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
@@ -296,7 +301,7 @@ class _Judge:
         row = Judged(point.series, "wrong", point, "result", note=point.message, n=seen, span=span)
         if span.base is None:
             return row
-        cause = find_cause(*self._facts(row, span))
+        cause = find_cause(*self._facts(row, span), result=True)
         note = _joined(point.message, cause.note)
         return replace(row, before_ms=turn.ms, before_rms=turn.rms, cause=cause.word, note=note)
 
@@ -353,9 +358,9 @@ class _Judge:
         compared = comparisons.about(self.comparisons.get(row.series.pk, ()), self._clean(before), self._clean(after))
         facts = self._facts(row, span)
         confirmed = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
-        cause = find_cause(*facts, canaries_moved=self._machine_slower(row, span), confirmed=confirmed)
+        moved = self._machine_moved(row, span, latency.slower)
+        cause = find_cause(*facts, canaries_moved=moved, confirmed=confirmed)
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
-        slower = row.change is not None and row.change > 0
         if compared is not None and compared.verdict == SAME:
             return replace(row, verdict="ok", loud=row.since <= OLD, note=_joined("A/B: the same", cause.note))
         if compared is not None and confirmed:
@@ -363,22 +368,25 @@ class _Judge:
         undecided = ""
         if compared is not None:
             undecided = f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
-        if slower and cause.word == "machine":
+        if cause.word == "machine":
             row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
-        elif slower and cause.word in ("infrastructure", "environment"):  # the code is not what history points at
+        elif cause.word in ("infrastructure", "environment"):  # the code is not what history points at
             row = replace(row, verdict="unresolved" if undecided else "suspect", note=_joined(undecided, cause.note))
         elif latency.found.verdict == "changed":  # what is certain stays so when an A/B could not tell
-            return replace(row, verdict="regressed" if slower else "improved", note=_joined(undecided, cause.note))
+            return replace(
+                row, verdict="regressed" if latency.slower else "improved", note=_joined(undecided, cause.note)
+            )
         elif undecided:
             row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
         else:
             row = replace(row, verdict="suspect", note=_joined(latency.found.reason, cause.note))
         return self._to_confirm(row, span.base)
 
-    def _machine_slower(self, row: Judged, span: Span) -> bool:
-        """Whether a canary of the same machine became slower when the row changed, and not some other night."""
+    def _machine_moved(self, row: Judged, span: Span, slower: bool) -> bool:
+        """Whether a canary of the same machine moved the same way when the row changed, and not some other night."""
         assert row.point is not None
-        return any(span.overlaps(canary) for canary in self.slow_machines.get(row.point.environment.identity, ()))
+        spans = self.machines_moved.get((row.point.environment.identity, slower), ())
+        return any(span.overlaps(canary) for canary in spans)
 
     def _span(self, latency: _Latency) -> Span:
         before, after = latency.before(), latency.after()
@@ -435,7 +443,7 @@ class _Judge:
         note = f"rms {before:.3g} → {point.rms:.3g}"
         if row.what == "latency" and row.change is not None and row.verdict != "ok":
             note += f", and {_percent_of(row.change)}"
-        cause = find_cause(*self._facts(row, span), confirmed=True)  # the machine's speed rounds nothing
+        cause = find_cause(*self._facts(row, span), result=True)
         return replace(
             row, verdict="regressed", what="accuracy", cause=cause.word, note=_joined(note, cause.note),
             before_rms=before, n=len(past) - 1, span=span, since=since, ab_base=None, compared=None,
@@ -443,21 +451,28 @@ class _Judge:
 
     def _repeatability_row(self, point: PointRow, row: Judged) -> Judged | None:
         """Two executions that agreed bit by bit, and no longer do."""
+        accepted = any(a.metric == "repeatability" and self._accepted(a) for a in self.alerts.get(point.series.pk, ()))
+        found = None if accepted else self._repeatable(point)
+        if found is None:
+            return None
+        past, last = found
+        span = Span(self.runs[int(past.run[last])], self.runs[int(past.run[last + 1])])
+        cause = find_cause(*self._facts(row, span), result=True)
+        note = _joined("two executions no longer agree bit by bit", cause.note)
+        return replace(
+            row, verdict="regressed", what="repeatability", cause=cause.word, note=note,
+            n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
+        )  # fmt: skip
+
+    def _repeatable(self, point: PointRow) -> tuple[Past, int] | None:
+        """Of a point whose two executions do not agree, where they did before in the same environment: that past, and
+        the last place in it where they did."""
         if point.repeatable is not False:
             return None
         past = self.pasts.repeatable(point.series.pk)
         past = past.where(past.alike)
-        accepted = any(a.metric == "repeatability" and self._accepted(a) for a in self.alerts.get(point.series.pk, ()))
         agreed = np.flatnonzero(past.log)
-        if not len(agreed) or accepted:
-            return None
-        last = int(agreed[-1])
-        span = Span(self.runs[int(past.run[last])], self.runs[int(past.run[last + 1])])
-        note = "two executions no longer agree bit by bit"
-        return replace(
-            row, verdict="regressed", what="repeatability", cause=find_cause(*self._facts(row, span)).word, note=note,
-            n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
-        )  # fmt: skip
+        return (past, int(agreed[-1])) if len(agreed) else None
 
     # ---- what is stored
 

@@ -1,4 +1,4 @@
-"""Why a latency moved, from what two points say."""
+"""Why a latency or a result moved, from what two points say."""
 
 from __future__ import annotations
 
@@ -50,6 +50,23 @@ def test_the_first_that_holds(after: Facts, moved: bool, confirmed: bool, word: 
     found = find_cause(BEFORE, after, canaries_moved=moved, confirmed=confirmed)
     assert found.word == word
     assert (found.note is None) if note is None else note in str(found.note)
+
+
+@pytest.mark.parametrize(
+    ("after", "word", "note"),
+    [
+        (facts(hash_="old", environment={"driver": "580"}), "environment", "driver 570.1 → 580"),
+        (facts(OLD, "old"), "infrastructure", "same commit"),
+        (facts(hash_="old", kernels=TUNED), "tuning", "BLOCK_M 64 → 128"),
+        (facts(hash_="old"), "code", "compiled kernel as before"),
+        (facts(), "code", "compiled kernel changed"),
+    ],
+    ids=str,
+)
+def test_of_a_result_the_same_compiled_kernel_does_not_clear_the_code(after: Facts, word: str, note: str) -> None:
+    found = find_cause(BEFORE, after, result=True)
+    assert found.word == word
+    assert note in str(found.note)
 
 
 def test_a_dirty_tree_is_no_proof_of_the_same_code() -> None:

@@ -107,7 +107,34 @@ def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, store
     assert "infrastructure" in result.stdout
     assert "compiled kernel as before" in result.stdout
     stored([make(9, ms=0.9, kernels=kernels), make(10, ms=0.9, kernels=kernels)])
-    assert "1 improved" in first_line(cli("gate"))
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["verdict"], row["cause"], row["ab"]) == ("suspect", "infrastructure", None)  # nor an improvement
+    assert row["change"] < 0
+
+
+@pytest.mark.parametrize(
+    ("worse", "what"),
+    [
+        ({"status": "wrong"}, "result"),
+        ({"rms": 9e-3}, "accuracy"),
+        ({"repeatable": False}, "repeatability"),
+    ],
+    ids=["wrong", "less accurate", "unrepeatable"],
+)
+def test_the_same_compiled_kernel_does_not_clear_the_code_of_a_result(
+    cli: Cli, stored: Stored, make: Any, worse: dict[str, Any], what: str
+) -> None:
+    """What launches it and computes around it makes the result as well; the same commit is the same."""
+    kernels = [{"name": "k", "hash": "one"}]
+    stored([*quiet(make, 6, kernels=kernels), make(6, kernels=kernels, **worse)])
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["what"], row["cause"]) == (what, "code")
+    assert row["note"].endswith("; compiled kernel as before")
+    again = {"kernels": kernels, "commit": "005" + "c" * 37, "backend": "again"}
+    stored([*quiet(make, 6, kernels=kernels, backend="again"), make(7, **again, **worse)])
+    row = next(row for row in json.loads(cli("gate", "--json").stdout)["series"] if row["backend"] == "again")
+    assert (row["what"], row["cause"]) == (what, "infrastructure")
+    assert row["note"].endswith("; the same commit before and after")
 
 
 def test_another_config_is_tuning(cli: Cli, stored: Stored, make: Any) -> None:

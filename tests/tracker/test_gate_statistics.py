@@ -114,6 +114,27 @@ def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Store
     assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == ("unresolved", "machine")
 
 
+@pytest.mark.parametrize(
+    ("machine", "kernel", "verdict", "cause"),
+    [
+        (1.05, 1.1, "unresolved", "machine"),
+        (0.95, 0.9, "unresolved", "machine"),
+        (1.05, 0.9, "improved", "code"),
+        (0.95, 1.1, "regressed", "code"),
+    ],
+)
+def test_a_canary_explains_what_moved_the_same_way(
+    cli: Cli, stored: Stored, make: Any, machine: float, kernel: float, verdict: str, cause: str
+) -> None:
+    rng = np.random.default_rng(5)
+    for backend, operator, factor in (("copy", "canary", machine), ("triton", "grouped_gemm", kernel)):
+        ms = [float((factor if night >= 30 else 1.0) * np.exp(rng.normal(0, 0.002))) for night in range(36)]
+        stored([make(night, ms=value, backend=backend, operator=operator) for night, value in enumerate(ms)])
+    _, rows = judged(cli)
+    assert (rows["copy"]["verdict"], rows["copy"]["cause"]) == ("suspect", "machine")
+    assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == (verdict, cause)
+
+
 @pytest.mark.parametrize("earlier", [5, 12, 25])
 def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Stored, make: Any, earlier: int) -> None:
     """Nor where few series share their noise, of which tests alone would see too little."""
