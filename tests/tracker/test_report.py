@@ -117,6 +117,7 @@ def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make
     for empty in ("effect", "before", "now", "first commit"):  # a column of nothing
         assert empty not in changed, empty
     assert sum(link.startswith("#op-grouped_gemm/s") for link in html.links) == 7 + 1  # and the result's own
+    assert "grouped_gemm" + "8" + "1" + "7 missing" in html.text  # series, results in this run, verdicts
 
 
 def test_an_interpreter_s_time_is_no_latency(page: Any, stored: Any, make: Any) -> None:

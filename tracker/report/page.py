@@ -352,7 +352,7 @@ def _operators(report: Report, slugs: Mapping[str, str]) -> str:
     rows: list[list[Cell | str | None]] = []
     for page in report.pages:
         judged = [row for row in report.gate.rows if row.series.operator == page.name]
-        held = len({row.series.pk for row in judged})
+        held = len({row.series.pk for row in judged if row.point is not None})
         counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in ORDER]
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
         loud = any(row.verdict not in QUIET and row.verdict != "improved" for row in judged)
