@@ -30,13 +30,14 @@ from groupbench.tracker.ab_result import (
     AbCell,
     AbResult,
     Block,
+    RecordsError,
     SideAccuracy,
     Verdict,
+    append_record,
     as_json,
     defaults,
     exit_code,
     rule_for,
-    write_record,
 )
 from groupbench.tracker.ab_side import AbError, Side, SideError, SideFailure, SideProcess
 
@@ -46,6 +47,7 @@ __all__ = [
     "AbResult",
     "Bench",
     "Block",
+    "RecordsError",
     "Side",
     "SideAccuracy",
     "as_json",
@@ -71,6 +73,7 @@ class Bench:
     only_changed  sides whose compiled kernels are equal are the same without timing
     rest          before each burst, once a block, or (auto) as the length of a burst says
     records       a file that gets a line for each comparison, its bursts included
+    results       what was compared so far
     """
 
     def __init__(
@@ -93,8 +96,8 @@ class Bench:
         self.budget_s, self.min_effect, self.alpha, self.timeout_s = budget_s, min_effect, alpha, timeout_s
         self.seed, self.only_changed, self.refresh_blocks, self.rest = seed, only_changed, refresh_blocks, rest
         self.records, self.progress = records, progress
+        self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
-        self._count = 0
 
     def __enter__(self) -> Bench:
         return self
@@ -158,10 +161,10 @@ class Bench:
     def compare(self, cell: AbCell) -> AbResult:
         """One comparison. What a side cannot do is a result too, `failed`.
 
-        Raises AbError where a comparison cannot be made at all (no such device, sides on unlike devices).
+        Raises AbError where a comparison cannot be made at all (no such device, sides on unlike devices), RecordsError
+        where it cannot be kept.
         """
-        seed = self.seed + self._count
-        self._count += 1
+        seed = self.seed + len(self.results)
         comparison = _Comparison(self, cell, seed)
         try:
             result = comparison.run()
@@ -170,9 +173,9 @@ class Bench:
         except BaseException:
             self.close()
             raise
+        self.results.append(result)
         if self.records is not None:
-            with self.records.open("ab") as file:
-                write_record(file, result)
+            append_record(self.records, result)
         return result
 
     def _both(self, device: str, problem: type[AbError] | None = None) -> tuple[SideProcess, SideProcess]:

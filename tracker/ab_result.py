@@ -6,11 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from groupbench.tracker.ab_side import Side, Which
+from groupbench.tracker.ab_side import AbError, Side, Which
+from groupbench.tracker.files import append_whole
 
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
@@ -236,12 +238,17 @@ def exit_code(results: Sequence[AbResult]) -> int:
     return 0
 
 
-def write_record(file: IO[bytes], result: AbResult) -> None:
-    """The comparison as one line of JSON: with `as_json`'s fields and every block's bursts."""
+class RecordsError(AbError):
+    """A comparison that was made and cannot be kept."""
+
+    exit_code = 3
+
+
+def append_record(path: Path, result: AbResult) -> None:
+    """The comparison as one line of JSON: with `as_json`'s fields and every block's bursts. Raises RecordsError."""
     body = {"schema": RECORDS_SCHEMA, **as_json(result)}
     body["bursts"] = msgspec.to_builtins(result.bursts)
-    file.write(msgspec.json.encode(body) + b"\n")
-    file.flush()
+    append_whole(path, msgspec.json.encode(body) + b"\n", RecordsError)
 
 
 def as_json(result: AbResult) -> dict[str, Any]:

@@ -6,15 +6,14 @@ The search asks the same questions for the same answers, so replaying the answer
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from groupbench.tracker.bisect import Finding, Question
 from groupbench.tracker.bisect_git import BisectError
+from groupbench.tracker.files import append_whole
 
 VERSION = 1
 
@@ -37,6 +36,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def identity(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+
+
+class UnwrittenError(BisectError):
+    """A comparison that was made and cannot be kept."""
+
+    exit_code = 3
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,8 +82,8 @@ class Log:
             if path.exists() and not replace:
                 raise BisectError(f"{path} exists: --resume goes on with it, another --log starts anew")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.encode(header) + b"\n")
-        self._file = path.open("ab")
+            path.unlink(missing_ok=True)
+            append_whole(path, msgspec.json.encode(header) + b"\n", UnwrittenError)
 
     def known(self, question: Question) -> Finding | None:
         """The finding at this place of an earlier run; None once it has none left."""
@@ -101,17 +106,7 @@ class Log:
     def add(self, question: Question, finding: Finding) -> None:
         """Kept at once: the next line may never be reached."""
         entry = Entry(base=question.base, head=question.head, why=question.why, budget=question.budget, finding=finding)
-        self._file.write(msgspec.json.encode(entry) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+        append_whole(self.path, msgspec.json.encode(entry) + b"\n", UnwrittenError)
 
 
 def read_header(path: Path) -> Header:

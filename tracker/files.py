@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files to which what is added is."""
 
 from __future__ import annotations
 
@@ -41,3 +41,26 @@ def whole_file(path: Path, error: type[TrackerError]) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def append_whole(path: Path, data: bytes, error: type[TrackerError]) -> None:
+    """Add data to the end of a file, which is then on the disk: all of it, or nothing.
+
+    Raises `error`, one line, where it cannot be written.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            regular = path.is_file()
+            before = file.tell() if regular else 0
+            try:
+                left = memoryview(data)
+                while left:  # a disk that fills up takes a part, and refuses the next
+                    left = left[file.write(left) :]
+                if regular:
+                    os.fsync(file.fileno())
+            except OSError:
+                if regular:
+                    file.truncate(before)
+                raise
+    except OSError as cause:
+        raise error(f"{path}: cannot be written: {cause.strerror or cause}") from cause

@@ -17,6 +17,7 @@ import click
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from groupbench.tracker import ab
 from groupbench.tracker.ab import AbCell, AbError, AbResult, Bench, Block, Side, SideAccuracy
@@ -235,6 +236,23 @@ def test_comparisons_are_kept_with_their_bursts(compare: Callable[..., AbResult]
         blocks = msgspec.convert(line["bursts"], tuple[Block, ...])
         assert blocks == result.bursts
         assert sequential.decide([block.difference for block in blocks], sequential.Rule()).verdict == "same"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_what_cannot_be_kept_is_shown_all_the_same(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that filled up: one line at the end, and what was compared before it."""
+    compare({}, {})  # the sides are played from here on
+    monkeypatch.setattr(Bench, "cells", lambda self, device, **given: ([CELL, CELL], []))
+    monkeypatch.setattr(Bench, "device", "cuda", raising=False)
+    monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
+    result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--csv"])
+    assert (result.exit_code, result.stdout.count("\n")) == (3, 2), result.output
+    assert result.stdout.splitlines()[1].startswith("same,")
+    *_, stopped, why = result.stderr.splitlines()
+    assert stopped == "stopped: 1 of 2 cells compared"
+    assert why == "groupbench: /dev/full: cannot be written: No space left on device"
 
 
 def test_an_interrupt_ends_both_sides(compare: Callable[..., AbResult]) -> None:

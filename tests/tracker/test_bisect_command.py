@@ -317,9 +317,9 @@ def test_a_history_that_changed_is_not_mixed_with_its_log(line: tuple[Path, dict
     header = Header(
         repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
     )
-    with Log(tmp_path / "l", header, resume=False) as log:
-        log.add(Question("a", "b", "ends"), Finding("same"))
-    with Log(tmp_path / "l", header, resume=True) as log, pytest.raises(BisectError, match="start anew"):
+    Log(tmp_path / "l", header, resume=False).add(Question("a", "b", "ends"), Finding("same"))
+    log = Log(tmp_path / "l", header, resume=True)
+    with pytest.raises(BisectError, match="start anew"):
         log.known(Question("a", "c", "ends"))
 
 

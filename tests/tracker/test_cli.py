@@ -110,3 +110,33 @@ def test_a_closed_pipe_is_quiet(stored: Any, make: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def run(*args: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", *args]
+    return subprocess.run(command, text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [["history", "--csv"], ["gate"], ["--help"], ["export", "-"]], ids=" ".join)
+def test_a_full_disk_is_one_line_and_no_verdict(
+    args: list[str], unbuffered: str, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make(0), make(1, status="wrong")])  # which is a regression
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with Path("/dev/full").open("w") as full:
+        done = run("--db", str(path), *args, stdout=full)
+        assert (done.returncode, done.stderr) == (3, "groupbench: standard output: No space left on device\n")
+        assert run("--db", str(path), "nope", stderr=full).returncode == 2
+        assert run("--db", str(path), *args, stdout=full, stderr=full).returncode == 3
+
+
+def test_closed_streams_are_read_by_nobody(stored: Any, make: Any) -> None:
+    path = stored([make(0), make(1, status="wrong")])
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        command = (
+            f"exec {sys.executable} -c 'from groupbench.tracker.cli import main; main()' --db {path} gate {closed}"
+        )
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, ""), closed

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 
 from groupbench.tracker.errors import USAGE, TrackerError
 
+UNWRITTEN = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -81,11 +82,16 @@ class LazyGroup(click.Group):
         **extra: Any,
     ) -> NoReturn:
         name = prog_name or "groupbench"
+        for closed in (name for name in ("stdout", "stderr") if getattr(sys, name) is None):  # nobody wants to read
+            setattr(sys, closed, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         for stream in (sys.stdout, sys.stderr):  # a terminal without ± shows ?, and does not fail
             with suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         self._main_shell_completion(extra, name, complete_var)
-        sys.exit(self._run(list(sys.argv[1:] if args is None else args), name, extra))
+        code = self._run(list(sys.argv[1:] if args is None else args), name, extra)
+        for stream in (sys.stdout, sys.stderr):
+            _abandon(stream)
+        sys.exit(code)
 
     def _run(self, args: list[str], name: str, extra: dict[str, Any]) -> int:
         try:
@@ -98,7 +104,8 @@ class LazyGroup(click.Group):
             sys.stdout.flush()
             return code
         except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message(), err=True)
+            with suppress(OSError):
+                click.echo(error.format_message(), err=True)
             return USAGE
         except click.ClickException as error:
             return _say(" ".join(error.format_message().split()), error.exit_code)
@@ -107,17 +114,26 @@ class LazyGroup(click.Group):
         except (KeyboardInterrupt, click.Abort):
             return INTERRUPTED
         except BrokenPipeError:
-            with suppress(OSError, ValueError):  # or the interpreter complains when it flushes at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN_PIPE
+        except OSError as error:  # a full disk; writing to an open file names none, and others are looked after
+            return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", UNWRITTEN)
 
 
 def _say(message: str, code: int) -> int:
     from groupbench.tracker.wording import printable
 
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         click.echo(f"groupbench: {printable(message)}", err=True)
     return code
+
+
+def _abandon(stream: IO[str]) -> None:
+    """What a stream does not take goes nowhere, or Python complains of it at exit."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -135,6 +151,6 @@ def _say(message: str, code: int) -> int:
 def main(context: click.Context, db: str) -> None:
     """Latency and accuracy of grouped-GEMM kernels, per commit.
 
-    Exit codes: 0 ok, 1 a regression or a wrong result, 2 usage, 3 incomplete, 4 not comparable.
+    Exit codes: 0 ok, 1 a regression or a wrong result, 2 usage, 3 incomplete or not written, 4 not comparable.
     """
     context.obj = db

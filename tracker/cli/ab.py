@@ -119,7 +119,7 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
     2  usage
     3  something failed or was not resolved within its budget
     """
-    from groupbench.tracker.ab import Bench, exit_code, open_sides
+    from groupbench.tracker.ab import Bench, RecordsError, exit_code, open_sides
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
     _check_records(given["records"])
@@ -141,17 +141,17 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
             progress=progress_line(),
         ) as bench,
     ):
-        results = []
         cells = _cells(bench, given)
         try:
             for cell in cells:
-                results.append(bench.compare(cell))
-        except KeyboardInterrupt:
-            say(f"interrupted: {len(results)} of {counted(len(cells), 'cell')} compared")
-            _show(results, form)
+                bench.compare(cell)
+        except (KeyboardInterrupt, RecordsError) as stop:
+            why = "interrupted" if isinstance(stop, KeyboardInterrupt) else "stopped"
+            say(f"{why}: {len(bench.results)} of {counted(len(cells), 'cell')} compared")
+            _show(bench.results, form)
             raise
-    _show(results, form)
-    context.exit(exit_code(results))
+    _show(bench.results, form)
+    context.exit(exit_code(bench.results))
 
 
 def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:

@@ -120,10 +120,8 @@ def bisect(
     def tell(question: Question, finding: Finding) -> None:
         say(bisect_report.step_line(question, finding, history, header.metric, next(said)))
 
-    with (
-        bisect_log.Log(path, header, resume=resume, replace=log_file is None) as log,
-        bisect_run.open_comparator(repository, header) as comparator,
-    ):
+    log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
+    with bisect_run.open_comparator(repository, header) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, bisect_run.settings_of(header), trace)
         try:
