@@ -17,17 +17,10 @@ from groupbench.tracker.wording import printable
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NARROWEST = 16
-"""Columns that a text may be folded to."""
-
-_BETWEEN = 2
-"""Columns that stand between two of the table's."""
-
 _LONGEST = 44
-"""Columns that a text may take before its middle is left out; below it is folded where there is no room."""
+"""Columns that a text may take before its middle is left out."""
 
-_SHORTEST = 24
-"""Columns that such a text keeps."""
+_COLOURS = {"regressed": "red", "wrong": "red", "missing": "yellow", "improved": "green", "ok": "green"}
 
 
 @dataclass(frozen=True)
@@ -117,45 +110,33 @@ def _plain(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    from rich import box
+    """As wide as the terminal. Where that is too narrow for a line a row, what all rows share is told once, above."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    cells = _shortened(columns, _cells(columns, rows), console.width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    least = 0
-    for i, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(column.header), justify=justify, overflow="fold", no_wrap=not column.wraps)
-        width = max(len(column.header), *(len(line[i]) for line in cells))
-        least += _BETWEEN + (min(width, _NARROWEST) if column.wraps else width)
-    colours = {"regressed": "red", "wrong": "red", "missing": "yellow", "improved": "green", "ok": "green"}
-    for line in cells:
-        table.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in line))
-    console.width = max(console.width, least)  # the terminal breaks the line, rather than this a number
-    console.print(table)
-
-
-def _shortened(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
-    """The cells, with very long texts as short as the other columns ask for. Where one is, others of its column
-    that fit stay whole: shapes that differ in their middle must not look the same without need."""
+    from groupbench.tracker.cli.screen import Head, folded, lay_out
     from groupbench.tracker.terminal import shortened
 
-    room = width - _BETWEEN  # its edges
-    for i, column in enumerate(columns):
-        if not column.middle:
-            widest = max(len(column.header), *(len(line[i]) for line in cells))
-            room -= _BETWEEN + (min(widest, _NARROWEST) if column.wraps else widest)
-    most = min(_LONGEST, max(_SHORTEST, room - _BETWEEN))
-    return [
-        [
-            shortened(cell, most) if column.middle and len(cell) > _LONGEST else cell
-            for cell, column in zip(line, columns, strict=True)
-        ]
-        for line in cells
-    ]
+    console = Console()
+    cells = _cells(columns, rows)
+    own = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
+    told = ", ".join(
+        f"{column.header} {cells[0][i]}" for i, column in enumerate(columns) if i not in own and cells[0][i]
+    )
+    for i in (i for i, column in enumerate(columns) if column.middle):
+        for line in cells:
+            line[i] = shortened(line[i], _LONGEST)
+    heads = [Head(column.header, column.right, column.wraps) for column in columns]
+    layout = lay_out(heads, cells, console.width)
+    lines = []
+    if len(layout.lines) > 1 and len(rows) > 1:
+        cells = [[line[i] for i in own] for line in cells]
+        layout = lay_out([heads[i] for i in own], cells, console.width)
+        lines += [Text(text) for text in folded(f"in every row: {told}", console.width) if told]
+    lines += [*layout.header(), Text("─" * layout.width)]
+    for line in cells:
+        lines += layout.row(line, _COLOURS)
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:

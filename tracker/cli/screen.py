@@ -1,0 +1,109 @@
+"""Tables as wide as a terminal: a row takes several lines where one is too short. Nothing is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rich.cells import cell_len
+from rich.text import Text
+
+BETWEEN = 2
+"""Columns of the terminal that stand between two of the table's."""
+
+INDENT = 4
+"""Columns by which the further lines of a row begin later."""
+
+NARROWEST = 32
+"""Columns that a text is folded to before it goes to a line of its own."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What of a column matters here."""
+
+    header: str
+    right: bool = False
+    wraps: bool = False  # may be folded
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where columns stand: lines of a row, of each the columns in it with their widths."""
+
+    columns: Sequence[Head]
+    lines: tuple[Mapping[int, int], ...]
+
+    @property
+    def width(self) -> int:
+        return max(
+            INDENT * bool(at) + sum(line.values()) + BETWEEN * (len(line) - 1) for at, line in enumerate(self.lines)
+        )
+
+    def header(self) -> Iterator[Text]:
+        for text in self.row([column.header for column in self.columns]):
+            text.stylize("bold")
+            yield text
+
+    def row(self, cells: Sequence[str], colours: Mapping[str, str] | None = None) -> Iterator[Text]:
+        """The lines of a row, but for empty ones at its end."""
+        last = max((at for at, line in enumerate(self.lines) if any(cells[i] for i in line)), default=0)
+        for at, line in enumerate(self.lines[: last + 1]):
+            parts = (folded(cells[i], width) for i, width in line.items())
+            for texts in zip_longest(*parts, fillvalue=""):
+                told = Text(" " * INDENT if at else "")
+                for text, (i, width) in zip(texts, line.items(), strict=True):
+                    blank = " " * (width - cell_len(text))
+                    styled = Text(text, style=(colours or {}).get(cells[i], ""))
+                    told.append_text(Text(blank) + styled if self.columns[i].right else styled + Text(blank))
+                    told.append(" " * BETWEEN)
+                told.rstrip()
+                yield told
+
+
+def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) -> Layout:
+    """As many columns in a line as there is room for, texts folded where that brings one more in."""
+    wanted = [
+        min(max(cell_len(column.header), *(cell_len(row[i]) for row in rows)), max(width - INDENT, 1))
+        for i, column in enumerate(columns)
+    ]
+    lines: list[list[int]] = [[]]
+    used = 0
+    for i, column in enumerate(columns):
+        least = min(wanted[i], NARROWEST) if column.wraps else wanted[i]
+        if lines[-1] and used + least > width:
+            lines.append([])
+            used = INDENT
+        lines[-1].append(i)
+        used += least + BETWEEN
+    placed = []
+    for at, line in enumerate(lines):
+        fixed = {i: wanted[i] for i in line if not columns[i].wraps}
+        room = width - INDENT * bool(at) - BETWEEN * (len(line) - 1) - sum(fixed.values())
+        given = fixed | _shared({i: wanted[i] for i in line if columns[i].wraps}, room)
+        placed.append({i: given[i] for i in line})
+    return Layout(columns, tuple(placed))
+
+
+def _shared(wanted: Mapping[int, int], room: int) -> dict[int, int]:
+    """To each what it wants, or else an equal part of what the smaller ones leave."""
+    given = {}
+    for at, i in enumerate(sorted(wanted, key=lambda i: wanted[i])):
+        given[i] = max(1, min(wanted[i], room // (len(wanted) - at)))
+        room -= given[i]
+    return given
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken after a blank or a comma where one comes late enough."""
+    lines = []
+    while cell_len(text) > width:
+        end = min(len(text), width)
+        while end > 1 and cell_len(text[:end]) > width:
+            end -= 1
+        after = 1 + max(text.rfind(" ", 0, end + 1), *(text.rfind(mark, 0, end) for mark in ",;|"))
+        after = after if after > end // 2 else end
+        lines.append(text[:after].rstrip())
+        text = text[after:].lstrip()
+    return [*lines, text]
