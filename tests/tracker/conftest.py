@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,6 +187,22 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return to_file
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """Within it, files take so many bytes and no more: as on a disk that fills up, the first of a line are taken."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return limited
 
 
 @pytest.fixture

@@ -323,6 +323,20 @@ def test_a_history_that_changed_is_not_mixed_with_its_log(line: tuple[Path, dict
         log.known(Question("a", "c", "ends"))
 
 
+def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path, full_disk: Any) -> None:
+    header = Header(
+        repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
+    )
+    path, question = tmp_path / "l", Question("a", "b", "ends")
+    log = Log(path, header, resume=False)
+    log.add(question, Finding("same"))
+    before = path.read_bytes()
+    with full_disk(len(before) + 10), pytest.raises(BisectError, match=r"l: cannot be written: .") as failed:
+        log.add(question, Finding("same"))
+    assert (failed.value.exit_code, path.read_bytes()) == (3, before)
+    assert Log(path, header, resume=True).known(question) == Finding("same")
+
+
 def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], stored: Any, make: Any) -> None:
     hashes = line[1]
     stored([make(0)])

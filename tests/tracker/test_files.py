@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import threading
 from collections.abc import Callable
@@ -83,18 +82,12 @@ def test_a_reader_that_goes_away_is_one_line(
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_what_is_added_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A disk that fills up takes the first bytes of a line: a limit on the file's size does the same."""
+def test_what_is_added_is_added_whole_or_not_at_all(tmp_path: Path, full_disk: Callable[[int], Any]) -> None:
     path = tmp_path / "f"
     append_whole(path, b"one\n", StoreError)
     append_whole(path, b"two\n", StoreError)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(StoreError, match="cannot be written: File too large"):
-            append_whole(path, b"three\n", StoreError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(10), pytest.raises(StoreError, match="cannot be written: File too large"):
+        append_whole(path, b"three\n", StoreError)
     assert path.read_bytes() == b"one\ntwo\n"
     append_whole(Path(os.devnull), b"x", StoreError)  # no file to be made whole
     with pytest.raises(StoreError, match="cannot be written"):
