@@ -118,7 +118,7 @@ def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Store
     ("machine", "kernel", "verdict", "cause"),
     [
         (1.05, 1.1, "unresolved", "machine"),
-        (0.95, 0.9, "unresolved", "machine"),
+        (0.95, 0.9, "improved", "machine"),
         (1.05, 0.9, "improved", "code"),
         (0.95, 1.1, "regressed", "code"),
     ],
