@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import Tolerance, tolerance_of
 from groupbench.tracker.record import Accuracy
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 64
-SUMMED = 1 << 24
-"""Elements that are summed at once."""
-MIXING = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
-"""Of Steele and others' SplitMix64 (2014): places become weights that add up to no others."""
 
 
 def check(
@@ -32,10 +29,12 @@ def check(
     tolerance: Tolerance,
     dtype: torch.dtype | None = None,
     seen: Seen | None = None,
+    given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
     """Run twice on poisoned memory and compare with the reference, or each of several outputs with its own.
 
-    Returns what was measured, of several outputs the worst of each number, and what is wrong, or None where nothing is.
+    Returns what was measured, of several outputs the worst of each number, and what is wrong, or None where nothing is;
+    that an input of `given` was changed or returned comes before what is wrong with the numbers then.
     Raises TypeError or ValueError where the output is no tensor of the reference's shape and, if given, of `dtype`.
     """
     import torch
@@ -43,11 +42,8 @@ def check(
     with poisoned():
         first = run()
         kept = {name: part.clone() for name, part in _outputs(first, reference, dtype).items()}
-        # A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`:
-        # leave NaN in its output, and in the block that the allocator is likely to hand out next.
-        for part in first if isinstance(first, (list, tuple)) else [first]:
-            part.fill_(math.nan)
-        del first, part
+        returned = _spoil(first, given)
+        del first
         second = _outputs(run(), reference, dtype)
     if any(part.is_cuda for part in second.values()):
         torch.cuda.synchronize()
@@ -58,6 +54,8 @@ def check(
     if problem is None and not repeatable:
         problem = _compare_each(kept, reference, tolerance)[1]
         problem = problem and f"another run of the same call: {problem}"
+    if given is not None:
+        problem = given.misuse(returned) or problem
     return msgspec.structs.replace(accuracy, repeatable=repeatable), problem
 
 
@@ -70,13 +68,14 @@ def check_backend(
     rtol: float | None = None,
     atol: float | None = None,
     seen: Seen | None = None,
+    given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
     """`check` against the tolerance of a backend of that name, in the dtype that the operator's outputs have."""
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
     decode = operator.decode
     if decode is not None:
-        return check(lambda: decode(run()), reference, tolerance, seen=seen)
-    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)), seen)
+        return check(lambda: decode(run()), reference, tolerance, seen=seen, given=given)
+    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)), seen, given)
 
 
 class Seen:
@@ -99,18 +98,21 @@ class Seen:
         return _sums(_outputs(out, self._like, None)) == self._sums
 
 
-def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Weighted by place, so that what has changed places is found too; by parts, for whose products there is memory."""
-    import torch
+def _spoil(out: Any, given: Given | None) -> list[str]:
+    """Leave NaN in an output, and in the block that the allocator is likely to hand out next.
 
-    found: dict[str, list[int]] = {}
-    for name, out in outputs.items():
-        parts = _bits(out).reshape(-1).split(SUMMED)
-        weights = torch.arange(1, 1 + (len(parts[0]) if parts else 0), device=out.device)
-        for shift, factor in MIXING:
-            weights = (weights ^ (weights >> shift)) * factor
-        found[name] = [int((part * weights[: len(part)]).sum().item()) for part in parts]
-    return found
+    A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`. An output
+    that is an input stays as it is: the names of such are returned.
+    """
+    parts = out if isinstance(out, (list, tuple)) else [out]
+    returned = given.holding(parts) if given is not None else []
+    for part in () if returned else parts:
+        part.fill_(math.nan)
+    return returned
+
+
+def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: place_sums(_bits(out).reshape(-1)) for name, out in outputs.items()}
 
 
 def _compare_each(

@@ -91,6 +91,36 @@ def goes_stale(inputs):
     return lambda: right() * (1 if next(calls) < 5 else 3)
 
 
+def overwrites(inputs):
+    """Right once, and leaves nothing of what it was computed from."""
+    right = prepare_torch_loop(inputs)
+
+    def run():
+        out = right()
+        inputs.a.zero_()
+        return out
+
+    return run
+
+
+def overwrites_later(inputs):
+    """Right whenever it is called, until it is timed; what it leaves then is no input to compute with."""
+    right = prepare_torch_loop(inputs)
+    calls = iter(range(10**9))
+
+    def run():
+        out = right()
+        if next(calls) == 5:
+            inputs.b.fill_(float("nan"))
+        return out
+
+    return run
+
+
+def returns_an_input(inputs):
+    return lambda: inputs.a
+
+
 def captured_otherwise(inputs):
     """Right when it is called, and not in the graph that is captured of it."""
     import torch
@@ -127,6 +157,9 @@ FAULTS = (
     one_element,
     flaky,
     goes_stale,
+    overwrites,
+    overwrites_later,
+    returns_an_input,
     wrong_shape,
     returns_nothing,
     not_here,

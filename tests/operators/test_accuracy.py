@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from groupbench.operators.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.measure import accuracy
 from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned
 from groupbench.operators.tolerances import TOLERANCES
 
@@ -329,7 +328,7 @@ def test_a_later_run_is_known_to_be_the_same(change: Callable[[Tensor], Tensor],
 
 
 def test_places_count_in_one_dimension_and_where_sums_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "SUMMED", 100)
+    monkeypatch.setattr("groupbench.operators.measure.given.SUMMED", 100)
     line = torch.arange(257.0)
     seen = Seen()
     check(line.clone, line, TOLERANCES["fp32"], seen=seen)
