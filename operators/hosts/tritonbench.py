@@ -25,7 +25,7 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes
-from groupbench.operators.measure.worker import kill_group
+from groupbench.operators.measure.worker import kill_group, kill_left
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.session import Session
 from groupbench.operators.sizes import counted
@@ -242,6 +242,7 @@ class _Follower:
                 yield event
             position += len(whole) + 1 if whole else 0
             if ended:
+                kill_left(self._process.pid)
                 return
             patience = self.timeout_s if self.current else max(self.timeout_s, IMPORT_S)
             if time.monotonic() - last > patience:

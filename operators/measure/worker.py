@@ -10,13 +10,15 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
+import re
 import resource
 import signal
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -35,6 +37,14 @@ _besides = [DYNAMO]
 HOST_MEMORY_SHARE = 0.8
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log in which its last words are looked for."""
+LAST_WORDS = 300
+"""Characters of them that are told."""
+MEASURING = "/groupbench/operators/measure/"
+"""Where frames are this package's way to a backend, and back when it is watched."""
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+"""As Python's fault handler writes a frame."""
+SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
+"""What it says of the signals it is for, which the exit code says too."""
 
 DOING = {
     "adopt": "its imports",
@@ -89,16 +99,45 @@ class _Log:
     def __reduce__(self) -> tuple[Any, ...]:
         return _descriptor, (DupFd(self._file.fileno()),)
 
-    def tail(self, characters: int = 400) -> str:
-        """What it says of the process's death, in one line: the fault handler's first lines, or else the end."""
+    def tail(self) -> str:
         descriptor = self._file.fileno()  # read without seeking: the position is the process's too
         end = os.pread(descriptor, LOG_TAIL, max(0, os.fstat(descriptor).st_size - LOG_TAIL))
-        text = storable(" ".join(end.decode(errors="replace").split()))
-        fault = text.find("Fatal Python error")
-        return text[fault : fault + characters] if fault >= 0 else text[-characters:]
+        return storable(end.decode(errors="replace"))
 
     def close(self) -> None:
         self._file.close()
+
+
+def last_words(log: str) -> str:
+    """What a log says of its process's death: ", at FILE:LINE in FUNCTION; it last wrote: ...", as far as it does.
+
+    The line is that of the backend, of what Python's fault handler wrote: the innermost that is no library's.
+    """
+    said, fault, stack = log.partition("Fatal Python error: ")
+    where = ""
+    if fault:
+        why = stack.partition("\n")[0].strip()
+        said = said if why in SIGNALS else f"{said}\n{why}"
+        where = _backends_frame(stack.partition("Current thread")[2].partition("\n\n")[0])
+    text = " ".join(said.split())
+    if len(text) > LAST_WORDS:
+        text = f"... {text[-LAST_WORDS:].partition(' ')[2] or text[-LAST_WORDS:]}"
+    return where + (f"; it last wrote: {text}" if text else "")
+
+
+def _backends_frame(stack: str) -> str:
+    """ ", at FILE:LINE in FUNCTION", or nothing where no frame is a backend's."""
+    frames = FRAME.findall(stack)
+    way = next((n for n, (file, _, _) in enumerate(frames) if file.endswith(f"{MEASURING}cell.py")), None)
+    inner = [frame for frame in frames[:way] if MEASURING not in frame[0]]
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    own = [frame for frame in inner if not frame[0].startswith(libraries) or "/groupbench/" in frame[0]]
+    if not inner:
+        return ""
+    file, line, function = (own or inner)[0]
+    with contextlib.suppress(ValueError):
+        file = str(Path(file).relative_to(Path.cwd()))
+    return f", at {file}:{line} in {function}"
 
 
 def _descriptor(sent: Any) -> int:
@@ -126,9 +165,12 @@ class Worker:
 
     def receive(self) -> Any:
         try:
-            if not self._connection.poll(self.timeout_s):
+            # A child of its own may hold its end of the pipe after its death, which is therefore looked for too.
+            if not wait([self._connection, self._process.sentinel], self.timeout_s):
                 self.kill()
                 return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}")
+            if not self._connection.poll():
+                raise EOFError
             return self._connection.recv()
         except Exception as error:  # closed by its death, or an answer that does not unpickle
             self._process.join(5)
@@ -139,13 +181,13 @@ class Worker:
         return self.receive()
 
     def kill(self) -> None:
-        """End the process and whatever it started, now."""
-        if self._process.pid is not None and self._process.is_alive():
-            kill_group(self._process.pid)
+        """End the process, now, and whatever it started, which may outlive it."""
+        if self._process.pid is not None:
+            (kill_group if self._process.is_alive() else kill_left)(self._process.pid)
         self._process.join(10)
 
     def close(self) -> None:
-        """Let the process end, killing it where it does not."""
+        """Let the process end, killing it where it does not, and what it leaves behind."""
         self._connection.close()
         self._process.join(5)
         self.kill()
@@ -153,8 +195,7 @@ class Worker:
 
     def _obituary(self, error: Exception) -> Failure:
         code = self._process.exitcode
-        log = self._log.tail()
-        said = f"; it last wrote: {log}" if log else ""
+        said = last_words(self._log.tail())
         if code is None:
             self.kill()
             return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{said}")
@@ -166,9 +207,15 @@ class Worker:
 
 def kill_group(pid: int) -> None:
     """End a process and the group it leads, without asking."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill_left(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_left(leader: int) -> None:
+    """End what is left of the group that a process led, which may be over: its number is no other's until all are."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _serve_limited(device: str, connection: Connection, log: int) -> None:

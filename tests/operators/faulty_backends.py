@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 
@@ -16,6 +17,40 @@ def crashes(inputs):
 
 
 def exits(inputs):
+    os._exit(7)
+
+
+def aborts(inputs):
+    """In a call below its own, and after it has said much."""
+
+    def run():
+        print("a long story " * 100, "and its end", flush=True)
+        return torch_calls(os.abort)
+
+    return run
+
+
+def torch_calls(function):
+    """As where what dies is called by a library."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda _: function(), [0])
+
+
+def start_children():
+    """A program that names the fork server, and a copy of this process, which holds open what it does."""
+    subprocess.Popen(["sleep", f"4242.{os.getppid()}"])
+    if os.fork() == 0:
+        time.sleep(4242)
+
+
+def leaves_children(inputs):
+    start_children()
+    return prepare_torch_loop(inputs)
+
+
+def dies_with_children(inputs):
+    start_children()
     os._exit(7)
 
 
@@ -148,6 +183,9 @@ def not_here_at_all(inputs):
 FAULTS = (
     crashes,
     exits,
+    aborts,
+    leaves_children,
+    dies_with_children,
     hangs,
     raises,
     raises_bytes,

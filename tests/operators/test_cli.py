@@ -317,6 +317,12 @@ def test_bytes_that_are_not_utf_8(encoding: str, tritonbench: Command, tmp_path:
     assert first.environment.settings["TRITON_ODD"] == r"a\udcff"
 
 
+def test_what_a_backend_starts_holds_up_no_pipe(tritonbench: Command, faulty: str) -> None:
+    """Read here to its end, which is there when nobody is left who may write."""
+    args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "leaves_children", "--plugin", faulty)
+    assert tritonbench(*args).returncode == 0
+
+
 def test_a_reader_that_leaves(tmp_path: Path) -> None:
     command = f"{sys.executable} -m groupbench.operators --list-backends | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -50,7 +52,18 @@ def measure(jobs: list[Job], timeout_s: float = TIMEOUT_S, machine: Machine = CP
 
 # backend -> (status, message)
 FAULTS = {
-    "crashes": ("error", r"the process died \(signal SIGSEGV\) during prepare .*; it last wrote: Fatal Python error"),
+    "crashes": (
+        "error",
+        r"^the process died \(signal SIGSEGV\) during prepare or the first calls, "
+        r"at \S*faulty_backends.py:\d+ in crashes$",
+    ),
+    "aborts": (
+        "error",
+        r"SIGABRT\) during .*, at \S*faulty_backends.py:\d+ in <lambda>; "
+        r"it last wrote: \.\.\. (a|long|story) .* and its end$",
+    ),
+    "leaves_children": ("ok", None),
+    "dies_with_children": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
     "exits": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
     "raises": ("error", r"^RuntimeError: no such instruction$"),
     "raises_bytes": ("error", r"^RuntimeError: cannot open caf\\udce9: \\x00$"),
@@ -87,6 +100,18 @@ def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dic
     if message:
         assert re.search(message, record.message or "")
     assert decode(encode(record)) == record
+
+
+def test_no_process_outlives_its_cell(records: dict[str, Record]) -> None:
+    """Nor does what a backend started: it would hold memory and time of the next cells, and this command's pipes."""
+    mine = f"4242.{forkserver._forkserver._forkserver_pid}".encode()
+    assert not [process for process in Path("/proc").glob("[0-9]*") if mine in _words(process)]
+
+
+def _words(process: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):  # over meanwhile
+        return (process / "cmdline").read_bytes().split(b"\0")
+    return []
 
 
 def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
@@ -400,7 +425,7 @@ def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     left = worker.Worker("cpu", TIMEOUT_S)
     assert list(tmp_path.glob("groupbench-*")) == []
     os.write(left._log._file.fileno(), b"first\nlast\0")
-    assert left._log.tail() == r"first last\x00"
+    assert left._log.tail() == "first\nlast\\x00"
     left.close()
 
 
