@@ -72,8 +72,8 @@ class _GreedyShapes(click.Command):
 @click.command(
     cls=_GreedyShapes,
     context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
-    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured, "
-    "4 --resume finds a run of other code or another machine, 130 interrupted.",
+    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured or not "
+    "written, 4 --resume finds a run of other code or another machine, 130 interrupted.",
 )
 @click.option("--op", "ops", multiple=True, callback=_commas, help="Operators to measure, by comma.")
 @click.option("--only", multiple=True, callback=_commas, help="Only these backends, by comma.")
@@ -154,10 +154,14 @@ def command(**options: Any) -> None:
     try:
         code = _run(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # click would end with 1, which means a wrong result here
+    except OSError as error:  # click would end with 1, which means a wrong result here
         with suppress(OSError):  # or the interpreter complains when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        print(f"tritonbench: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(3)
     sys.exit(code)
 
 

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
 from groupbench.operators import resume, table
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
@@ -54,6 +55,7 @@ class Session:
     shows_table: bool = True  # False where the host has shown its own
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
+    unwritten: bool = False  # something that was asked for is in no file
 
     def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
         """Say where this runs, and make sure, before anything is measured, that its results can be written.
@@ -101,10 +103,11 @@ class Session:
     def collect(self, produce: Callable[[Run, Progress], Iterator[Record]], total: int) -> int:
         """Take records as they come, write each at once, then show the table. Returns the exit code.
 
-        An interrupt ends the measuring; what was measured is kept and shown.
+        An interrupt ends the measuring; what was measured is kept and shown. So it is before an Incomplete is raised:
+        the host's, or that records cannot be written.
         """
         assert self.run is not None
-        interrupted = False
+        interrupted, ended = False, None
         with self._writer() as write, _progress(total, self.quiet) as progress:
             try:
                 for record in produce(self.run, progress):
@@ -112,7 +115,12 @@ class Session:
                     write(record)
             except KeyboardInterrupt:
                 interrupted = True
-        self.show()
+            except Incomplete as error:
+                ended = error
+        if self.records or not ended:
+            self.show()
+        if ended:
+            raise ended
         return EXIT_INTERRUPTED if interrupted else self.exit_code()
 
     def show(self) -> None:
@@ -155,18 +163,24 @@ class Session:
             table.write_csv(self.records, self.metrics, self.baseline, sys.stdout)
         else:
             console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-            console.print(table.screen_table(self.records, self.metrics, self.baseline))
+            with console.capture() as screen:  # where nobody reads it, Rich would end the process with 1
+                console.print(table.screen_table(self.records, self.metrics, self.baseline))
+            print(screen.get(), end="")
         for path, write in ((self.output, table.write_csv), (self.output_json, table.write_json)):
             if path is not None:
-                with _atomic(path) as file:
-                    write(self.records, self.metrics, self.baseline, file)
+                try:
+                    with _atomic(path) as file:
+                        write(self.records, self.metrics, self.baseline, file)
+                except OSError as error:  # what was measured is told all the same
+                    self.unwritten = True
+                    print(storable(f"tritonbench: cannot write {path}: {error.strerror or error}"), file=sys.stderr)
 
     def exit_code(self) -> int:
-        """0, 1 where a result is wrong, 3 where something planned was not measured or nothing was."""
+        """0, 1 where a result is wrong, 3 where something planned was not measured or not written, or nothing was."""
         statuses = {record.status for record in self.records}
         if "wrong" in statuses:
             return EXIT_WRONG
-        if statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
+        if self.unwritten or statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
             return EXIT_INCOMPLETE
         return 0
 
@@ -175,13 +189,20 @@ class Session:
         if self.records_path is None:
             yield lambda record: None
             return
-        with self.records_path.open("ab") as file:
+        with self.records_path.open("ab", buffering=0) as file:
+            yield lambda record: _append(file, encode(record))
 
-            def write(record: Record) -> None:
-                file.write(encode(record))
-                file.flush()
 
-            yield write
+def _append(file: FileIO, line: bytes) -> None:
+    """The line or nothing of it: half a record is what a later run would refuse. Raises Incomplete."""
+    written = 0
+    try:
+        while written < len(line):
+            written += file.write(line[written:])
+    except OSError as error:
+        with contextlib.suppress(OSError):  # a pipe, a device
+            os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
+        raise Incomplete(f"cannot write {file.name}: {error.strerror}; nothing more is measured") from error
 
 
 def _problems(records: list[Record]) -> str:

@@ -328,3 +328,21 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.returncode in (0, 141)
+
+
+def test_a_reader_that_leaves_before_the_table(tmp_path: Path) -> None:
+    """Rich ends a process with 1 then, which means a wrong result here."""
+    command = f"{sys.executable} -m groupbench.operators --op vector_add --shapes N=5 -q {' '.join(FAST)} --only torch"
+    script = f"set -o pipefail; {command} | (head -1 >/dev/null)"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+@pytest.mark.parametrize("args", [["--list-metrics"], ["--op", "vector_add", "--shapes", "N=5", *FAST, "--csv"]])
+def test_standard_output_that_takes_no_more(args: list[str]) -> None:
+    command = shlex.join([sys.executable, "-m", "groupbench.operators", *args])
+    done = subprocess.run(["bash", "-c", f"{command} -q > /dev/full"], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "tritonbench: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 3

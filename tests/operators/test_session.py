@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.session import Session, check_writable
 from groupbench.tracker.record import Environment, Latency, Record, encode, read
 
@@ -154,10 +156,74 @@ def test_a_file_is_whole_or_as_it_was(make: Make, tmp_path: Path, monkeypatch: p
         raise OSError("disk full")
 
     monkeypatch.setattr("groupbench.operators.table.write_csv", fails)
-    with pytest.raises(OSError, match="disk full"):
-        run(Session(output=path), [make()])
+    assert run(Session(output=path), [make()]) == 3
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("status", ["ok", "wrong"])
+@pytest.mark.parametrize("field", ["output", "output_json"])
+def test_a_file_that_cannot_be_written_is_told_and_all_else_is_shown(
+    field: str, status: str, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(**{field: Path("/dev/full")}, plot="")  # type: ignore[arg-type]
+    assert run(session, [make(status=status)]) == (3 if status == "ok" else 1)
+    out, err = capsys.readouterr()
+    assert err == "tritonbench: cannot write /dev/full: No space left on device\n"
+    assert f"1 cell: 1 {status}" in out
+
+
+def test_records_that_cannot_be_written_end_the_measuring(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[bool] = []
+
+    def produce(*_: Any) -> Iterator[Record]:
+        try:
+            yield make()
+            raise AssertionError("asked for more")
+        finally:
+            closed.append(True)
+
+    session = Session(records_path=Path("/dev/full"), quiet=True)
+    session.open("test host", CPU)
+    with pytest.raises(Incomplete, match=r"^cannot write /dev/full: No space left on device; nothing more is measured"):
+        session.collect(produce, 2)
+    assert closed
+    assert "1 cell: 1 ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measured", [0, 1])
+def test_what_a_host_measured_before_it_gave_up_is_shown(
+    measured: int, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def produce(*_: Any) -> Iterator[Record]:
+        yield from [make()] * measured
+        raise Incomplete("enough")
+
+    session = Session(quiet=True)
+    session.open("test host", CPU)
+    with pytest.raises(Incomplete, match="enough"):
+        session.collect(produce, 1)
+    assert ("1 cell: 1 ok" in capsys.readouterr().out) == bool(measured)
+
+
+FULL = """
+import resource, signal, sys
+from groupbench.operators import session
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+with open(sys.argv[1], "ab", buffering=0) as file:
+    for line in (b"a" * 79, b"b" * 79):
+        session._append(file, line + b"\\n")
+"""
+
+
+def test_no_half_record_is_left_where_the_disk_is_full(tmp_path: Path) -> None:
+    """A file's largest size stands for the disk's, in a process of its own: some of the second line was written."""
+    path = tmp_path / "r.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True)
+    assert "Incomplete: cannot write" in done.stderr
+    assert "r.jsonl: File too large" in done.stderr
+    assert path.read_bytes() == b"a" * 79 + b"\n"
 
 
 def test_what_is_no_file_is_written_to(make: Make, tmp_path: Path) -> None:
