@@ -15,6 +15,7 @@ import importlib
 import pickle
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,7 @@ from groupbench.operators.hosts import foreign
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.cell import describe, is_oom
+from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.texts import one_line
@@ -129,11 +131,13 @@ def own_operator(setup: Setup, operator: Operator) -> type:
 
         def get_input_iter(self) -> Any:
             for text in setup.shapes:
-                shape = operator.parse_shape(text)
-                dtype = _dtype(self)
-                example = Example(shape, dtype, operator.make_inputs(shape, dtype, self.device, setup.seed))
-                # As a function, which TritonBench hands on untouched; it refuses types that it does not know.
-                yield (lambda example=example: example,)
+                yield self.groupbench_inputs(operator.parse_shape(text))
+
+        def groupbench_inputs(self, shape: Any) -> tuple[Any]:
+            """As a function, which TritonBench hands on untouched; it refuses types that it does not know."""
+            dtype = _dtype(self)
+            example = Example(shape, dtype, operator.make_inputs(shape, dtype, self.device, setup.seed))
+            return (lambda: example,)
 
         def get_available_num_inputs(self) -> int:
             return len(setup.shapes)
@@ -200,8 +204,14 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
         groupbench_bursts: list[tuple[float, ...]] | None = None
         groupbench_enqueue_ms: float | None = None
         groupbench_interpreted = False
+        example_inputs: Any
+        _groupbench_reference: tuple[int | None, Any] = (None, None)
+        # The input's number, what is known of it, and the backend that had it last.
+        _groupbench_given: tuple[int | None, Given, str] | None = None
 
         def _get_bm_func(self, bm_func_name: str) -> Any:
+            if ours is not None:
+                self._groupbench_look(bm_func_name)
             start = time.perf_counter()
             # Watched here and not while TritonBench times: looking at a kernel takes longer than running it.
             with compiled.watched() as self.groupbench_kernels, compiled.interpreted() as launched:
@@ -213,6 +223,20 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
             self.groupbench_prepare_ms = 1e3 * (time.perf_counter() - start)
             self.groupbench_fn = fn
             return fn
+
+        def _groupbench_look(self, backend: str) -> None:
+            """At the inputs, which TritonBench hands to all backends: one may have changed what the next is to have."""
+            assert ours is not None
+            key, given, before = self._groupbench_given or (None, None, "")
+            if given is None or key != self._cur_input_id:
+                given = Given(_inputs(self.example_inputs))
+            elif given.misuse():
+                if setup.own is None:
+                    raise RuntimeError(f"not measured: {before} has changed the inputs, which are those of all")
+                self.example_inputs = self.groupbench_inputs(_example(ours, self.example_inputs).shape)
+                self._groupbench_reference = (None, None)
+                given = Given(_inputs(self.example_inputs))
+            self._groupbench_given = (self._cur_input_id, given, backend)
 
         def _do_bench(self, input_id: int, fn_name: str, *args: Any, **kwargs: Any) -> Any:
             baseline = bool(kwargs.get("baseline"))
@@ -288,11 +312,12 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
         def groupbench_accuracy(self, fn: Any) -> tuple[Accuracy, str | None]:
             assert ours is not None
             key = self._cur_input_id
-            if getattr(self, "_groupbench_reference", (None, None))[0] != key:
+            if self._groupbench_reference[0] != key:
                 self._groupbench_reference = (key, ours.reference(_example(ours, self.example_inputs).inputs))
             args = self.tb_args
             return accuracy.check_backend(
-                fn, self._groupbench_reference[1], ours, self._cur_backend_name, _dtype(self), args.rtol, args.atol
+                *(fn, self._groupbench_reference[1], ours, self._cur_backend_name, _dtype(self), args.rtol, args.atol),
+                given=self._groupbench_given[1] if self._groupbench_given else None,
             )
 
     return _in_module(Recording, setup.op)
@@ -304,6 +329,11 @@ def _example(ours: Operator, example_inputs: Any) -> Example:
         return example_inputs[0]()
     assert ours.from_tritonbench is not None
     return ours.from_tritonbench(*example_inputs)
+
+
+def _inputs(example_inputs: Any) -> Any:
+    """What a backend may change: our operator's inputs, or TritonBench's, which are those of all its backends."""
+    return example_inputs[0]().inputs if callable(example_inputs[0]) else example_inputs
 
 
 NO_PRECISION = "bypass"
@@ -420,7 +450,11 @@ def main() -> None:
         setattr(module, "Operator", recording(base, setup, ours))  # noqa: B010 - a module has no such attribute by type
     _check_metrics(setup, arguments)
     sys.argv = ["run.py", *arguments]
-    run_utils.tritonbench_run(arguments)
+    try:
+        run_utils.tritonbench_run(arguments)
+    except OSError as error:
+        outputs = [value for flag, value in pairwise(arguments) if flag in ("--output", "--output-json")]
+        sys.exit(f"TritonBench, which writes {' and '.join(['its table', *outputs])}: {describe(error)}")
 
 
 if __name__ == "__main__":

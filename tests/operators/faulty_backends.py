@@ -260,3 +260,14 @@ def chatty(inputs=None):
         return right()
 
     return run
+
+
+def adds_in_place(inputs):
+    return lambda: inputs.x.add_(inputs.y)
+
+
+def adds(inputs):
+    return lambda: inputs.x + inputs.y
+
+
+ADDERS = tuple(Backend(add.__name__, add, "a test", operator="vector_add") for add in (adds_in_place, adds))

@@ -277,6 +277,39 @@ def test_our_backends_stand_beside_those_of_tritonbenchs_namesake(measured: Call
         assert 0 < record.accuracy.rms < 1e-3
 
 
+def test_a_backend_that_changes_the_inputs_spoils_no_others(measured: Callable[..., Any], faulty: str) -> None:
+    """TritonBench hands the same to all: of our own operator the next has them anew."""
+    only = ("--only", "torch,adds_in_place,adds", "--plugin", "faulty_backends.ADDERS")
+    done, records = measured("--op", "vector_add", *ON_CPU, "--shapes", "N=5", *only)
+    assert done.returncode == 1, done.stderr
+    assert {r.cell.backend: (r.status, r.message) for r in records} == {
+        "torch": ("ok", None),
+        "adds_in_place": ("wrong", "the backend changed its input x"),
+        "adds": ("ok", None),
+    }
+
+
+def test_a_backend_that_changes_tritonbenchs_inputs_is_the_one_that_is_blamed(
+    measured: Callable[..., Any], faulty: str
+) -> None:
+    only = ("--only", "torch_add,adds_in_place,adds", "--plugin", "faulty_backends.ADDERS")
+    args = ("--num-inputs", "2", "--warmup", "1", "--rep", "1")
+    done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", *only, *args)
+    assert done.returncode == 1, done.stderr
+    blamed = ("wrong", "the backend changed its input [0]")
+    spoilt = ("error", "RuntimeError: not measured: adds_in_place has changed the inputs, which are those of all")
+    assert [(r.status, r.message) for r in records] == [("ok", None), blamed, spoilt] * 2
+
+
+def test_a_file_that_cannot_be_written_is_told(measured: Callable[..., Any]) -> None:
+    args = ("--shapes", "N=5", "--only", "torch", "--output", "/dev/full")
+    done, records = measured("--op", "vector_add", *ON_CPU, *args)
+    assert (done.returncode, len(records)) == (3, 1)
+    assert "its table and /dev/full: OSError: [Errno 28] No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "1 cell: 1 ok" in done.stdout
+
+
 def test_a_suite_of_ours_runs_our_operator(measured: Callable[..., Any]) -> None:
     done, records = measured("--op", "vector_add", *ON_CPU, "--suite", "tutorial")
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,6 +69,23 @@ def told(records: list[Record]) -> list[tuple[str, str]]:
 
 def test_all_is_well(follow: Callable[..., list[Record]]) -> None:
     assert told(follow("for n in 'ab':\n  begin(n)\n  finish(n)")) == [("a", "ok"), ("b", "ok")]
+
+
+def test_what_it_started_ends_with_it(follow: Callable[..., list[Record]], tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    follow(f"""
+import subprocess
+begin("a")
+finish("a")
+open({str(left)!r}, "w").write(str(subprocess.Popen(["sleep", "4242"]).pid))
+""")
+    status = Path(f"/proc/{left.read_text()}/status")
+    for _ in range(1000):  # it was killed, and may take a moment
+        if not status.exists() or "zombie" in status.read_text():
+            return
+        time.sleep(0.01)
+    os.kill(int(left.read_text()), signal.SIGKILL)
+    raise AssertionError("it is still there")
 
 
 def test_a_death_is_a_record_and_the_rest_goes_on(follow: Callable[..., list[Record]]) -> None:
