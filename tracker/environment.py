@@ -21,6 +21,7 @@ IDENTITY_FIELDS = (
     "cuda",
     "power_limit_w",
     "cpu",
+    "cpu_threads",
     "torch",
     "triton",
     "helion",
@@ -28,7 +29,7 @@ IDENTITY_FIELDS = (
     "python",
     "settings",
 )
-"""`cpu` counts only where the device is the cpu; of `python` only major and minor version count."""
+"""What is the cpu's counts only where it is the device; of `python` only major and minor version count."""
 
 
 def declared(environment: Environment) -> dict[str, str | None]:
@@ -38,11 +39,11 @@ def declared(environment: Environment) -> dict[str, str | None]:
         value = getattr(environment, field)
         if field == "settings":
             values.update((f"setting {name}", value[name]) for name in sorted(value))
-        elif field == "cpu" and environment.device != "cpu":
+        elif field in ("cpu", "cpu_threads") and environment.device != "cpu":
             continue
         elif field == "python" and value is not None:
             values[field] = ".".join(value.split(".")[:2])
-        elif isinstance(value, float):
+        elif isinstance(value, (int, float)):
             values[field] = f"{value:g}"
         else:
             values[field] = value

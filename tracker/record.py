@@ -105,6 +105,7 @@ class Environment(_Struct, frozen=True):
     max_sm_clock_mhz: int | None = None
     cpu: str | None = None
     cpu_count: int | None = None
+    cpu_threads: int | None = None  # that torch computes with, where the device is the cpu
     memory_mib: int | None = None
     os: str | None = None
     host: str | None = None  # machine name

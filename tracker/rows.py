@@ -325,7 +325,7 @@ _SERIES_FACTS = (
 _COMMIT_FACTS = ("branch", "time", "author", "subject", "runs", "dirty_runs", "points", "first", "last")
 _ENVIRONMENT_COUNTS = ("hardware", "first", "last", "runs", "points", "variants")
 _ENVIRONMENT_FACTS = (
-    *("device", "gpu", "gpu_uuid", "driver", "cuda", "power_limit_w", "cpu", "os", "host"),
+    *("device", "gpu", "gpu_uuid", "driver", "cuda", "power_limit_w", "cpu", "cpu_threads", "os", "host"),
     *("python", "torch", "triton", "helion", "tritonbench", "settings"),
 )
 

@@ -131,10 +131,6 @@ class _Cell:
     def adopt(self) -> str:
         """Import what the cell needs, and no more: `load` makes its inputs, or `reload`."""
         job = self.job
-        import torch
-
-        if job.device == "cpu":
-            torch.set_num_threads(os.cpu_count() or 1)
         self.operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
         self.backend = get_backend(self.operator, job.backend)
         if self.backend.kind != "torch":

@@ -64,7 +64,7 @@ def _torch_sees_gpu() -> bool:
 
 
 def detect(device: str) -> Environment:
-    """The environment of this process. With device "cuda", torch is asked, which opens the GPU."""
+    """The environment of this process. Torch is asked, which opens the GPU where the device is "cuda"."""
     facts: dict[str, Any] = {}
     if device == "cuda":
         import torch
@@ -84,6 +84,10 @@ def detect(device: str) -> Environment:
             "power_limit_w": None if limit is None else limit / 1000,
             "max_sm_clock_mhz": nvml.get("nvmlDeviceGetMaxClockInfo", 1),
         }
+    else:
+        import torch
+
+        facts = {"cpu_threads": torch.get_num_threads()}
     return Environment(
         device="cuda" if device == "cuda" else "cpu",
         cpu=_cpu(),

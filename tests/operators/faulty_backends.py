@@ -271,3 +271,12 @@ def adds(inputs):
 
 
 ADDERS = tuple(Backend(add.__name__, add, "a test", operator="vector_add") for add in (adds_in_place, adds))
+
+
+def says_threads(inputs):
+    import torch
+
+    raise RuntimeError(f"{torch.get_num_threads()} threads")
+
+
+THREADS = Backend("says_threads", says_threads, "a test", operator="vector_add")

@@ -317,6 +317,16 @@ def test_bytes_that_are_not_utf_8(encoding: str, tritonbench: Command, tmp_path:
     assert first.environment.settings["TRITON_ODD"] == r"a\udcff"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_threads_asked_for_are_measured_with_and_recorded(count: int, tritonbench: Command, tmp_path: Path) -> None:
+    records = tmp_path / "r.jsonl"
+    args = ("--shapes", "N=5", "--only", "says_threads", "--plugin", "faulty_backends.THREADS", "--records", records)
+    tritonbench("--op", "vector_add", *FAST, *args, OMP_NUM_THREADS=str(count))
+    ((_, record),) = read(records.read_bytes().splitlines(keepends=True))
+    assert record.message == f"RuntimeError: {count} threads"
+    assert record.environment.cpu_threads == count
+
+
 def test_what_a_backend_starts_holds_up_no_pipe(tritonbench: Command, faulty: str) -> None:
     """Read here to its end, which is there when nobody is left who may write."""
     args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "leaves_children", "--plugin", faulty)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from groupbench.operators.measure import environment
 from groupbench.tracker.record import Environment
@@ -22,6 +23,7 @@ def test_detect_on_a_cpu() -> None:
     assert found.gpu_uuid is None
     assert found.cpu
     assert found.cpu_count == os.cpu_count()
+    assert found.cpu_threads == torch.get_num_threads()
     assert found.memory_mib
     assert found.memory_mib > 100
     assert found.python == platform.python_version()

@@ -19,7 +19,15 @@ def changed(**fields: object) -> Environment:
 
 @pytest.mark.parametrize(
     "field",
-    [{"host": "b"}, {"cpu": "Xeon"}, {"python": "3.11.10"}, {"memory_mib": 5}, {"os": "x"}, {"groupbench": "9"}],
+    [
+        {"host": "b"},
+        {"cpu": "Xeon"},
+        {"cpu_threads": 4},
+        {"python": "3.11.10"},
+        {"memory_mib": 5},
+        {"os": "x"},
+        {"groupbench": "9"},
+    ],
     ids=str,
 )
 def test_metadata_leaves_environments_alike(field: dict[str, object]) -> None:
@@ -49,6 +57,15 @@ def test_the_processor_counts_where_it_is_the_device() -> None:
     assert environment_identity(here) != environment_identity(there)
     assert (hardware_class(here), hardware_class(BASE)) == ("EPYC", "H100")
     assert hardware_class(Environment(device="cpu")) == "unknown cpu"
+
+
+def test_so_do_its_threads_and_a_record_that_has_none_is_what_it_was() -> None:
+    old = Environment(device="cpu", cpu="EPYC")
+    one, two = (msgspec.structs.replace(old, cpu_threads=count) for count in (1, 2))
+    assert len({environment_identity(found) for found in (old, one, two)}) == 3
+    assert environment_differences(one, two) == ["cpu_threads 1 → 2"]
+    assert environment_differences(old, two) == ["cpu_threads unknown → 2"]
+    assert environment_identity(old) == "0299630d34a62428e4bd6ce4a2d30b0f"
 
 
 def test_identity_does_not_depend_on_order() -> None:
