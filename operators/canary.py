@@ -52,7 +52,7 @@ class CanaryShape:
 
 @dataclass(frozen=True)
 class CanaryInputs:
-    kind: str
+    kind: str  # copy or matmul
     x: Tensor  # [M, K]
     y: Tensor  # [K, N]
 
@@ -123,5 +123,6 @@ CANARY = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[M, N]: a copy of x.x, or the product of x.x and x.y",
     shapes_help=SHAPES_HELP,
 )

@@ -136,7 +136,7 @@ class _GreedyShapes(click.Command):
     "--timeout", type=_Finite(min=0.1, max=1e6), default=300, show_default=True, help="Seconds a cell may stay silent."
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
-@click.option("--list-operators", is_flag=True, help="List operators and their suites.")
+@click.option("--list-operators", is_flag=True, help="List operators, their suites, what backends take and return.")
 @click.option("--list-backends", is_flag=True, help="List the backends of --op, or of every operator.")
 @click.option("--list-metrics", is_flag=True, help="List the metrics.")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")

@@ -55,8 +55,8 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class GemmInputs:
-    a: Tensor  # [M, K]
-    b: Tensor  # [K, N]
+    a: Tensor  # [M, K], any strides
+    b: Tensor  # [K, N], any strides
 
 
 def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmShape]:
@@ -142,5 +142,6 @@ def product(
         reference=reference,
         flops=flops,
         min_bytes=min_bytes,
+        returns="[M, N]",
         shapes_help=HELP,
     )

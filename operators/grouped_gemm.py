@@ -29,7 +29,7 @@ class GroupedInputs:
     a: Tensor  # [M, K]
     b: Tensor  # [G, K, N], any strides
     offs: Tensor  # [G] int32, where each group's rows end
-    rows: tuple[int, ...]  # M_g
+    rows: tuple[int, ...]  # M_g on the host
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
@@ -354,6 +354,7 @@ GROUPED_GEMM = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[M, N]",
     shapes_help=shapes.HELP,
     from_tritonbench=from_tritonbench,
     backward=Backward(
@@ -361,6 +362,7 @@ GROUPED_GEMM = Operator(
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
+        returns="(dA [M, K], dB [G, K, N])",
         suites=shapes.weight_gradient_suites(),
     ),
 )

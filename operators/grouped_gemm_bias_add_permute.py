@@ -158,8 +158,8 @@ def example_rules(G: int, draw: Callable[[], int]) -> tuple[GroupSize, ...]:
 
 @dataclass(frozen=True)
 class FusedInputs:
-    groups: tuple[Group, ...]
-    op: str
+    groups: tuple[Group, ...]  # with a [M, K], b [N, K], d [N], e [M, N] or None; m is M0, M1, M2 and n is N0, N1
+    op: str  # what is done with e: none, add or mul
 
 
 def make_inputs(shape: FusedShape, dtype: str, device: str, seed: int) -> FusedInputs:
@@ -368,6 +368,7 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="a tuple with [M0, N0, M1, N1, M2] of each group",
     decode=decode,
     shapes_help=HELP,
 )

@@ -7,11 +7,15 @@ gradient along N.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from groupbench.operators.grouped_gemm import GROUPED_GEMM, GroupedInputs, make_backward_inputs
 from groupbench.operators.operator import Operator
 from groupbench.operators.shapes import GroupedShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Of the forward's: those that take weights in either layout as they are.
 BACKENDS = (
@@ -25,10 +29,20 @@ BACKENDS = (
 )
 
 
-def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
-    """dC [M, N], standard normal, in a's place, and B transposed [G, N, K] in b's."""
+@dataclass(frozen=True)
+class DgradInputs(GroupedInputs):
+    """As the forward's, in whose places they are."""
+
+    a: Tensor  # [M, N], dC
+    b: Tensor  # [G, N, K], B transposed, any strides
+    offs: Tensor  # [G] int32, where each group's rows end
+    rows: tuple[int, ...]  # M_g on the host
+
+
+def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> DgradInputs:
+    """dC is standard normal."""
     y = make_backward_inputs(shape, dtype, device, seed)
-    return GroupedInputs(y.dc, y.x.b.transpose(1, 2), y.x.offs, y.x.rows)
+    return DgradInputs(y.dc, y.x.b.transpose(1, 2), y.x.offs, y.x.rows)
 
 
 GROUPED_GEMM_DGRAD: Operator = replace(
@@ -36,6 +50,7 @@ GROUPED_GEMM_DGRAD: Operator = replace(
     name="grouped_gemm_dgrad",
     backends=tuple(replace(backend, prepare_bwd=None) for backend in GROUPED_GEMM.backends if backend.name in BACKENDS),
     make_inputs=make_inputs,
+    returns="[M, K]",
     from_tritonbench=None,
     backward=None,
 )

@@ -36,7 +36,7 @@ class Fp8Inputs:
     b: Tensor  # [G, N, K] e4m3fn
     scale_b: Tensor  # [G, N] fp32, or [G, N/128, K/128]
     offs: Tensor  # [G] int32, where each group's rows end
-    rows: tuple[int, ...]  # M_g
+    rows: tuple[int, ...]  # M_g on the host
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Inputs:
@@ -273,6 +273,7 @@ GROUPED_GEMM_FP8 = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[M, N] bf16",
     dtypes=("fp8",),
     output_dtype=lambda dtype: "bf16",
     shapes_help=shapes.HELP,

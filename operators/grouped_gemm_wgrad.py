@@ -26,7 +26,7 @@ class WgradInputs:
     a: Tensor  # [M, K]
     dc: Tensor  # [M, N]
     offs: Tensor  # [G] int32, where each group's rows end
-    rows: tuple[int, ...]  # M_g
+    rows: tuple[int, ...]  # M_g on the host
     nk: bool  # the weights are stored as [G, N, K], and their gradient will be
 
 
@@ -132,5 +132,6 @@ GROUPED_GEMM_WGRAD = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[G, K, N]",
     shapes_help=shapes.HELP,
 )

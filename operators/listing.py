@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupbench.operators import table
+from groupbench.operators import contract, table
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.sizes import counted
 
@@ -12,11 +12,15 @@ from groupbench.operators.sizes import counted
 def show(options: dict[str, Any]) -> None:
     """Print the lists that the flags ask for."""
     operators = [get_operator(name, tuple(options["plugins"])) for name in options["ops"] or operator_names()]
+    if options["list_operators"]:
+        print(contract.NOTE)
     for operator in operators:
         if options["list_operators"]:
             print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
             for name, suite in operator.suites.items():
                 print(f"  suite {name}: {counted(len(suite), 'shape')}, {suite[0]} ...")
+            for line in contract.lines(operator):
+                print(line)
         if options["list_backends"]:
             print(f"{operator.name}:")
             for backend in operator.backends:

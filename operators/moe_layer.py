@@ -34,7 +34,7 @@ GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """rows: how many there are, which torch is told on the host where choices are dropped."""
+    """Of a layer and one step of its training."""
 
     x: Tensor  # [T, H]
     ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
@@ -42,7 +42,7 @@ class LayerInputs:
     w_gate_up: Tensor  # [G, 2F, H]
     w_down: Tensor  # [G, H, F]
     dout: Tensor  # [T, H], the gradient of the output
-    rows: int
+    rows: int  # choices with an expert here, counted for the host
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -324,6 +324,7 @@ MOE_LAYER = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[T, H]",
     output_dtype=lambda dtype: f"{dtype}_layer",
     decode=decode,
     backward=Backward(
@@ -331,6 +332,7 @@ MOE_LAYER = Operator(
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
+        returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=_trainable(),
     ),
     forward_backward=Backward(
@@ -338,6 +340,7 @@ MOE_LAYER = Operator(
         reference=reference_both,
         flops=lambda shape: 3 * flops(shape),
         min_bytes=min_bytes_both,
+        returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=_trainable(),
     ),
     **moe.shape_fields(layer=True),

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PermuteInputs:
-    """rows: how many there are, which torch is told on the host where choices are dropped."""
-
     x: Tensor  # [T, H]
-    ids: Tensor  # [T, k] int64
-    G: int
-    rows: int
+    ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
+    G: int  # experts here
+    rows: int  # choices with an expert here, counted for the host
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteInputs:
@@ -138,6 +136,10 @@ MOE_PERMUTE = Operator(
     reference=reference,
     flops=lambda shape: 0,
     min_bytes=min_bytes,
+    returns=(
+        "(rows [T*k, H], sorted by expert; offs [G] int32, where each expert's rows end; "
+        "position [T, k] int32, the row of each choice, -1 without one)"
+    ),
     decode=decode,
     **moe.shape_fields(layer=False),
 )

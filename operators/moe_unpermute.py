@@ -25,10 +25,10 @@ class UnpermuteInputs:
     """rows and order are what torch's ways back want; both come out of a permutation by sorting."""
 
     y: Tensor  # [T*k, H]
-    position: Tensor  # [T, k] int32, -1 without a row
+    position: Tensor  # [T, k] int32, the row of each choice, -1 without one
     weights: Tensor  # [T, k]
     order: Tensor  # [rows] int64: the flat choice of each row
-    rows: int
+    rows: int  # choices that have a row, counted for the host
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> UnpermuteInputs:
@@ -137,5 +137,6 @@ MOE_UNPERMUTE = Operator(
     reference=reference,
     flops=flops,
     min_bytes=min_bytes,
+    returns="[T, H]",
     **moe.shape_fields(layer=False),
 )

@@ -76,8 +76,8 @@ class Backward:
     """What an operator's mode bwd measures: all gradients, given what the forward has saved. The forward is not timed.
 
     Fields are as the operator's own. `reference` gives a gradient by name, such as {"dA": ..., "dB": ...}; a backend's
-    `prepare_bwd` makes a callable that returns them in that order. Of mode fwd_bwd, which times both, the output is
-    first.
+    `prepare_bwd` makes a callable that returns them in that order, as `returns` tells. Of mode fwd_bwd, which times
+    both, the output is first.
     """
 
     make_inputs: Callable[[Any, str, str, int], Any]
@@ -85,6 +85,7 @@ class Backward:
     flops: Callable[[Any], int]
     min_bytes: Callable[[Any, str], int]
     suites: Mapping[str, tuple[Any, ...]]
+    returns: str
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,10 @@ class Operator:
 
     suites       name -> shapes; the first one is the default
     parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes
-    make_inputs  (shape, dtype name, device, seed) -> inputs; any object, handed to `prepare` and `reference`
+    make_inputs  (shape, dtype name, device, seed) -> inputs, handed to `prepare` and `reference`; annotated to return a
+                 dataclass with a comment beside each field (see contract.py)
     reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them
+    returns      what a backend's callable returns, in words: sizes, and the dtype where it is not the inputs'
     flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once
     output_dtype  dtype name of a cell -> that of its output; by it the tolerance is chosen
     decode        output -> the values it stands for, [M, N] (several where the reference has several), where it is no
@@ -113,6 +116,7 @@ class Operator:
     reference: Callable[[Any], torch.Tensor | Mapping[str, torch.Tensor]]
     flops: Callable[[Any], int]
     min_bytes: Callable[[Any, str], int]
+    returns: str
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     shapes_help: str = ""
     output_dtype: Callable[[str], str] = lambda dtype: dtype
@@ -141,6 +145,7 @@ class Operator:
             flops=measured.flops,
             min_bytes=measured.min_bytes,
             suites=measured.suites,
+            returns=measured.returns,
             from_tritonbench=None,
         )
 

@@ -41,7 +41,7 @@ class QuantizeShape:
 @dataclass(frozen=True)
 class QuantizeInputs:
     x: Tensor  # [M, K]
-    blockwise: bool
+    blockwise: bool  # a scale for 128 of a row, not for the row
 
 
 def parse_shape(text: str) -> QuantizeShape:
@@ -121,6 +121,7 @@ QUANTIZE_FP8 = Operator(
     reference=reference,
     flops=lambda shape: 0,
     min_bytes=min_bytes,
+    returns="(q [M, K] e4m3fn, scale fp32: [M], or [M, K/128] of blocks)",
     output_dtype=lambda dtype: "fp8",
     decode=decode,
     shapes_help=HELP,

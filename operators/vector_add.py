@@ -151,6 +151,7 @@ VECTOR_ADD = Operator(
     reference=reference,
     flops=lambda shape: shape.elements,
     min_bytes=min_bytes,
+    returns="[N] or [M, N], as x.x",
     shapes_help=HELP,
     from_tritonbench=from_tritonbench,
 )

@@ -1,0 +1,52 @@
+"""What a backend of an operator is handed and what it returns, told from the operator's own declarations.
+
+The fields are those of the class that `make_inputs` is annotated to return, their meaning the comment beside each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from groupbench.operators.operator import Operator
+
+NOTE = "Sizes are named as in shapes. A tensor is on the device, and of the precision where no dtype is named."
+FIELD = re.compile(r"^    (\w+): [^#]+?(?:  # (.*))?$", re.MULTILINE)
+
+
+def lines(operator: Operator) -> Iterator[str]:
+    """For each mode what `prepare(x)` is to make, and below it a line for each field of x."""
+    told = None
+    for mode in operator.modes:
+        measured = operator.in_mode(mode)
+        yield f"  prepare{'' if mode == 'fwd' else f'_{mode}'}(x): a callable that returns {measured.returns}"
+        inputs = inputs_class(measured.make_inputs)
+        if inputs is told:
+            yield "    x is the same"
+            continue
+        told = inputs
+        for name, about in fields(inputs, "x."):
+            yield f"    {name}: {about}"
+
+
+def inputs_class(make_inputs: Callable[..., Any]) -> type:
+    """The class of an operator's inputs."""
+    function: Any = make_inputs.func if isinstance(make_inputs, partial) else make_inputs
+    found = function.__globals__[function.__annotations__["return"]]
+    assert isinstance(found, type)
+    return found
+
+
+def fields(inputs: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, comment) of each field of a dataclass; of one that is a dataclass itself, those of its fields."""
+    comments = dict(FIELD.findall(inspect.getsource(inputs)))
+    for field in dataclasses.fields(inputs):
+        of = vars(inspect.getmodule(inputs)).get(str(field.type))
+        if isinstance(of, type) and dataclasses.is_dataclass(of):
+            yield from fields(of, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", comments.get(field.name, "")
