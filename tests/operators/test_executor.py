@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -416,6 +417,44 @@ def test_probe_says_what_is_missing() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; --device cpu "):
             executor.probe("cuda")
+
+
+STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
+  File "/x/groupbench/operators/measure/accuracy.py", line 9 in __torch_dispatch__
+  File "{library}/torch/functional.py", line 7 in einsum
+  File "/home/me/my kernels.py", line 23 in run
+  File "/x/groupbench/operators/measure/cell.py", line 160 in prepare
+  File "/x/elsewhere.py", line 1 in main
+
+Extension modules: numpy (total: 1)
+""".format(library=sysconfig.get_path("purelib"))
+OTHERS = """Thread 0x00007f5890f146c0 (most recent call first):
+  File "/home/me/thread.py", line 982 in wait
+
+"""
+LOGS = {
+    "nothing": ("", ""),
+    "no fault": ("one\ntwo\n", "; it last wrote: one two"),
+    "a signal": (f"Fatal Python error: Aborted\n\n{OTHERS}{STACK}", ", at /home/me/my kernels.py:23 in run"),
+    "a signal and words": (
+        f"LLVM ERROR: no\nFatal Python error: Segmentation fault\n\n{STACK}",
+        ", at /home/me/my kernels.py:23 in run; it last wrote: LLVM ERROR: no",
+    ),
+    "a fault of Python's": (
+        f"Fatal Python error: none_dealloc: deallocating None\nPython runtime state: initialized\n\n{STACK}",
+        ", at /home/me/my kernels.py:23 in run; it last wrote: none_dealloc: deallocating None",
+    ),
+    "a library alone": (
+        "Fatal Python error: Aborted\n\n" + STACK.replace("/home/me", sysconfig.get_path("stdlib")),
+        f", at {sysconfig.get_path('purelib')}/torch/functional.py:7 in einsum",
+    ),
+    "no frame": ("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n", ""),
+}
+
+
+@pytest.mark.parametrize(("log", "told"), LOGS.values(), ids=LOGS)
+def test_of_a_death_the_backends_own_line_is_told(log: str, told: str) -> None:
+    assert worker.last_words(log) == told
 
 
 def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
