@@ -371,7 +371,7 @@ class _Judge:
         # Nobody is to be alarmed by what got faster, whatever its cause, which is told.
         if latency.slower and cause.word == "machine":
             row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
-        elif latency.slower and cause.word in ("infrastructure", "environment"):  # the code is not what history points at
+        elif latency.slower and cause.word in ("infrastructure", "environment"):  # history points not at the code
             row = replace(row, verdict="unresolved" if undecided else "suspect", note=_joined(undecided, cause.note))
         elif latency.found.verdict == "changed":  # what is certain stays so when an A/B could not tell
             return replace(
