@@ -170,10 +170,16 @@ def _run(options: dict[str, Any]) -> int:
     from groupbench.operators.hosts import builtin, tritonbench
     from groupbench.operators.measure.environment import resolve_device
 
-    if options["list_operators"] or options["list_backends"] or options["list_metrics"]:
+    lists = tuple(name for name in ("operators", "backends", "metrics") if options[f"list_{name}"])
+    if lists:
         if options["rest"]:
             raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
-        listing.show(options)
+        theirs = listing.theirs(options["ops"]) if _picks_tritonbench(options) else ()
+        for op in theirs:
+            tritonbench.show(op, lists, tuple(options["plugins"]))
+        ours = tuple(op for op in options["ops"] if op not in theirs)
+        if ours or not theirs:
+            listing.show(options | {"ops": ours})
         return 0
     if options["plan"] is None and not options["ops"]:
         raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
@@ -194,7 +200,7 @@ def _run(options: dict[str, Any]) -> int:
     device = resolve_device(options["device"])
     session = _session(options)
     if on_tritonbench:
-        return tritonbench.measure(options, device, session)
+        return tritonbench.measure(options | {"given": _given(click.get_current_context())}, device, session)
     selections = _selections(options, device, session)
     if options["plan"] is not None and device == "cuda":
         from groupbench.operators.fleet import host
@@ -218,11 +224,17 @@ def _run_fleet(options: dict[str, Any]) -> int:
     return host.measure(_selections(options, device, session), device, session, where)
 
 
+def _given(context: click.Context) -> list[str]:
+    """Names of the parameters that the command line says."""
+    names = [parameter.name or "" for parameter in context.command.params]
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
 def _check_plan_alone(context: click.Context) -> None:
     """Raises UsageError for a flag that a plan would pass over in silence."""
+    given = _given(context)
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if given and parameter.name in PLAN_SAYS:
+        if parameter.name in given and parameter.name in PLAN_SAYS:
             raise UsageError(f"--plan says what is measured; it does not go with {parameter.opts[0]}")
 
 
@@ -294,19 +306,19 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         idle_s=options["idle"],
         cudagraph=options["cudagraph"],
     )
-    named = _named(options, plugins)
+    named = plan.named(options["ops"], options["only"], options["skip"], plugins)
     return [
         plan.Selection(
             operator=op,
             suites=options["suites"],
             shapes=tuple(options["shapes"]),
             dtypes=tuple(name for name in options["precision"] if name != "bypass"),
-            only=named[op]["only"],
-            skip=named[op]["skip"],
+            only=named[op][0],
+            skip=named[op][1],
             mode=options["mode"],
             protocol=protocol,
             seed=options["seed"],
-            input_ids=tuple(_integer(text) for text in options["input_id"]),
+            input_ids=tuple(plan.integer(text) for text in options["input_id"]),
             num_inputs=options["num_inputs"],
             rtol=options["rtol"],
             atol=options["atol"],
@@ -314,29 +326,6 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         )
         for op in options["ops"]
     ]
-
-
-def _named(options: dict[str, Any], plugins: tuple[str, ...]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Of what --only and --skip name, each operator's own: a name that some other has is none of its faults."""
-    from groupbench.operators import registry
-
-    backends = {op: [b.name for b in registry.get_operator(op, plugins).backends] for op in options["ops"]}
-    known = {name for names in backends.values() for name in names}
-
-    def own(op: str, flag: str) -> tuple[str, ...]:
-        return tuple(name for name in options[flag] if name in backends[op] or name not in known)
-
-    for op in options["ops"]:
-        if options["only"] and not own(op, "only"):
-            raise UsageError(f"{op} has none of the backends of --only; there are: {', '.join(backends[op])}")
-    return {op: {flag: own(op, flag) for flag in ("only", "skip")} for op in options["ops"]}
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"--input-id {text!r} is no number") from None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -350,6 +339,8 @@ def _one_line(text: str) -> str:
 def main() -> None:
     """Console entry point: every expected failure is one line and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         command(prog_name="tritonbench", standalone_mode=False)
     except click.ClickException as error:

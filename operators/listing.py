@@ -9,6 +9,11 @@ from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.sizes import counted
 
 
+def theirs(ops: tuple[str, ...]) -> tuple[str, ...]:
+    """The operators that groupbench has not."""
+    return tuple(op for op in ops if op not in operator_names())
+
+
 def show(options: dict[str, Any]) -> None:
     """Print the lists that the flags ask for."""
     operators = [get_operator(name, tuple(options["plugins"])) for name in options["ops"] or operator_names()]

@@ -85,6 +85,33 @@ class Selection:
     plugins: tuple[str, ...] = ()
 
 
+def named(
+    ops: tuple[str, ...], only: tuple[str, ...], skip: tuple[str, ...], plugins: tuple[str, ...]
+) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of what --only and --skip name, each operator's own: a name that some other has is none of its faults.
+
+    Raises UsageError where --only leaves an operator nothing.
+    """
+    backends = {op: [b.name for b in get_operator(op, plugins).backends] for op in ops}
+    known = {name for names in backends.values() for name in names}
+
+    def own(op: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in backends[op] or name not in known)
+
+    for op in ops:
+        if only and not own(op, only):
+            raise UsageError(f"{op} has none of the backends of --only; there are: {', '.join(backends[op])}")
+    return {op: (own(op, only), own(op, skip)) for op in ops}
+
+
+def integer(text: str) -> int:
+    """An input's number. Raises UsageError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--input-id {text!r} is no number") from None
+
+
 def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
     """What a plan file holds for this device. Raises UsageError."""
     try:

@@ -1,12 +1,15 @@
 """Operators that are not ours: what their inputs are called, and how far their backends' outputs lie apart.
 
 Of TritonBench's own operators there is no reference in higher precision, and their outputs are whatever their authors
-return. So the numbers are a distance from the baseline, two roundings apart at best: for a history to watch, not for a
-verdict, which stays TritonBench's own. One thing is wrong whatever the tolerance: NaN where the baseline has a number.
+return. So the numbers are a distance from the baseline, two roundings apart at best, for a history to watch. The
+verdict is that of TritonBench's check where someone chose its tolerance; elsewhere only what is far off is wrong, and
+NaN where the baseline has a number.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,19 +23,54 @@ from groupbench.operators.measure.accuracy import compare, worst_of
 from groupbench.operators.tolerances import TOLERANCES
 from groupbench.tracker.record import Accuracy
 
+SIZES = (
+    *("B", "D", "H", "K", "M", "N", "T", "V", "batch", "batch_size", "d_head", "head_d", "head_kv", "head_q"),
+    *("hidden_size", "in_features", "k", "m", "n", "n_heads", "n_heads_kv", "n_heads_q", "out_features"),
+    *("seq_len", "seq_len_kv", "seq_len_q", "seqlen", "sparsity", "vocab_size"),
+)
+"""Options of TritonBench's operators that are a size of the inputs: not said again where its number stands there."""
 
-def shape_text(x_val: Any, example_inputs: Any) -> str:
-    """A problem's name: TritonBench's x_val, with the sizes and numbers of the inputs where it leaves any out.
+CHOICES = (
+    *("batch_scaling_shapes", "custom_shapes_attr", "custom_shapes_file", "input", "input_types", "large_k_shapes"),
+    *("llama", "mod_type", "non_square", "only_fb_shapes", "persistent_tutorial_shapes", "plot_benchmarks"),
+    *("prefill", "quack_shapes", "shapes", "splitk", "v_range", "verbose_autotune"),
+)
+"""Options that choose among inputs, each of which has its own name, or say what is printed."""
+
+
+FAR = 10
+"""Times what the table of tolerances allows: two backends are compared, of which each may round between its steps."""
+
+
+def shape_text(x_val: Any, example_inputs: Any, options: dict[str, Any] | None = None) -> str:
+    """A problem's name: TritonBench's x_val, what it leaves out of the inputs, and the operator's options.
 
     TritonBench's tables are content with x_val, but several inputs of a run may share one (jagged_sum's is one size of
-    four), and a history needs a name that is theirs alone: `4 [4x*x512, 4, 512, 512, 0.1]`.
+    four), and a history needs a name that is theirs alone: `4 [4x*x512, 4, 512, 512, 0.1]`. x_val is enough where it
+    says every number of each input as often as that has it. Options are those that the operator's parser found unlike
+    their defaults: `512 [512x512] input_dim=2,reduce_dim=0`.
     """
     leaves = tree_leaves(example_inputs)
-    said = set(map(str, tree_leaves(x_val)))
-    numbers = {str(number) for leaf in leaves for number in _numbers(leaf)}
-    if numbers <= said | {"1"}:
-        return str(x_val)
-    return f"{x_val} [{', '.join(text for text in map(_text, leaves) if text)}]"
+    said = Counter(map(str, tree_leaves(x_val)))
+    name = str(x_val)
+    if not all(Counter(number for number in map(str, _numbers(leaf)) if number != "1") <= said for leaf in leaves):
+        name += f" [{', '.join(text for text in map(_text, leaves) if text)}]"
+    return f"{name} {options_text(options or {}, name)}".rstrip()
+
+
+def options_text(options: dict[str, Any], name: str) -> str:
+    """Options in the order of their names, `causal,layout=nn`, without those that the problem's name says already."""
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", name))
+    texts = {key: _value(value) for key, value in sorted(options.items()) if key not in CHOICES}
+    return ",".join(
+        key if text == "True" else f"{key}={text}"
+        for key, text in texts.items()
+        if key not in SIZES or not numbers.issuperset(text.split("|"))
+    )
+
+
+def _value(value: Any) -> str:
+    return "|".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _numbers(leaf: Any) -> list[Any]:
@@ -82,6 +120,11 @@ def compare_outputs(
     if not accuracy.unwritten:
         return accuracy, None, first
     return accuracy, f"{100 * accuracy.unwritten:.3g} % of the output is NaN where the baseline's is not", first
+
+
+def is_distant(accuracy: Accuracy, dtype: str) -> bool:
+    """Whether an output is so far from the baseline's that no order of additions explains it."""
+    return accuracy.rms is None or accuracy.rms > FAR * TOLERANCES.get(dtype, TOLERANCES["fp32"]).rms
 
 
 def _compare(x: Tensor, y: Tensor) -> Accuracy:

@@ -20,14 +20,17 @@ class Finished(msgspec.Struct, frozen=True):
 class Setup(msgspec.Struct, frozen=True):
     """What the child must know beyond TritonBench's own flags.
 
-    op      the operator as TritonBench names it
-    own     the operator of ours that stands behind it, None where it is TritonBench's
+    own     the operator is ours, not TritonBench's of that name
     mode    fwd, or bwd or fwd_bwd where the operator is ours and has it
+    alone   no other operator is asked for, which could have the backends that this one lacks
+    lists   print these of the operator (operators, backends, metrics), and measure nothing
     """
 
     op: str
-    own: str | None
+    own: bool = False
     mode: str = "fwd"
+    alone: bool = True
+    lists: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     seed: int = 0
@@ -37,10 +40,18 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A cell begins (`begun`), or is done (`cell`); neither where one with a record already has been run again."""
+    """A cell begins (`begun`), or is done (`cell`); neither where one with a record already has been run again.
 
-    input_id: int
-    backend: str
+    left      inputs behind this one
+    strays    backends that were asked for and that this operator has not, told before the first cell
+    refused   why nothing more is measured: the last that is told
+    """
+
+    input_id: int = -1
+    backend: str = ""
+    left: int = 0
+    strays: tuple[str, ...] | None = None
+    refused: str | None = None
     baseline: bool = False
     begun: Cell | None = None
     cell: Cell | None = None

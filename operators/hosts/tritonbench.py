@@ -24,17 +24,34 @@ from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Machine
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.selection import default_dtypes
+from groupbench.operators.measure.selection import default_dtypes, select_mode
+from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.worker import kill_group, kill_left
 from groupbench.operators.registry import get_operator, operator_names
-from groupbench.operators.session import Session
+from groupbench.operators.session import EXIT_INCOMPLETE, Session
 from groupbench.operators.sizes import counted
-from groupbench.tracker.record import SCHEMA, Record, Run
+from groupbench.tracker.record import SCHEMA, Record, Run, Status
 
-OWN_PREFIX = "groupbench_"
 NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a CPU there is ours alone
 POLL_S = 0.2
 IMPORT_S = 300  # what starting, and making the inputs, may take however short --timeout is
+
+MODES = {"--bwd": "bwd", "--fwd-bwd": "fwd_bwd", "--fwd-no-grad": "fwd_no_grad"}
+"""TritonBench's flags that say --mode in another way; of several it takes the last."""
+
+OUR_TIMING = ("protocol", "bursts", "samples", "idle", "seed")
+
+IN_TWO = "measure what differs in two runs"
+LEAVES = {
+    "--isolate": "each operator has a process of its own already",
+    "--side-a": IN_TWO,
+    "--side-b": IN_TWO,
+    "--devices": "CUDA_VISIBLE_DEVICES chooses the GPU",
+    "--shard-by-inputs": "CUDA_VISIBLE_DEVICES chooses the GPU",
+    "--op-collection": "name the operators by --op",
+    "--ci": "name the operators by --op",
+}
+"""TritonBench's flags by which it measures where there is no record of it, and what to do."""
 
 
 def is_installed() -> bool:
@@ -43,55 +60,127 @@ def is_installed() -> bool:
 
 def measure(options: dict[str, Any], device: str, session: Session) -> int:
     """Run every operator of `--op` under TritonBench. Returns the exit code."""
-    setups = [(_setup(op, options, device), _arguments(op, options, device)) for op in options["ops"]]
+    options = _understood(options, device)
+    setups = [(setup, _arguments(setup, options, device)) for setup in _setups(options, device)]
     machine = executor.probe(device)
     spec = importlib.util.find_spec("tritonbench")
     session.shows_table = False
     session.quiet = True  # TritonBench has a bar of its own
     session.open(f"TritonBench host ({Path(spec.origin).parent if spec and spec.origin else ''})", machine.environment)
-    return session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s), 0)
+    failures: list[str] = []
+    code = session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s, failures), 0)
+    for failure in failures:
+        print(f"tritonbench: {storable(failure)}", file=sys.stderr)
+    return EXIT_INCOMPLETE if failures and code == 0 else code
 
 
-def _records(setups: list[tuple[Setup, list[str]]], machine: Machine, run: Run, timeout_s: float) -> Iterator[Record]:
-    """Of all operators: what one could not be measured for is told when the others have been."""
-    failures: list[Incomplete | UsageError] = []
-    for setup, arguments in setups:
+def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """Print what there is of an operator of TritonBench's. Raises UsageError where there is none."""
+    with tempfile.TemporaryDirectory(prefix="groupbench-tritonbench-") as folder:
+        follower = _start(Path(folder), Setup(op=op, lists=lists, plugins=plugins), [], IMPORT_S)
+        refused = [event.refused for event in follower.events() if event.refused]
+    if refused or follower.code:
+        raise UsageError(f"{op}: {refused[0] if refused else _ended(follower)}")
+
+
+def _understood(options: dict[str, Any], device: str) -> dict[str, Any]:
+    """The options as TritonBench is to have them. Raises UsageError for what would be passed over, or end it."""
+    rest = [text for text in options["rest"] if text not in MODES]
+    for flag in (text.split("=")[0] for text in rest):
+        if flag in LEAVES:
+            raise UsageError(f"{flag} does not go with records: {LEAVES[flag]}")
+    if options["cudagraph"] and device == "cpu":
+        raise UsageError("--cudagraph: there are no CUDA graphs on a CPU")
+    ops = tuple(dict.fromkeys(options["ops"]))
+    for flag in ("output", "output_json"):
+        if options[flag] and len(ops) > 1:
+            flag = flag.replace("_", "-")
+            raise UsageError(f"--{flag} is one operator's on TritonBench; --output-dir FOLDER has a file for each")
+    if len(options["input_id"]) > 1 and options["num_inputs"] is not None:
+        raise UsageError("--num-inputs is at least 1 and goes with at most one --input-id")
+    ids = sorted({plan.integer(text) for text in options["input_id"]})  # it goes through the inputs once, forwards
+    modes = [mode for flag, mode in MODES.items() if flag in options["rest"]]
+    mode = modes[-1] if modes else options["mode"]
+    return options | {"ops": ops, "rest": rest, "mode": mode, "input_id": tuple(map(str, ids))}
+
+
+def _records(
+    setups: list[tuple[Setup, list[str]]], machine: Machine, run: Run, timeout_s: float, failures: list[str]
+) -> Iterator[Record]:
+    """Of all operators. What one could not be measured for goes to `failures`, and is raised where none was measured.
+
+    So does a backend that no operator has, and what an interrupt left.
+    """
+    caught: list[Incomplete | UsageError] = []
+    strays: list[set[str]] = []
+    measured = False
+    for number, (setup, arguments) in enumerate(setups):
         try:
-            yield from _operator_records(setup, arguments, machine, run, timeout_s)
+            for record in _operator_records(setup, arguments, machine, run, timeout_s, strays):
+                measured = True
+                yield record
         except (Incomplete, UsageError) as failure:
-            failures.append(failure)
-    if failures:
-        raise type(failures[0])("; ".join(map(str, failures)))
+            caught.append(type(failure)(f"{setup.op}: {failure}"))
+        except KeyboardInterrupt as interrupt:
+            later = ", ".join(setup.op for setup, _ in setups[number + 1 :])
+            failures += [*map(str, caught), f"interrupted: {setup.op}: {interrupt}"]
+            failures += [f"not begun: {later}"] if later else []
+            raise
+    for name in sorted(set.intersection(*strays)) if strays and len(setups) > 1 else ():
+        caught.append(UsageError(f"no operator that was asked for has a backend {name!r}"))
+    if caught and not measured:
+        raise type(caught[0])("; ".join(map(str, caught)))
+    failures += map(str, caught)
 
 
-def _setup(op: str, options: dict[str, Any], device: str) -> Setup:
-    """What the child must know beyond TritonBench's own flags. Raises UsageError for what does not exist."""
+def _setups(options: dict[str, Any], device: str) -> list[Setup]:
+    """What each child must know beyond TritonBench's own flags. Raises UsageError for what does not exist."""
     plugins = tuple(options["plugins"])
-    if op not in operator_names():
-        if options["suites"]:
+    own = {op: op in operator_names() and _is_own(op, options, device) for op in options["ops"]}
+    for op, is_own in own.items():
+        if options["suites"] and not is_own:
             raise UsageError(f"{op} is not an operator of groupbench: --suite is of those that are")
-        return Setup(op=op, own=None, plugins=plugins)
-    operator = get_operator(op, plugins)
-    if not _is_own(op, options, device):
-        return Setup(op=op, own=None, plugins=plugins)
+        given = next((name for name in OUR_TIMING if name in options["given"]), None)
+        if given and not is_own:
+            raise UsageError(
+                f"--{given} is of groupbench's own operators, and {op} is TritonBench's here, which times by its own "
+                "flags (--warmup, --rep, ...)" + (": add --suite or --host builtin" if op in operator_names() else "")
+            )
+    alone = len(own) == 1
+    # What TritonBench's operators have is known when they are imported.
+    named = plan.named(tuple(own), options["only"], options["skip"], plugins) if all(own.values()) else {}
+    return [
+        _own_setup(op, options, device, *named.get(op, ((), ())), alone=alone)
+        if is_own
+        else Setup(op=op, plugins=plugins, alone=alone)
+        for op, is_own in own.items()
+    ]
+
+
+def _own_setup(
+    op: str, options: dict[str, Any], device: str, only: tuple[str, ...], skip: tuple[str, ...], alone: bool
+) -> Setup:
+    plugins = tuple(options["plugins"])
     selection = plan.Selection(
         operator=op,
         suites=options["suites"],
         shapes=tuple(options["shapes"]),
         mode=options["mode"],
-        only=options["only"],
-        skip=options["skip"],
+        only=only,
+        skip=skip,
         plugins=plugins,
     )
     plan.jobs(selection, device, interpreted=device == "cpu")  # complains of what does not exist
+    timing = {"idle_s": options["idle"], "cudagraph": options["cudagraph"]}
     return Setup(
-        op=OWN_PREFIX + op,
-        own=op,
+        op=op,
+        own=True,
         mode=options["mode"],
+        alone=alone,
         plugins=plugins,
-        shapes=tuple(plan.shapes_of(operator.in_mode(options["mode"]), selection, device)),
+        shapes=tuple(plan.shapes_of(select_mode(get_operator(op, plugins), options["mode"]), selection, device)),
         seed=options["seed"],
-        protocol=Protocol(options["protocol"], options["bursts"], options["samples"], idle_s=options["idle"]),
+        protocol=Protocol(options["protocol"], options["bursts"], options["samples"], **timing),
     )
 
 
@@ -114,15 +203,13 @@ def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
     return not any((Path(folder) / "operators" / op).is_dir() for folder in folders or ())
 
 
-def _cpu_dtypes(op: str) -> tuple[str, ...]:
-    return default_dtypes(get_operator(op), "cpu") if op in operator_names() else ("fp16",)
-
-
-def _arguments(op: str, options: dict[str, Any], device: str) -> list[str]:
+def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
     """TritonBench's command line."""
-    own = op in operator_names() and _is_own(op, options, device)
-    arguments = ["--op", (OWN_PREFIX if own else "") + op, "--device", device, "--mode", options["mode"]]
-    precision = options["precision"] or (_cpu_dtypes(op) if device == "cpu" else ())
+    own = setup.own
+    arguments = ["--op", setup.op, "--device", device, "--mode", options["mode"]]
+    precision = options["precision"] or (
+        default_dtypes(get_operator(setup.op), device) if own and device == "cpu" else ()
+    )
     if len(precision) > 1:
         raise UsageError("TritonBench takes one --precision at a time")
     texts = {
@@ -141,60 +228,75 @@ def _arguments(op: str, options: dict[str, Any], device: str) -> list[str]:
     for flag, value in texts.items():
         if value not in (None, ""):
             arguments += [flag, str(value)]
-    arguments += [flag for flag in ("--csv", "--cudagraph") if options[flag.strip("-")]]
+    flags = ("--csv",) if own else ("--csv", "--cudagraph")
+    arguments += [flag for flag in flags if options[flag.strip("-")]]
     if options["shapes"] and not own:
         arguments += ["--shapes", *options["shapes"]]
     return [*arguments, *options["rest"]]
 
 
 def _operator_records(
-    setup: Setup, arguments: list[str], machine: Machine, run: Run, timeout_s: float
+    setup: Setup, arguments: list[str], machine: Machine, run: Run, timeout_s: float, strays: list[set[str]]
 ) -> Iterator[Record]:
-    """Records of one operator's cells, over as many processes as it takes."""
+    """Records of one operator's cells, over as many processes as it takes; backends that it has not go to `strays`."""
     finished: list[Finished] = []
     with tempfile.TemporaryDirectory(prefix="groupbench-tritonbench-") as folder:
         for attempt in itertools.count():
-            journal = Path(folder) / f"journal-{attempt}.jsonl"
-            setup_file = Path(folder) / f"setup-{attempt}.json"
-            setup_file.write_bytes(
-                msgspec.json.encode(msgspec.structs.replace(setup, journal=str(journal), finished=tuple(finished)))
-            )
-            command = [
-                sys.executable,
-                "-m",
-                "groupbench.operators.hosts.tritonbench_adapter",
-                str(setup_file),
-                *arguments,
-            ]
-            follower = _Follower(command, journal, timeout_s)
+            part = Path(folder) / str(attempt)
+            part.mkdir()
+            follower = _start(part, msgspec.structs.replace(setup, finished=tuple(finished)), arguments, timeout_s)
             try:
                 for event in follower.events():
+                    if event.strays is not None:
+                        strays.append(set(event.strays))
                     if event.cell is not None:
                         finished.append(Finished(event.input_id, event.backend, event.metrics, event.message))
                         yield _record(event, machine, run)
+            except KeyboardInterrupt:
+                follower.kill()
+                if follower.current is not None:
+                    yield _lost(follower.current, machine, run, "skipped", "interrupted before it was measured")
+                raise KeyboardInterrupt(follower.left()) from None
             except BaseException:
                 follower.kill()
                 raise
             broken = follower.current
-            if broken is None:
+            if broken is None or follower.refused:
                 if follower.timed_out:
                     raise Incomplete(f"TritonBench was silent between cells; ended after {len(finished)} of them")
+                done = f"after {counted(len(finished), 'cell')}" if finished else "before it measured anything"
                 if follower.code and not finished:
-                    raise UsageError(f"TritonBench ended with exit code {follower.code} before it measured anything")
+                    raise UsageError(follower.refused or f"{_ended(follower)} {done}")
+                if follower.refused:
+                    raise Incomplete(f"TritonBench ended {done}: {follower.refused}")
                 if follower.code:
-                    done = counted(len(finished), "cell")
-                    raise Incomplete(f"TritonBench ended with exit code {follower.code} after {done}")
+                    raise Incomplete(f"{_ended(follower)} {done}")
                 if not finished:
                     raise Incomplete(
                         f"TritonBench measured nothing: no backend of {setup.op} that was asked for is installed here, "
-                        "or it has no such input, unless its messages say otherwise"
+                        "unless its messages say otherwise"
                     )
                 return
             status, message = follower.epitaph()
             finished.append(Finished(broken.input_id, broken.backend, None, message))
-            yield _record(
-                msgspec.structs.replace(broken, cell=broken.begun, status=status, message=message), machine, run
-            )
+            yield _lost(broken, machine, run, status, message)
+
+
+def _ended(follower: _Follower) -> str:
+    return f"TritonBench ended with exit code {follower.code}"
+
+
+def _start(folder: Path, setup: Setup, arguments: list[str], timeout_s: float) -> _Follower:
+    """A child, with its files in an empty folder."""
+    journal, setup_file = folder / "journal.jsonl", folder / "setup.json"
+    setup_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(setup, journal=str(journal))))
+    module = "groupbench.operators.hosts.tritonbench_adapter"
+    return _Follower([sys.executable, "-m", module, str(setup_file), *arguments], journal, timeout_s)
+
+
+def _lost(event: Event, machine: Machine, run: Run, status: Status, message: str) -> Record:
+    """The record of a cell that had begun."""
+    return _record(msgspec.structs.replace(event, cell=event.begun, status=status, message=message), machine, run)
 
 
 def _record(event: Event, machine: Machine, run: Run) -> Record:
@@ -222,6 +324,8 @@ class _Follower:
         self.timeout_s = timeout_s
         self.timed_out = False
         self.current: Event | None = None  # begun and not finished
+        self.last: Event | None = None
+        self.refused: str | None = None
         self._process = subprocess.Popen(command, start_new_session=True)
 
     @property
@@ -238,6 +342,8 @@ class _Follower:
             for line in whole.split(b"\n") if whole else ():
                 event = msgspec.json.decode(line, type=Event)
                 self.current = event if event.begun is not None else None
+                self.last = event if event.backend else self.last
+                self.refused = event.refused or self.refused
                 last = time.monotonic()
                 yield event
             position += len(whole) + 1 if whole else 0
@@ -250,7 +356,13 @@ class _Follower:
                 self.kill()
             time.sleep(POLL_S)
 
-    def epitaph(self) -> tuple[str, str]:
+    def left(self) -> str:
+        """What an interrupt here leaves."""
+        if self.last is None:
+            return "nothing was measured"
+        return f"input {self.last.input_id} was not finished, and {counted(self.last.left, 'input')} not begun"
+
+    def epitaph(self) -> tuple[Status, str]:
         if self.timed_out:
             return "timeout", f"no answer within {self.timeout_s:g} s"
         code = self._process.returncode

@@ -10,18 +10,23 @@ With our launcher this module runs as the child process. With TritonBench's own 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import math
 import pickle
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map_only
 
 try:
     from tritonbench.components.do_bench import Latency as TritonBenchLatency
@@ -31,7 +36,7 @@ except ImportError as error:
     sys.exit(f"TritonBench does not import here: {error}; install what it needs, or give --host builtin")
 
 from groupbench.operators.dtypes import dtype_name
-from groupbench.operators.errors import Unavailable
+from groupbench.operators.errors import GroupbenchError, Incomplete, Unavailable, UsageError
 from groupbench.operators.hosts import foreign
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import accuracy, compiled
@@ -47,6 +52,24 @@ from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
 PACKAGE = "tritonbench.operators"
 TIMED = {"latency", "tflops", "gbps", "speedup", "compile_time"}
 """Metrics for which TritonBench takes latencies."""
+
+OUTPUTS = (triton_op.Mode.FWD, triton_op.Mode.FWD_NO_GRAD)
+"""Modes in which a backend's function returns its output."""
+
+NO_BASELINE = "no baseline was measured beside it"
+UNLIKE_ITSELF = "the baseline's own runs differ by more than the tolerance"
+
+TIMER = (
+    *("cudagraph", "skip_cache_clearing", "warmup", "rep", "repcnt", "entropy_criterion", "entropy_max_angle"),
+    *("entropy_min_r2", "entropy_window_size", "entropy_max_samples"),
+)
+"""TritonBench's arguments that say how it times; our operators are timed by our protocol."""
+
+LEVEL = (
+    *("sleep", "gpu_lockdown", "gpu_lock_clock_mhz", "allow_tf32", "helion_backend", "autotune_warmup"),
+    *("autotune_rep", "test_only"),
+)
+"""Its other arguments that shift the level of what is timed."""
 
 
 def plugin() -> None:
@@ -185,8 +208,8 @@ def add_operator(tb_name: str, cls: type) -> None:
     sys.modules[module.__name__] = module
     setattr(sys.modules[PACKAGE], tb_name, module)
     listed = operator_list._list_opbench_paths
-    # TritonBench takes the last part of each path as the operator's name.
-    operator_list._list_opbench_paths = lambda: [*listed(), tb_name]
+    # TritonBench takes the last part of each path as the operator's name, and no two may be equal.
+    operator_list._list_opbench_paths = lambda: [*(path for path in listed() if Path(path).name != tb_name), tb_name]
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -208,6 +231,47 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
         _groupbench_reference: tuple[int | None, Any] = (None, None)
         # The input's number, what is known of it, and the backend that had it last.
         _groupbench_given: tuple[int | None, Given, str] | None = None
+
+        def __init__(self, tb_args: Any = None, extra_args: Any = None) -> None:
+            if tb_args.output_dir:  # TritonBench finds out that there is none when it has measured
+                Path(tb_args.output_dir).mkdir(parents=True, exist_ok=True)
+            self.groupbench_names: Counter[str] = Counter()
+            self.groupbench_told: set[tuple[str, str]] = set()
+            self.groupbench_protocol = _protocol(tb_args, setup)
+            with _parsed(extra_args) as (self.groupbench_options, unknown):
+                super().__init__(tb_args=tb_args, extra_args=extra_args)
+            if unknown:
+                raise UsageError(f"unknown option or argument: {' '.join(unknown)}")
+
+        def __post__init__(self) -> None:
+            try:
+                super().__post__init__()
+            except Exception as error:  # of which the loader's text does not say what it is about
+                if self.tb_args.input_loader:
+                    raise UsageError(f"--input-loader {self.tb_args.input_loader}: {describe(error)}") from error
+                raise
+            _check_inputs(self)
+            _check_backends(self, setup)
+
+        def run(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                super().run(*args, **kwargs)
+            except Exception as error:  # which TritonBench drops when it has shown the table so far
+                _tell(setup, Event(refused=describe(error)))
+                raise
+
+        def get_example_inputs(self) -> Any:
+            """Gives each input its name; two of one name, whichever of them are measured, are told apart."""
+            inputs = super().get_example_inputs()
+            if inputs is not None:
+                if ours is not None:
+                    name = str(_example(ours, inputs).shape)
+                else:
+                    name = foreign.shape_text(self.get_x_val(inputs), inputs, self.groupbench_options)
+                self.groupbench_names[name] += 1
+                number = self.groupbench_names[name]
+                self.groupbench_name = name if number == 1 else f"{name} #{number}"
+            return inputs
 
         def _get_bm_func(self, bm_func_name: str) -> Any:
             if ours is not None:
@@ -231,7 +295,7 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
             if given is None or key != self._cur_input_id:
                 given = Given(_inputs(self.example_inputs))
             elif given.misuse():
-                if setup.own is None:
+                if not setup.own:
                     raise RuntimeError(f"not measured: {before} has changed the inputs, which are those of all")
                 self.example_inputs = self.groupbench_inputs(_example(ours, self.example_inputs).shape)
                 self._groupbench_reference = (None, None)
@@ -243,7 +307,8 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
             done = finished.get((input_id, fn_name))
             if done is not None and (done.metrics is None or not baseline):
                 return _restored(done)
-            event = Event(input_id, fn_name, baseline, begun=_cell(self, fn_name, setup, ours))
+            left = len(self._input_ids) - self._input_ids.index(input_id) - 1
+            event = Event(input_id, fn_name, left=left, baseline=baseline, begun=_cell(self, fn_name, setup, ours))
             _tell(setup, event)
             start = time.perf_counter()
             self.groupbench_bursts = self.groupbench_fn = None
@@ -255,7 +320,7 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
                 metrics = triton_op.BenchmarkOperatorMetrics(error_msg=describe(error), extra_metrics={})
                 facts = {"status": "oom" if is_oom(error) else "error", "message": describe(error)}
             if not facts:
-                facts = self._groupbench_facts(metrics, ours)
+                facts = self._groupbench_facts(metrics, baseline)
             if done is not None:  # a baseline run again for its output has its record already
                 _tell(setup, msgspec.structs.replace(event, begun=None))
             else:
@@ -273,7 +338,7 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
                 )
             return metrics
 
-        def _groupbench_facts(self, metrics: Any, ours: Operator | None) -> dict[str, Any]:
+        def _groupbench_facts(self, metrics: Any, baseline: bool) -> dict[str, Any]:
             latency = _latency(self, metrics, ours)
             if metrics.error_msg:
                 status = "oom" if "OOM" in metrics.error_msg else "unavailable"
@@ -286,8 +351,7 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
                     return {"status": "error", "message": describe(error), "latency": latency}
             elif ours is None:
                 measured, problem = self._groupbench_compared()
-            if ours is None and metrics.accuracy is False:
-                problem = problem or "its output differs from the baseline's by more than TritonBench's tolerance"
+                problem = problem or (None if baseline else self._groupbench_judged(metrics.accuracy, measured))
             if problem is None and latency is None and measured is None:
                 return {"status": "error", "message": "TritonBench measured neither latency nor accuracy"}
             status = "ok" if problem is None else "wrong"
@@ -295,7 +359,7 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
 
         def _groupbench_compared(self) -> tuple[Accuracy | None, str | None]:
             """A backend of TritonBench's own operator against its baseline, where the mode returns outputs."""
-            if self.mode not in (triton_op.Mode.FWD, triton_op.Mode.FWD_NO_GRAD) or self.groupbench_fn is None:
+            if self.mode not in OUTPUTS or self.groupbench_fn is None:
                 return None, None
             kept = getattr(self, "_groupbench_baseline", None)
             try:
@@ -309,18 +373,69 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
                 print(f"groupbench: {self._cur_backend_name} is not compared: {describe(error)}", file=sys.stderr)
                 return None, None
 
+        def _groupbench_judged(self, right: bool | None, measured: Accuracy | None) -> str | None:
+            """What is wrong with a backend's output, whichever columns are shown; why nobody can say is told once.
+
+            By TritonBench's check, whose result is `right` where its column is shown, if its author or the user chose a
+            tolerance: torch's own for elements that are to be equal says nothing of a sum in another order.
+            """
+            args = self.tb_args
+            checked = type(self).accuracy != triton_op.BenchmarkOperator.accuracy or "accuracy" in metrics
+            try:
+                if checked or args.bitwise or args.rtol is not None or args.atol is not None:
+                    return self._groupbench_checked(right)
+                return self._groupbench_distant(measured)
+            except Unavailable as reason:
+                why = str(reason)
+            except Exception as error:
+                why = describe(error)
+            if (self._cur_backend_name, why) not in self.groupbench_told:
+                self.groupbench_told.add((self._cur_backend_name, why))
+                print(f"groupbench: {self._cur_backend_name} is not judged: {why}", file=sys.stderr)
+            return None
+
+        def _groupbench_checked(self, right: bool | None) -> str | None:
+            fn, baseline = self.groupbench_fn, getattr(self, "baseline_fn", None)
+            if fn is None or baseline is None:
+                raise Unavailable(NO_BASELINE)
+            if self.mode in OUTPUTS:  # the check writes NaN into an output, which may share memory with the inputs
+                fn, baseline = _copying(fn), _copying(baseline)
+            if right is None:
+                right = self.accuracy(fn, baseline)
+            if right:
+                return None
+            if not self.accuracy(baseline, baseline):
+                raise Unavailable(UNLIKE_ITSELF)
+            return "its output differs from the baseline's by more than TritonBench's tolerance"
+
+        def _groupbench_distant(self, measured: Accuracy | None) -> str | None:
+            if self.mode in OUTPUTS and getattr(self, "baseline_fn", None) is None:
+                raise Unavailable(NO_BASELINE)
+            if measured is None or measured.mismatch is None:
+                raise Unavailable("TritonBench has no tolerance for it: --rtol and --atol give one")
+            if not foreign.is_distant(measured, _dtype(self)):
+                return None
+            itself = foreign.compare_outputs(self.baseline_fn, self._groupbench_baseline[1])[0]
+            if itself is None or foreign.is_distant(itself, _dtype(self)):
+                raise Unavailable(UNLIKE_ITSELF)
+            return f"its output is not the baseline's: relative RMS error {measured.rms or math.nan:.2g}"
+
         def groupbench_accuracy(self, fn: Any) -> tuple[Accuracy, str | None]:
             assert ours is not None
             key = self._cur_input_id
             if self._groupbench_reference[0] != key:
                 self._groupbench_reference = (key, ours.reference(_example(ours, self.example_inputs).inputs))
-            args = self.tb_args
+            backend, args = self._cur_backend_name, self.tb_args
+            given = self._groupbench_given[1] if self._groupbench_given else None
             return accuracy.check_backend(
-                *(fn, self._groupbench_reference[1], ours, self._cur_backend_name, _dtype(self), args.rtol, args.atol),
-                given=self._groupbench_given[1] if self._groupbench_given else None,
+                fn, self._groupbench_reference[1], ours, backend, _dtype(self), args.rtol, args.atol, given=given
             )
 
     return _in_module(Recording, setup.op)
+
+
+def _copying(fn: Any) -> Any:
+    return lambda: tree_map_only(torch.Tensor, torch.clone, fn())
 
 
 def _example(ours: Operator, example_inputs: Any) -> Example:
@@ -350,23 +465,18 @@ def _dtype(op: Any) -> str:
 
 def _cell(op: Any, backend: str, setup: Setup, ours: Operator | None) -> Cell:
     dtype = _dtype(op)
-    own_timing = setup.own is not None
-    facts: dict[str, Any] = {"shape": foreign.shape_text(op.get_x_val(op.example_inputs), op.example_inputs)}
+    facts: dict[str, Any] = {}
     if ours is not None:
         shape = _example(ours, op.example_inputs).shape
-        facts = {
-            "shape": str(shape),
-            "dims": shape.dims,
-            "flops": ours.flops(shape),
-            "min_bytes": ours.min_bytes(shape, dtype),
-        }
+        facts = {"dims": shape.dims, "flops": ours.flops(shape), "min_bytes": ours.min_bytes(shape, dtype)}
     return Cell(
-        operator=setup.own or setup.op,
+        operator=setup.op,
         backend=backend,
+        shape=op.groupbench_name,
         dtype=dtype,
         mode=op.mode.value,
         host="tritonbench",
-        protocol=setup.protocol.label if own_timing else f"tritonbench:{op.tb_args.latency_measure_mode}",
+        protocol=op.groupbench_protocol,
         seed=setup.seed,
         **facts,
     )
@@ -405,56 +515,172 @@ def _tell(setup: Setup, event: Event) -> None:
         file.write(msgspec.json.encode(event) + b"\n")
 
 
+# --- what was asked for -----------------------------------------------------------------------------------------------
+
+
+def _protocol(tb_args: Any, setup: Setup) -> str:
+    """How latency is taken, as a record says it: with the arguments that move it, where they are not the default."""
+    defaults = run_utils.get_parser().parse_args([])
+
+    def given(names: tuple[str, ...]) -> Iterator[str]:
+        for name in names:
+            value = getattr(tb_args, name)
+            if value != getattr(defaults, name):
+                yield name if value is True else f"{name}={value}"
+
+    timer = list(given(TIMER))
+    mode = tb_args.latency_measure_mode
+    if not setup.own:
+        return "+".join([f"tritonbench:{mode}", *timer, *given(LEVEL)])
+    timer += given(("latency_measure_mode",))
+    if timer:
+        flag = timer[0].split("=")[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for TritonBench's own operators: this one has --protocol, --bursts, --samples")
+    return "+".join([setup.protocol.label, *given(LEVEL)])
+
+
+@contextlib.contextmanager
+def _parsed(arguments: list[str] | None) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """(options unlike their defaults, what no parser knew) of an operator's arguments, which it parses for itself."""
+    options: dict[str, Any] = {}
+    unknown = list(arguments or ())
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = real(parser, args, namespace)
+        if args is not None and list(args) == list(arguments or ()):
+            defaults = vars(real(parser, [])[0])
+            options.update({name: value for name, value in vars(found).items() if value != defaults.get(name)})
+            unknown[:] = [text for text in unknown if text in rest]
+        return found, rest
+
+    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[assignment,method-assign]
+    try:
+        yield options, unknown
+    finally:
+        argparse.ArgumentParser.parse_known_args = real  # type: ignore[method-assign]
+
+
+def _check_inputs(op: Any) -> None:
+    """TritonBench passes over an input that there is not."""
+    count = op._available_num_inputs
+    for number in map(int, op.tb_args.input_id.split(",")):
+        if count and not 0 <= number < count:
+            raise UsageError(f"--input-id {number}: there are inputs 0 to {count - 1}")
+
+
+def _check_backends(op: Any, setup: Setup) -> None:
+    """TritonBench passes over backends that it does not know."""
+    known = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
+    there_are = f"there are: {', '.join(known)}"
+    prefixes = op.tb_args.only_match_mode != "exact"
+    only, skip = op._only or [], op._skip or []
+    baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
+    strays = [name for name in [*only, *skip] if name not in known]
+    if prefixes:
+        strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in known)]
+    wrong = [name for name in baselines if name not in known] + (strays if setup.alone else [])
+    _tell(setup, Event(strays=tuple(strays)))
+    if wrong:
+        raise UsageError(f"no backend {wrong[0]!r}; {there_are}")
+    if only and not set(only) - set(strays):
+        raise UsageError(f"none of the backends of --only; {there_are}")
+    if not set(only or known) - set(skip):
+        raise UsageError("--only and --skip leave no backend")
+
+
+def _known_metrics(op: str) -> list[str]:
+    return sorted(triton_op.BUILTIN_METRICS | {*triton_op.REGISTERED_METRICS.get(op, ())})
+
+
 def _check_metrics(setup: Setup, arguments: list[str]) -> None:
-    """End where a metric is asked for that TritonBench has not: it would leave its column blank."""
+    """A metric that TritonBench has not would leave its column blank."""
     asked = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
-    known = triton_op.BUILTIN_METRICS | {*triton_op.REGISTERED_METRICS.get(setup.op, ())}
+    known = _known_metrics(setup.op)
     for name in asked:
         if name not in known:
-            sys.exit(
-                f"TritonBench has no metric {name!r}; it has: {', '.join(sorted(known))}. --host builtin has others, "
+            raise UsageError(
+                f"TritonBench has no metric {name!r}; it has: {', '.join(known)}. --host builtin has others, "
                 "which records hold in any case"
             )
 
 
-def main() -> None:
-    """Run TritonBench on the arguments behind the setup file's name."""
-    setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
-    arguments = sys.argv[2:]
-    name = setup.own or setup.op
-    loaded = [load_plugin(path) for path in setup.plugins] if name not in operator_names() else []
+def _list(setup: Setup, cls: Any) -> None:
+    """Print what there is of an operator of TritonBench's."""
+    op = setup.op
+    if "operators" in setup.lists:
+        modes = "fwd" if cls.FWD_ONLY else "fwd, bwd, fwd_bwd"
+        precision = "its inputs' precision" if cls.DEFAULT_PRECISION == NO_PRECISION else cls.DEFAULT_PRECISION
+        print(f"{op}: TritonBench's; modes {modes}; {precision} unless --precision says another")
+    if "backends" in setup.lists:
+        print(f"{op}:")
+        for name, backend in triton_op.REGISTERED_BENCHMARKS.get(op, {}).items():
+            mark = " (baseline)" if backend.baseline else ""
+            print(f"  {name}{mark}: TritonBench's{'' if backend.enabled else ', not installed here'}")
+    if "metrics" in setup.lists:
+        for name in _known_metrics(op):
+            print(name)
+
+
+def _refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """In place of a page of usage."""
+    raise UsageError(message)
+
+
+def _run(setup: Setup, arguments: list[str]) -> None:
+    """Prepare TritonBench's operator, or ours as one of its own, and run it."""
+    name = setup.op
+    is_ours = name in operator_names()
+    loaded = [] if is_ours else [load_plugin(path) for path in setup.plugins]
     for path, function in zip(setup.plugins, loaded, strict=False):
         if not callable(function):
-            sys.exit(
-                f"plugin {path!r}: {setup.op} is TritonBench's, for which a plugin is a function that registers its "
+            raise UsageError(
+                f"plugin {path!r}: {name} is TritonBench's, for which a plugin is a function that registers its "
                 f"backends with TritonBench: {function!r}"
             )
         function()
-    ours = get_operator(name, setup.plugins).in_mode(setup.mode) if name in operator_names() else None
-    if setup.own is not None:
+    ours = get_operator(name, setup.plugins).in_mode(setup.mode) if is_ours else None
+    if setup.own:
         assert ours is not None
         cls = own_operator(setup, ours)
-        add_backends(cls, setup.op, ours, own=True)
-        add_operator(setup.op, recording(cls, setup, ours))
-    elif not setup.op.startswith("aten::"):
+        add_backends(cls, name, ours, own=True)
+        add_operator(name, recording(cls, setup, ours))
+    elif not name.startswith("aten::"):
         try:
-            module = importlib.import_module(f"{PACKAGE}.{setup.op}")
+            module = importlib.import_module(f"{PACKAGE}.{name}")
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{setup.op}":
+            if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{name}":
                 theirs = ", ".join(sorted(Path(path).name for path in operator_list._list_opbench_paths()))
-                sys.exit(f"no operator {setup.op!r}; there are: {', '.join(operator_names())}; TritonBench's: {theirs}")
-            sys.exit(f"TritonBench's operator {setup.op} does not import here: {describe(error)}")
+                raise UsageError(
+                    f"no operator {name!r}; there are: {', '.join(operator_names())}; TritonBench's: {theirs}"
+                ) from error
+            raise UsageError(f"TritonBench's operator {name} does not import here: {describe(error)}") from error
         base: Any = module.Operator
         if ours is not None:
-            add_backends(base, setup.op, ours)
+            add_backends(base, name, ours)
+        if setup.lists:
+            _list(setup, base)
+            return
         setattr(module, "Operator", recording(base, setup, ours))  # noqa: B010 - a module has no such attribute by type
     _check_metrics(setup, arguments)
     sys.argv = ["run.py", *arguments]
     try:
         run_utils.tritonbench_run(arguments)
     except OSError as error:
-        outputs = [value for flag, value in pairwise(arguments) if flag in ("--output", "--output-json")]
-        sys.exit(f"TritonBench, which writes {' and '.join(['its table', *outputs])}: {describe(error)}")
+        files = [value for flag, value in pairwise(arguments) if flag in ("--output", "--output-json")]
+        wrote = " and ".join(["its table", *files])
+        raise Incomplete(f"TritonBench, which writes {wrote}: {describe(error)}") from error
+
+
+def main() -> None:
+    """Run TritonBench on the arguments behind the setup file's name; what ends it is told in a line."""
+    setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
+    argparse.ArgumentParser.error = _refuse_arguments  # type: ignore[assignment,method-assign]
+    try:
+        _run(setup, sys.argv[2:])
+    except Exception as error:
+        _tell(setup, Event(refused=str(error) if isinstance(error, GroupbenchError) else describe(error)))
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -243,6 +243,22 @@ def crash_last():
     return [Backend("crashes", crashes, "a test", operator="grouped_gemm")]
 
 
+def off_in_tritonbench():
+    """As TritonBench's own --plugin takes it: a backend of an operator of its own that is far off."""
+    from tritonbench.operators.jagged_sum import operator as jagged_sum
+    from tritonbench.operators.sum import operator as sums
+    from tritonbench.utils.triton_op import register_benchmark
+
+    for name, module in (("sum", sums), ("jagged_sum", jagged_sum)):
+        register_benchmark(name, "off", cls=module.Operator)(lambda self, x, *rest: lambda: _off(x))
+
+
+def _off(x):
+    import torch
+
+    return torch.zeros(()) if x.dim() == 1 else torch.zeros(x.shape[0], x.shape[2])
+
+
 def does_not_load():
     raise RuntimeError(os.fsdecode(b"caf\xe9"))
 

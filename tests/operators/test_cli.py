@@ -356,3 +356,21 @@ def test_standard_output_that_takes_no_more(args: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == "tritonbench: No space left on device"
     assert "Traceback" not in done.stderr
     assert done.returncode == 3
+
+
+@pytest.mark.parametrize(("name", "heeded"), [("SIGTERM", True), ("SIGHUP", True), ("SIGHUP", False)])
+def test_what_ends_the_command_is_an_interrupt(name: str, heeded: bool) -> None:
+    """So that what was measured is kept, and no process is left; but for a hangup that nohup has set aside."""
+    code = f"""
+import os, signal, time
+from groupbench.operators import cli
+if not {heeded}:
+    signal.signal(signal.{name}, signal.SIG_IGN)
+def command(**options):
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.1)
+cli.command = command
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130 if heeded else 0, "")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from groupbench.operators.hosts.foreign import compare_outputs, input_dtype, shape_text, tensors
+from groupbench.operators.hosts.foreign import compare_outputs, input_dtype, is_distant, shape_text, tensors
+from groupbench.tracker.record import Accuracy
 
 JAGGED = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
 
@@ -22,6 +23,8 @@ NAMES: dict[str, tuple[Any, Any, str]] = {
     "ragged": (2, (JAGGED, 2, 8, 3), "2 [2x*x8, 2, 8, 3]"),
     "lists": (2, ([torch.ones(2, 3), torch.ones(4, 3)], None), "2 [2x3, 4x3]"),
     "what has no name": (2, (torch.ones(2), print), "2"),
+    "a size twice": (512, (torch.ones(512, 512),), "512 [512x512]"),
+    "of each input": ((8, 8, 8), (torch.ones(8, 8), torch.ones(8, 8)), "(8, 8, 8)"),
     "a scalar among others": (2, (torch.tensor(1.0), torch.ones(3)), "2 [scalar, 3]"),
 }
 
@@ -29,6 +32,31 @@ NAMES: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize(("x_val", "inputs", "text"), NAMES.values(), ids=NAMES)
 def test_name(x_val: Any, inputs: Any, text: str) -> None:
     assert shape_text(x_val, inputs) == text
+
+
+# options: text behind the name (64, 8)
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a flag": ({"causal": True}, " causal"),
+    "a flag that is off": ({"fast": False}, " fast=False"),
+    "in the order of their names": ({"reduce_dim": 0, "input_dim": 2}, " input_dim=2,reduce_dim=0"),
+    "a size that is said": ({"M": 64, "n_heads": 8}, ""),
+    "one that is not": ({"M": 64, "n_heads": 4}, " n_heads=4"),
+    "a number that is no size": ({"window_size": 8}, " window_size=8"),
+    "several sizes": ({"seq_len": [8, 64], "batch": [8, 9]}, " batch=8|9"),
+    "what chooses inputs": ({"shapes": "64,8", "llama": True}, ""),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), OPTIONS.values(), ids=OPTIONS)
+def test_options(options: dict[str, Any], text: str) -> None:
+    assert shape_text((64, 8), (torch.ones(64, 8),), options) == f"(64, 8){text}"
+
+
+def test_what_is_distant() -> None:
+    assert not is_distant(Accuracy(rms=1e-3), "fp16")
+    assert is_distant(Accuracy(rms=2e-2), "fp16")
+    assert is_distant(Accuracy(rms=1e-3), "fp32")
+    assert is_distant(Accuracy(), "bf16"), "its error is no number"
 
 
 def test_two_problems_of_one_x_val_have_two_names() -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from groupbench.operators.errors import Incomplete, UsageError
+from groupbench.operators.errors import GroupbenchError, Incomplete, UsageError
 from groupbench.operators.executor import Machine
 from groupbench.operators.hosts import tritonbench
 from groupbench.operators.hosts.journal import Setup
@@ -55,7 +56,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., lis
             return real([sys.executable, str(path), command[3]], journal, timeout_s)
 
         monkeypatch.setattr(tritonbench, "_Follower", follower)
-        for record in tritonbench._operator_records(Setup(op="o", own=None), [], MACHINE, RUN, timeout_s):
+        for record in tritonbench._operator_records(Setup(op="o"), [], MACHINE, RUN, timeout_s, []):
             found.append(record)
         return found
 
@@ -128,6 +129,119 @@ def test_silence_is_a_timeout(follow: Callable[..., list[Record]]) -> None:
 def test_an_end_before_anything_is_a_usage_error(follow: Callable[..., list[Record]]) -> None:
     with pytest.raises(UsageError, match="exit code 2 before"):
         follow("sys.exit(2)")
+
+
+def test_a_refusal_is_told_in_its_words(follow: Callable[..., list[Record]]) -> None:
+    with pytest.raises(UsageError, match=r"^no backend 'x'$"):
+        follow("tell(refused=\"no backend 'x'\")\nsys.exit(2)")
+
+
+def test_what_ends_it_between_cells_is_told(follow: Callable[..., list[Record]]) -> None:
+    with pytest.raises(Incomplete, match=r"^TritonBench ended after 1 cell: ValueError: why$"):
+        follow("begin('a')\nfinish('a')\ntell(refused='ValueError: why')")
+
+
+def test_an_interrupt_records_the_cell_and_says_what_is_left(
+    follow: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        polls.append(seconds)
+        if follow.found and len(polls) > 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    polls: list[float] = []
+    monkeypatch.setattr(tritonbench, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
+    with pytest.raises(KeyboardInterrupt, match=r"^input 0 was not finished, and 3 inputs not begun$"):
+        follow("begin('a')\nfinish('a')\ntell(backend='b', begun=cell('b'), left=3)\ntime.sleep(3600)")
+    found = follow.found  # type: ignore[attr-defined]
+    assert told(found) == [("a", "ok"), ("b", "skipped")]
+    assert found[1].message == "interrupted before it was measured"
+
+
+# What operators end with, None where they are measured, and the backends that they have not: what is told, and raised.
+ENDS: dict[str, tuple[Any, list[str], str | None]] = {
+    "well": (((None, {"x"}), (None, set())), [], None),
+    "one": (((UsageError("why"), set()), (None, set())), ["o0: why"], None),
+    "several": (((UsageError("y"), set()), (None, set()), (Incomplete("n"), set())), ["o0: y", "o2: n"], None),
+    "all": (((UsageError("y"), set()), (Incomplete("n"), set())), [], "o0: y; o1: n"),
+    "a backend": (((None, {"x", "y"}), (None, {"y"})), ["no operator that was asked for has a backend 'y'"], None),
+    "interrupted": (
+        ((UsageError("y"), set()), (KeyboardInterrupt("3 left"), set()), (None, set())),
+        ["o0: y", "interrupted: o1: 3 left", "not begun: o2"],
+        "3 left",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ends", "failures", "raised"), ENDS.values(), ids=ENDS)
+def test_what_one_operator_ends_with_is_told_after_the_others(
+    ends: Any, failures: list[str], raised: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = iter(ends)
+
+    def records(*args: Any) -> Iterator[str]:
+        failure, unknown = next(rest)
+        args[-1].append(unknown)
+        if failure is not None:
+            raise failure
+        yield "record"
+
+    monkeypatch.setattr(tritonbench, "_operator_records", records)
+    setups = [(Setup(op=f"o{number}"), []) for number, _ in enumerate(ends)]
+    said: list[str] = []
+    run = tritonbench._records(setups, MACHINE, RUN, 1, said)
+    if raised is None:
+        assert list(run) == ["record"] * sum(failure is None for failure, _ in ends)
+    else:
+        with pytest.raises((GroupbenchError, KeyboardInterrupt), match=raised):
+            list(run)
+    assert said == failures
+
+
+OPTIONS: dict[str, Any] = {
+    "ops": ("sum",),
+    "rest": (),
+    "mode": "fwd",
+    "input_id": (),
+    "num_inputs": None,
+    "cudagraph": False,
+    "output": None,
+    "output_json": None,
+}
+
+# What the command line says, and what of it TritonBench is to have.
+UNDERSTOOD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a flag for a mode": ({"rest": ("--bwd", "--causal")}, {"mode": "bwd", "rest": ["--causal"]}),
+    "several": ({"rest": ("--fwd-no-grad", "--bwd"), "mode": "fwd_bwd"}, {"mode": "fwd_no_grad", "rest": []}),
+    "an operator twice": ({"ops": ("sum", "gemm", "sum")}, {"ops": ("sum", "gemm")}),
+    "inputs in any order": ({"input_id": ("3", "0", "3")}, {"input_id": ("0", "3")}),
+}
+
+
+@pytest.mark.parametrize(("given", "understood"), UNDERSTOOD.values(), ids=UNDERSTOOD)
+def test_options_as_tritonbench_has_them(given: dict[str, Any], understood: dict[str, Any]) -> None:
+    found = tritonbench._understood(OPTIONS | given, "cpu")
+    assert {name: found[name] for name in understood} == understood
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "its own processes": ({"rest": ("--isolate",)}, "--isolate does not go with records: each operator has a process"),
+    "an A/B": ({"rest": ("--side-a=--bwd",)}, "--side-a does not go with records: "),
+    "graphs on a CPU": ({"cudagraph": True}, "there are no CUDA graphs on a CPU"),
+    "a file of two": ({"ops": ("sum", "gemm"), "output_json": "x"}, "--output-json is one operator's on TritonBench"),
+    "a number that is none": ({"input_id": ("x",)}, "--input-id 'x' is no number"),
+    "inputs twice": ({"input_id": ("1", "2"), "num_inputs": 1}, "goes with at most one --input-id"),
+    "our timing": ({"given": ["device", "idle"]}, "--idle is of groupbench's own operators, and sum is TritonBench's"),
+    "our suites": ({"suites": ("smoke",)}, "sum is not an operator of groupbench"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), REFUSED.values(), ids=REFUSED)
+def test_refused(given: dict[str, Any], says: str) -> None:
+    options = OPTIONS | {"suites": (), "given": [], "plugins": ()} | given
+    with pytest.raises(UsageError, match=says):
+        tritonbench._setups(tritonbench._understood(options, "cpu"), "cpu")
 
 
 def test_an_end_between_cells_is_no_pass(follow: Callable[..., list[Record]]) -> None:
