@@ -453,7 +453,10 @@ LOGS = {
 
 
 @pytest.mark.parametrize(("log", "told"), LOGS.values(), ids=LOGS)
-def test_of_a_death_the_backends_own_line_is_told(log: str, told: str) -> None:
+def test_of_a_death_the_backends_own_line_is_told(
+    log: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # files below the current folder are named from there
     assert worker.last_words(log) == told
 
 
