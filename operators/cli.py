@@ -341,6 +341,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _interrupt)
+    for stream in (sys.stdout, sys.stderr):  # a terminal without ± shows ?, and does not fail
+        with suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         command(prog_name="tritonbench", standalone_mode=False)
     except click.ClickException as error:

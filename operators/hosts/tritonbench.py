@@ -112,7 +112,7 @@ def _records(
     So does a backend that no operator has, and what an interrupt left.
     """
     caught: list[Incomplete | UsageError] = []
-    strays: list[set[str]] = []
+    strays: dict[str, set[str]] = {}  # of operators that came so far
     measured = False
     for number, (setup, arguments) in enumerate(setups):
         try:
@@ -126,7 +126,8 @@ def _records(
             failures += [*map(str, caught), f"interrupted: {setup.op}: {interrupt}"]
             failures += [f"not begun: {later}"] if later else []
             raise
-    for name in sorted(set.intersection(*strays)) if strays and len(setups) > 1 else ():
+    nowhere = set.intersection(*strays.values()) if len(strays) == len(setups) > 1 else set()
+    for name in sorted(nowhere):
         caught.append(UsageError(f"no operator that was asked for has a backend {name!r}"))
     if caught and not measured:
         raise type(caught[0])("; ".join(map(str, caught)))
@@ -207,9 +208,8 @@ def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
     """TritonBench's command line."""
     own = setup.own
     arguments = ["--op", setup.op, "--device", device, "--mode", options["mode"]]
-    precision = options["precision"] or (
-        default_dtypes(get_operator(setup.op), device) if own and device == "cpu" else ()
-    )
+    usual = default_dtypes(get_operator(setup.op), device) if own and device == "cpu" else ()
+    precision = options["precision"] or usual
     if len(precision) > 1:
         raise UsageError("TritonBench takes one --precision at a time")
     texts = {
@@ -236,7 +236,7 @@ def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
 
 
 def _operator_records(
-    setup: Setup, arguments: list[str], machine: Machine, run: Run, timeout_s: float, strays: list[set[str]]
+    setup: Setup, arguments: list[str], machine: Machine, run: Run, timeout_s: float, strays: dict[str, set[str]]
 ) -> Iterator[Record]:
     """Records of one operator's cells, over as many processes as it takes; backends that it has not go to `strays`."""
     finished: list[Finished] = []
@@ -248,7 +248,7 @@ def _operator_records(
             try:
                 for event in follower.events():
                     if event.strays is not None:
-                        strays.append(set(event.strays))
+                        strays[setup.op] = set(event.strays)
                     if event.cell is not None:
                         finished.append(Finished(event.input_id, event.backend, event.metrics, event.message))
                         yield _record(event, machine, run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUMMED = 1 << 24
+SUMMED = 1 << 22
 """Elements that are summed at once."""
 MIXING = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
 """Of Steele and others' SplitMix64 (2014): places become weights that add up to no others."""
@@ -30,14 +30,14 @@ class Given:
         self._names: dict[int, str] = {}
         self._memory: dict[int, Tensor] = {}
         for name, tensor in named_tensors(inputs):
-            at = tensor.untyped_storage().data_ptr()
+            at = _address(tensor)
             if at and at not in self._names:
                 self._names[at], self._memory[at] = name, tensor
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
         """Names of the inputs whose memory any of the outputs lies in."""
-        found = {out.untyped_storage().data_ptr() for out in outputs}
+        found = {_address(out) for out in outputs}
         return [name for at, name in self._names.items() if at in found]
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
@@ -56,7 +56,7 @@ def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield name or "x", inputs
         return
     parts: Iterable[tuple[str, Any]] = ()
-    if dataclasses.is_dataclass(inputs):
+    if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
         parts = ((f"{name}.{field.name}", getattr(inputs, field.name)) for field in dataclasses.fields(inputs))
     elif isinstance(inputs, Mapping):
         parts = ((f"{name}[{key!r}]", value) for key, value in inputs.items())
@@ -77,7 +77,16 @@ def place_sums(bits: Tensor) -> list[int]:
     weights = torch.arange(1, 1 + (len(parts[0]) if parts else 0), device=bits.device)
     for shift, factor in MIXING:
         weights = (weights ^ (weights >> shift)) * factor
-    return [int((part * weights[: len(part)]).sum().item()) for part in parts]
+    found: list[int] = torch.stack([(part * weights[: len(part)]).sum() for part in parts]).tolist()
+    return found
+
+
+def _address(tensor: Tensor) -> int:
+    """Of what it lies in; 0 where it has no memory of its own, as a sparse or a nested one."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _memory_sums(tensor: Tensor) -> list[int]:

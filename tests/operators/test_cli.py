@@ -358,6 +358,15 @@ def test_standard_output_that_takes_no_more(args: list[str]) -> None:
     assert done.returncode == 3
 
 
+def test_a_terminal_of_few_letters() -> None:
+    """It is told ? where it has no ±, and no result is called wrong."""
+    command = [sys.executable, "-m", "groupbench.operators", "--op", "vector_add", "--shapes", "N=5", *FAST]
+    ascii_alone = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--only", "torch"], capture_output=True, text=True, env=ascii_alone)
+    assert done.returncode == 0, done.stderr
+    assert "1 cell: 1 ok" in done.stdout
+
+
 @pytest.mark.parametrize(("name", "heeded"), [("SIGTERM", True), ("SIGHUP", True), ("SIGHUP", False)])
 def test_what_ends_the_command_is_an_interrupt(name: str, heeded: bool) -> None:
     """So that what was measured is kept, and no process is left; but for a hangup that nohup has set aside."""

@@ -72,6 +72,14 @@ def test_a_change_is_told_by_the_inputs_names(
     assert before.misuse() == told
 
 
+def test_what_has_no_memory_of_its_own_is_passed_over() -> None:
+    values = torch.eye(4)
+    before = Given([values.to_sparse(), Nested, torch.ones(3, device="meta"), values])
+    assert before.misuse() is None
+    values.zero_()
+    assert before.misuse() == "the backend changed its input [3]"
+
+
 def test_an_input_that_needs_a_gradient_is_looked_at_and_left_alone() -> None:
     x = torch.ones(3, requires_grad=True)
     before = Given([x])

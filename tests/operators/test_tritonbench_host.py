@@ -241,6 +241,14 @@ def test_a_backend_that_no_operator_has(measured: Callable[..., Any]) -> None:
     assert done.stderr.splitlines()[-1] == "tritonbench: no operator that was asked for has a backend 'summ'"
 
 
+def test_what_an_operator_that_does_not_start_has_nobody_knows(measured: Callable[..., Any]) -> None:
+    done, found = measured("--op", "nosuchop,sum", "--only", "torch_sum,theirs", "--num-inputs", "1", *HOST)
+    assert [r.cell.backend for r in found] == ["torch_sum"]
+    assert done.returncode == 3
+    assert "no operator 'nosuchop'" in done.stderr
+    assert "has a backend" not in done.stderr
+
+
 def test_operators_of_ours_take_their_own_of_only(measured: Callable[..., Any]) -> None:
     args = ("--op", "grouped_gemm,vector_add", "--suite", "smoke", "--num-inputs", "1", "--only", "torch_loop,torch")
     done, found = measured(*args, *ON_CPU)

@@ -170,5 +170,6 @@ def test_a_text_is_folded_whole(text: str, width: int) -> None:
 def test_a_text_is_folded_at_blanks_and_commas() -> None:
     assert folded("1 point off the level before", 15) == ["1 point off the", "level before"]
     assert folded("G=4,M_g=1024,N=1024", 15) == ["G=4,M_g=1024,", "N=1024"]
+    assert folded("abc", 0) == ["a", "b", "c", ""]  # a terminal that says it has no columns
     assert folded("x" * 20, 15) == ["x" * 15, "x" * 5]
     assert folded("", 15) == [""]

@@ -99,7 +99,7 @@ def folded(text: str, width: int) -> list[str]:
     """Lines of at most `width`, broken after a blank or a comma where one comes late enough."""
     lines = []
     while cell_len(text) > width:
-        end = min(len(text), width)
+        end = max(1, min(len(text), width))
         while end > 1 and cell_len(text[:end]) > width:
             end -= 1
         after = 1 + max(text.rfind(" ", 0, end + 1), *(text.rfind(mark, 0, end) for mark in ",;|"))
