@@ -159,13 +159,15 @@ def test_an_interrupt_records_the_cell_and_says_what_is_left(
     assert found[1].message == "interrupted before it was measured"
 
 
-# What operators end with, None where they are measured, and the backends that they have not: what is told, and raised.
+# What operators end with, None where they are measured, and the backends that they have not, None where nobody knows:
+# what is told, and raised.
 ENDS: dict[str, tuple[Any, list[str], str | None]] = {
     "well": (((None, {"x"}), (None, set())), [], None),
     "one": (((UsageError("why"), set()), (None, set())), ["o0: why"], None),
     "several": (((UsageError("y"), set()), (None, set()), (Incomplete("n"), set())), ["o0: y", "o2: n"], None),
     "all": (((UsageError("y"), set()), (Incomplete("n"), set())), [], "o0: y; o1: n"),
     "a backend": (((None, {"x", "y"}), (None, {"y"})), ["no operator that was asked for has a backend 'y'"], None),
+    "a backend of who knows whom": (((UsageError("why"), None), (None, {"y"})), ["o0: why"], None),
     "interrupted": (
         ((UsageError("y"), set()), (KeyboardInterrupt("3 left"), set()), (None, set())),
         ["o0: y", "interrupted: o1: 3 left", "not begun: o2"],
@@ -180,9 +182,10 @@ def test_what_one_operator_ends_with_is_told_after_the_others(
 ) -> None:
     rest = iter(ends)
 
-    def records(*args: Any) -> Iterator[str]:
+    def records(setup: Setup, *args: Any) -> Iterator[str]:
         failure, unknown = next(rest)
-        args[-1].append(unknown)
+        if unknown is not None:
+            args[-1][setup.op] = unknown
         if failure is not None:
             raise failure
         yield "record"
