@@ -259,11 +259,11 @@ def _session(options: dict[str, Any]) -> Any:
     if unknown and not _picks_tritonbench(options):
         raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.METRICS)}")
     if options["plot"] is not None:
-        from groupbench.tracker import drawing
+        from groupbench.tracker import plots
 
         try:
-            drawing.check(options["plot"])
-        except drawing.DrawError as error:
+            plots.check(options["plot"])
+        except plots.DrawError as error:
             raise UsageError(str(error)) from error
     return Session(
         records_path=options["records"],

@@ -15,21 +15,21 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from groupbench.operators.canary import CANARY
+from groupbench.operators.catalog.canary import CANARY
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.catalog.grouped_gemm_bias_add_permute import GROUPED_GEMM_BIAS_ADD_PERMUTE
+from groupbench.operators.catalog.grouped_gemm_dgrad import GROUPED_GEMM_DGRAD
+from groupbench.operators.catalog.grouped_gemm_fp8 import GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE
+from groupbench.operators.catalog.grouped_gemm_wgrad import GROUPED_GEMM_WGRAD
+from groupbench.operators.catalog.matmul_outer_k import MATMUL_OUTER_K
+from groupbench.operators.catalog.moe_layer import MOE_LAYER
+from groupbench.operators.catalog.moe_permute import MOE_PERMUTE
+from groupbench.operators.catalog.moe_unpermute import MOE_UNPERMUTE
+from groupbench.operators.catalog.quantize_fp8 import QUANTIZE_FP8
+from groupbench.operators.catalog.split_k_matmul import SPLIT_K_MATMUL
+from groupbench.operators.catalog.vector_add import VECTOR_ADD
 from groupbench.operators.errors import UsageError
-from groupbench.operators.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.grouped_gemm_bias_add_permute import GROUPED_GEMM_BIAS_ADD_PERMUTE
-from groupbench.operators.grouped_gemm_dgrad import GROUPED_GEMM_DGRAD
-from groupbench.operators.grouped_gemm_fp8 import GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE
-from groupbench.operators.grouped_gemm_wgrad import GROUPED_GEMM_WGRAD
-from groupbench.operators.matmul_outer_k import MATMUL_OUTER_K
-from groupbench.operators.moe_layer import MOE_LAYER
-from groupbench.operators.moe_permute import MOE_PERMUTE
-from groupbench.operators.moe_unpermute import MOE_UNPERMUTE
 from groupbench.operators.operator import KINDS, Backend, Operator
-from groupbench.operators.quantize_fp8 import QUANTIZE_FP8
-from groupbench.operators.split_k_matmul import SPLIT_K_MATMUL
-from groupbench.operators.vector_add import VECTOR_ADD
 
 OPERATORS: tuple[Operator, ...] = (
     GROUPED_GEMM,

@@ -146,12 +146,12 @@ class Session:
 
     def _draw(self, where: str) -> None:
         """A file that could not be written is told, and does not undo what was measured."""
-        from groupbench.tracker import drawing
+        from groupbench.tracker import plots
 
         out = sys.stderr if self.csv else sys.stdout
         try:
-            drawing.draw(table.panels(self.records, self.metrics[0], self.baseline), where, out)
-        except drawing.DrawError as error:
+            plots.draw(table.panels(self.records, self.metrics[0], self.baseline), where, out)
+        except plots.DrawError as error:
             print(f"tritonbench: {error}", file=sys.stderr)
         if where:
             self.say(f"plot: {where}")

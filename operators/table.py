@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from groupbench.tracker.drawing import Comparison, Row
+from groupbench.tracker.plots import Comparison, Row
 from groupbench.tracker.record import Latency, Record
 
 if TYPE_CHECKING:

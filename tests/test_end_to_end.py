@@ -12,7 +12,7 @@ import pytest
 
 PLUGIN = """
 import time
-from groupbench.operators.grouped_gemm import prepare_torch_loop
+from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
 from groupbench.operators.operator import Backend
 
 def wrong(inputs):

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from groupbench.tracker import filters, listing, query
-from groupbench.tracker.compare import Comparison, compare
-from groupbench.tracker.history import history
-from groupbench.tracker.rows import (
+from groupbench.tracker.compare.comparison import Comparison, compare
+from groupbench.tracker.query import filters, listing, points
+from groupbench.tracker.query.history import history
+from groupbench.tracker.query.rows import (
     CommitSummary,
     EnvironmentSummary,
     Filter,
@@ -31,12 +31,12 @@ from groupbench.tracker.rows import (
     RunSummary,
     SeriesSummary,
 )
-from groupbench.tracker.store import Store, open_store
+from groupbench.tracker.store.engine import Store, open_store
 
 if TYPE_CHECKING:
-    from groupbench.tracker.alerts import AlertRow
-    from groupbench.tracker.readonly import Answer
-    from groupbench.tracker.verdicts import Gate
+    from groupbench.tracker.judge.alerts import AlertRow
+    from groupbench.tracker.judge.verdicts import Gate
+    from groupbench.tracker.store.sql import Answer
 
 Words = str | Iterable[str]
 """One word, or several as alternatives."""
@@ -118,7 +118,7 @@ class Tracker:
     ) -> Rows[RunSummary]:
         """The newest runs first. `slice_` is of branch, commit and commits."""
         with self._store.read() as session:
-            return Rows(RunSummary, query.runs(session, limit, _filter(slice_, since, until)))
+            return Rows(RunSummary, points.runs(session, limit, _filter(slice_, since, until)))
 
     def commits(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
@@ -137,33 +137,33 @@ class Tracker:
     def point(self, id: str) -> PointDetail:
         """Everything of one point, samples included; its id is `row.point.id` of a history."""
         with self._store.read() as session:
-            return query.find_point(session, id)
+            return points.find_point(session, id)
 
     def run(self, id: str) -> Rows[PointRow]:
         """The points of the run whose id starts like this."""
         with self._store.read() as session:
-            return Rows(PointRow, query.points_of_run(session, query.find_run(session, id)))
+            return Rows(PointRow, points.points_of_run(session, points.find_run(session, id)))
 
     def gate(
         self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
     ) -> Gate:
         """The verdict on the newest run, or on the one whose id starts like this. Only reads."""
-        from groupbench.tracker.gate import judge_run
+        from groupbench.tracker.judge.gate import judge_run
 
         with self._store.read() as session:
-            found = query.find_run(session, run)
+            found = points.find_run(session, run)
             return judge_run(session, found, window=window, min_effect=min_effect, strict=strict)
 
     def alerts(self, *, all: bool = False) -> Rows[AlertRow]:
         """The alerts that are open; with `all` closed ones, too."""
-        from groupbench.tracker import alerts
+        from groupbench.tracker.judge import alerts
 
         with self._store.read() as session:
             return Rows(alerts.AlertRow, alerts.find(session, states=None if all else alerts.OPEN))
 
     def sql(self, statement: str, params: Mapping[str, str] | None = None) -> Answer:
         """One statement of your own, which can only read."""
-        from groupbench.tracker.readonly import ask
+        from groupbench.tracker.store.sql import ask
 
         return ask(self._location, statement, params)
 

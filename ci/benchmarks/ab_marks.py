@@ -28,9 +28,9 @@ from typing import Any
 import ab_noise
 import numpy as np
 
-from groupbench.tracker.ab import AbCell, Bench, Side, rule_for
-from groupbench.tracker.ab_result import REFRESH_BLOCKS
-from groupbench.tracker.calibrate import CELLS
+from groupbench.tracker.ab.bench import AbCell, Bench, Side, rule_for
+from groupbench.tracker.ab.calibrate import CELLS
+from groupbench.tracker.ab.result import REFRESH_BLOCKS
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
 ROOT = Path(__file__).resolve().parents[2]

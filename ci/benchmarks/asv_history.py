@@ -20,8 +20,8 @@ MACHINE = "gpu-01"
 def write(store: Path, folder: Path) -> None:
     from sqlalchemy import select
 
-    from groupbench.tracker.schema import Commit, Point, Run
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.schema import Commit, Point, Run
 
     half = folder.with_name(folder.name + ".half")
     machine = half / MACHINE

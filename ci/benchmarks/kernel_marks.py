@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from groupbench.operators.catalog.shapes import SUITES
 from groupbench.operators.registry import get_operator
-from groupbench.operators.shapes import SUITES
 from groupbench.tracker.record import Record, RecordError, read
 
 BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from sqlalchemy import insert, select
 
-from groupbench.tracker import schema
-from groupbench.tracker.ingest import ingest
-from groupbench.tracker.points import point_values, series_identity
 from groupbench.tracker.record import Record, encode
-from groupbench.tracker.store import Store, open_store
+from groupbench.tracker.store import schema
+from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.store.ingest import ingest
+from groupbench.tracker.store.points import point_values, series_identity
 
 BURSTS, SAMPLES = 4, 10
 FIRST = datetime(2024, 1, 1, 3, tzinfo=UTC)
@@ -198,8 +198,8 @@ def _repeat_night(store: Store, night: int, like: int, series: int) -> None:
 def _rows(store: Store, session: Any, run: int, like: int, night: int) -> list[dict[str, Any]]:
     """The points of an earlier run, in the environment of `night`: their hash holds it."""
     from groupbench.tracker.environment import digest, environment_identity
-    from groupbench.tracker.export import numbered_records
     from groupbench.tracker.record import Environment
+    from groupbench.tracker.store.records import numbered_records
 
     facts = msgspec.convert(environment(night), Environment)
     content = digest(facts)

@@ -180,9 +180,9 @@ def asv_mark(given: argparse.Namespace) -> Rows:
 
 
 def history_step(given: argparse.Namespace) -> dict[str, Any]:
-    from groupbench.tracker.history import history
-    from groupbench.tracker.rows import Filter
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.query.history import history
+    from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.store.engine import open_store
 
     def once(number: int) -> float:
         cell = nights.cell(number)
@@ -198,8 +198,8 @@ def history_step(given: argparse.Namespace) -> dict[str, Any]:
 
 def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
     def step(given: argparse.Namespace) -> dict[str, Any]:
-        from groupbench.tracker.recent import recent_points
-        from groupbench.tracker.store import open_store
+        from groupbench.tracker.judge.recent import recent_points
+        from groupbench.tracker.store.engine import open_store
 
         with open_store(_big(given), create=False) as store, store.read() as session:
             began = time.perf_counter()
@@ -213,9 +213,9 @@ def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
 
 
 def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
-    from groupbench.tracker.history import history
-    from groupbench.tracker.rows import Filter
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.query.history import history
+    from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.store.engine import open_store
 
     cell = nights.cell(asv_history.ONE)
     where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})

@@ -104,7 +104,7 @@ def test_a_night_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workfl
 
 SLOW = """
 import pathlib, time
-from groupbench.operators.grouped_gemm import prepare_torch_loop
+from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
 from groupbench.operators.operator import Backend
 
 def prepare(inputs):

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
+from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.grouped_gemm import prepare_torch_loop
 from groupbench.operators.operator import Backend
 
 

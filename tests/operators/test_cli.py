@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from groupbench.operators import cli, table
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.grouped_gemm import GROUPED_GEMM
 from groupbench.tracker.record import read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

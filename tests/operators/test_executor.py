@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from groupbench.operators import executor
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.measure import worker
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol

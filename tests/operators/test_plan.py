@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from groupbench.operators import plan, shapes
+from groupbench.operators import plan
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import UsageError
-from groupbench.operators.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.hosts import builtin
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.plan import Selection, jobs, read_plan

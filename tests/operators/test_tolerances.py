@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.operators.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 
 ROUNDOFF = {"bf16": 2**-8, "fp16": 2**-11, "fp32": 2**-24}

@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.record import Record, encode
-from groupbench.tracker.store import Store, open_store
+from groupbench.tracker.store.engine import Store, open_store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -76,7 +76,7 @@ def build(night: int = 0, ms: float | None = 1.0, **given: Any) -> Record:
 @pytest.fixture(autouse=True)
 def late_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every night that tests make up is past, whatever this machine's clock says."""
-    monkeypatch.setattr("groupbench.tracker.ingest.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr("groupbench.tracker.store.ingest.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture

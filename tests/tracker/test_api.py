@@ -12,7 +12,7 @@ import pytest
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.errors import QueryError, StoreError
-from groupbench.tracker.rows import (
+from groupbench.tracker.query.rows import (
     CommitSummary,
     EnvironmentSummary,
     HistoryRow,

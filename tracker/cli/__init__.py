@@ -120,7 +120,7 @@ class LazyGroup(click.Group):
 
 
 def _say(message: str, code: int) -> int:
-    from groupbench.tracker.wording import printable
+    from groupbench.tracker.text.wording import printable
 
     with suppress(OSError):
         click.echo(f"groupbench: {printable(message)}", err=True)

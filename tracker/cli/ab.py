@@ -11,10 +11,10 @@ import click
 
 from groupbench.tracker.cli.options import Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import counted, milliseconds
+from groupbench.tracker.text.wording import counted, milliseconds
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab import AbCell, AbResult
+    from groupbench.tracker.ab.bench import AbCell, AbResult
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that a comparison of like sides takes, for a first guess at how long all will."""
@@ -119,7 +119,7 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
     2  usage
     3  something failed or was not resolved within its budget
     """
-    from groupbench.tracker.ab import Bench, RecordsError, exit_code, open_sides
+    from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code, open_sides
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
     _check_records(given["records"])
@@ -204,7 +204,7 @@ def _check_records(path: Path | None) -> None:
 
 
 def _show(results: list[AbResult], form: Format | None) -> None:
-    from groupbench.tracker.ab import as_json
+    from groupbench.tracker.ab.bench import as_json
 
     if form == "json":
         write_json([as_json(result) for result in results])
@@ -240,7 +240,7 @@ def progress_line() -> Callable[[str], None]:
     """Says where it stands: on a terminal in one line that is overwritten, elsewhere once a cell."""
     import sys
 
-    from groupbench.tracker.wording import printable
+    from groupbench.tracker.text.wording import printable
 
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)

@@ -11,10 +11,10 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.wording import commit_text, date, printable, signed_percent
+from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
 
 if TYPE_CHECKING:
-    from groupbench.tracker.alerts import AlertRow
+    from groupbench.tracker.judge.alerts import AlertRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,8 +62,8 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
 
     `gate --update` opens and closes them. JSON and CSV have one entry for each alert, with every event.
     """
-    from groupbench.tracker import alerts as stored
-    from groupbench.tracker.alerts import AlertRow
+    from groupbench.tracker.judge import alerts as stored
+    from groupbench.tracker.judge.alerts import AlertRow
 
     with reading(db) as session:
         found = stored.find(session, states=None if everything else stored.OPEN)
@@ -121,7 +121,7 @@ def _who(command: F) -> F:
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], reason: str | None, who: str | None) -> None:
     """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict."""
-    from groupbench.tracker import alert_moves
+    from groupbench.tracker.judge import alert_moves
 
     _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
 
@@ -138,7 +138,7 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
     With --until they return to new when the date has come, or when the commit or one after it is measured. A wrong
     result can be no expected level.
     """
-    from groupbench.tracker import alert_moves
+    from groupbench.tracker.judge import alert_moves
 
     _change(db, lambda session: alert_moves.expect(session, ids, until, _person(who), reason, _now()))
 
@@ -152,13 +152,13 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
 @click.pass_obj
 def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:
     """Close alerts. One that is fixed reopens when the gate sees the change again."""
-    from groupbench.tracker import alert_moves
+    from groupbench.tracker.judge import alert_moves
 
     _change(db, lambda session: alert_moves.close(session, ids, state, _person(who), reason, _now()))
 
 
 def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
 
     with open_store(db, create=False) as store, store.write() as session:
         changed = change(session)
@@ -171,6 +171,6 @@ def _now() -> datetime:
 
 
 def _person(given: str | None) -> str:
-    from groupbench.tracker.gitinfo import user
+    from groupbench.tracker.git import user
 
     return given or user() or os.environ.get("USER") or "unknown"

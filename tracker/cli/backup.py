@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from groupbench.tracker.wording import printable
+from groupbench.tracker.text.wording import printable
 
 
 @click.command()
@@ -17,8 +17,8 @@ def backup(db: str, file: Path) -> None:
 
     The copy is one file that holds one state of the database. For PostgreSQL use pg_dump.
     """
-    from groupbench.tracker import maintenance
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store import maintenance
+    from groupbench.tracker.store.engine import open_store
 
     with open_store(db, create=False) as store:
         size = maintenance.backup(store, file)

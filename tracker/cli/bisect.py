@@ -9,12 +9,12 @@ import click
 
 from groupbench.tracker.cli.options import Percent, min_effect_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.bisect import Finding, Question
-    from groupbench.tracker.bisect_hunt import History
-    from groupbench.tracker.bisect_log import Header
+    from groupbench.tracker.bisect.hunt import History
+    from groupbench.tracker.bisect.log import Header
+    from groupbench.tracker.bisect.search import Finding, Question
 
 COLUMNS = (
     Column("commit", "hash"),
@@ -99,9 +99,11 @@ def bisect(
     2  usage
     3  not decided: unknown, an end fails, or only narrowed to several commits
     """
-    from groupbench.tracker import bisect_git, bisect_log, bisect_report, bisect_run
-    from groupbench.tracker.bisect import Trace
-    from groupbench.tracker.bisect_hunt import hunt
+    from groupbench.tracker.bisect import drive, report
+    from groupbench.tracker.bisect import history as bisect_git
+    from groupbench.tracker.bisect import log as bisect_log
+    from groupbench.tracker.bisect.hunt import hunt
+    from groupbench.tracker.bisect.search import Trace
 
     repository = bisect_git.folder_of(repo)
     folder = bisect_git.log_folder(repository)
@@ -118,25 +120,25 @@ def bisect(
     said = iter(range(1, 1_000_000))
 
     def tell(question: Question, finding: Finding) -> None:
-        say(bisect_report.step_line(question, finding, history, header.metric, next(said)))
+        say(report.step_line(question, finding, history, header.metric, next(said)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
-    with bisect_run.open_comparator(repository, header) as comparator:
+    with drive.open_comparator(repository, header) as comparator:
         say(_plan(history, header, path))
-        hunting = hunt(history, bisect_run.settings_of(header), trace)
+        hunting = hunt(history, drive.settings_of(header), trace)
         try:
-            answer = bisect_run.drive(hunting, comparator, log, tell)
+            answer = drive.drive(hunting, comparator, log, tell)
         except KeyboardInterrupt:
             say("interrupted; `groupbench bisect --resume` goes on")
             raise
     _write(form, header, answer, history, trace, path)
-    context.exit(bisect_report.exit_code(answer))
+    context.exit(report.exit_code(answer))
 
 
 def _header(context: click.Context, repository: Path, good: str, bad: str, given: dict[str, Any]) -> Header:
     """What is to be searched, with every default filled in: the log says it, and refuses anything else."""
-    from groupbench.tracker import bisect_git
-    from groupbench.tracker.bisect_log import Header
+    from groupbench.tracker.bisect import history as bisect_git
+    from groupbench.tracker.bisect.log import Header
 
     cell = _cell_of_series(context, given) if given["series"] else _cell_of_options(context, given)
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
@@ -158,16 +160,16 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
 
 def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
     """The cell of a stored series: `12` as `series` lists it, or `12.3`, a point of it as `history --ids` does."""
-    from groupbench.tracker import query
     from groupbench.tracker.errors import QueryError
-    from groupbench.tracker.rows import Filter
+    from groupbench.tracker.query import points
+    from groupbench.tracker.query.rows import Filter
 
     also = [name for name in _CELL if given[name] is not None]
     if also:
         raise click.UsageError(f"--series says what is measured; it does not go with --{also[0]}", context)
     number = given["series"].partition(".")[0]
     with reading(context.obj) as session:
-        found = [row for row in query.find_series(session, Filter()) if str(row.pk) == number]
+        found = [row for row in points.find_series(session, Filter()) if str(row.pk) == number]
     if not found:
         raise QueryError(f"no series {given['series']!r}; `groupbench series` lists them by number")
     return {name: getattr(found[0], name) for name in _CELL}
@@ -194,16 +196,16 @@ def cell_text(cell: dict[str, Any]) -> str:
 
 
 def _write(form: Format | None, header: Header, answer: Any, history: History, trace: Any, path: Path) -> None:
-    from groupbench.tracker import bisect_report
+    from groupbench.tracker.bisect import report
 
-    text = list(bisect_report.lines(answer, history, trace, header.metric, cell_text(header.cell)))
+    text = list(report.lines(answer, history, trace, header.metric, cell_text(header.cell)))
     if form == "json":
-        write_json({**bisect_report.as_data(answer, history, trace, header.metric, header.cell), "log": str(path)})
+        write_json({**report.as_data(answer, history, trace, header.metric, header.cell), "log": str(path)})
     elif form in ("csv", "md"):
         say(text[0])
         rows = [
             {**culprit, **commit, "note": culprit["note"] or ""}
-            for culprit in (bisect_report.culprit_data(each, history) for each in answer.culprits)
+            for culprit in (report.culprit_data(each, history) for each in answer.culprits)
             for commit in culprit["commits"]
         ]
         write_table(COLUMNS, rows, form)

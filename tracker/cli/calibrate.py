@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.wording import counted, milliseconds
+from groupbench.tracker.text.wording import counted, milliseconds
 
 
 def _percent(value: float | None) -> str:
@@ -68,8 +68,8 @@ def calibrate(
 
     import msgspec
 
-    from groupbench.tracker import calibrate as calibration
-    from groupbench.tracker.ab import Bench, Side
+    from groupbench.tracker.ab import calibrate as calibration
+    from groupbench.tracker.ab.bench import Bench, Side
     from groupbench.tracker.cli.ab import _check_records, _interrupt, progress_line
 
     signal.signal(signal.SIGTERM, _interrupt)

@@ -8,7 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.wording import commit_text, date
+from groupbench.tracker.text.wording import commit_text, date
 
 COLUMNS = (
     Column("commit", "commit", commit_text),
@@ -38,8 +38,8 @@ def commits(
     **fields: tuple[str, ...],
 ) -> None:
     """List the commits that were measured, the newest first."""
-    from groupbench.tracker import listing
-    from groupbench.tracker.rows import CommitSummary, Filter
+    from groupbench.tracker.query import listing
+    from groupbench.tracker.query.rows import CommitSummary, Filter
 
     with reading(db) as session:
         found = listing.commits(session, Filter(**fields, since=since, until=until), limit)

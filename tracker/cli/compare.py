@@ -20,10 +20,10 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
-from groupbench.tracker.wording import milliseconds, printable
+from groupbench.tracker.text.wording import milliseconds, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.compare import Comparison
+    from groupbench.tracker.compare.comparison import Comparison
 
 NOTHING_COMPARABLE = 4
 
@@ -70,9 +70,9 @@ def compare(
     run:ID is one run; a date (2026-01-31, 7d, @7d) is the newest run that had begun by its end; and a file of records
     needs no database. Series whose environments differ are not compared. Exits with 4 where nothing can be.
     """
-    from groupbench.tracker import sides
-    from groupbench.tracker.compare import compare as compare_sides
-    from groupbench.tracker.rows import Filter
+    from groupbench.tracker.compare import sides
+    from groupbench.tracker.compare.comparison import compare as compare_sides
+    from groupbench.tracker.query.rows import Filter
 
     files = sides.is_file(a) and sides.is_file(b)
     with nullcontext(None) if files else reading(context.obj) as session:
@@ -105,7 +105,7 @@ def compare(
 
 
 def _columns() -> tuple[str, ...]:
-    from groupbench.tracker.compare import Pair
+    from groupbench.tracker.compare.comparison import Pair
 
     return Pair.columns()
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.wording import printable, signed_percent
+from groupbench.tracker.text.wording import printable, signed_percent
 
 if TYPE_CHECKING:
-    from groupbench.tracker.comparisons import Compared
-    from groupbench.tracker.verdicts import Judged
+    from groupbench.tracker.judge.verdicts import Judged
+    from groupbench.tracker.store.comparisons import Compared
 
 UNDECIDED = 3
 
@@ -49,8 +49,8 @@ def confirm(
 
     Exit codes: 0 all decided or nothing to do, 2 usage, 3 something is left undecided.
     """
-    from groupbench.tracker import confirm as confirming
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.ab import confirm as confirming
+    from groupbench.tracker.store.engine import open_store
 
     def tell(row: Judged, compared: Compared) -> None:
         percent = [

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.doctor import Checkup, Finding
+    from groupbench.tracker.doctor.checkup import Checkup, Finding
 
 NOTHING = 1
 
@@ -40,7 +40,7 @@ def doctor(context: click.Context, form: Format | None) -> None:
     """
     from dataclasses import asdict
 
-    from groupbench.tracker.doctor import examine
+    from groupbench.tracker.doctor.checkup import examine
 
     found = examine(context.obj)
     if form == "json":

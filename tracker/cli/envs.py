@@ -8,7 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.wording import date
+from groupbench.tracker.text.wording import date
 
 COLUMNS = (
     Column("environment", "environment", lambda identity: identity[:10]),
@@ -45,9 +45,9 @@ def envs(
 
     Results are compared within an environment alone. A change of one of its declared fields makes another.
     """
-    from groupbench.tracker import listing
     from groupbench.tracker.environment import declared
-    from groupbench.tracker.rows import EnvironmentSummary, Filter
+    from groupbench.tracker.query import listing
+    from groupbench.tracker.query.rows import EnvironmentSummary, Filter
 
     if len(pair) not in (0, 2):
         raise click.UsageError("give two environments, or none")

@@ -10,7 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def export(db: str, file: str, form: str | None) -> None:
     dashboard. FILE is replaced once all is written.
     """
     from groupbench.tracker.errors import StoreError
-    from groupbench.tracker.files import whole_file
+    from groupbench.tracker.text.files import whole_file
 
     form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl" if file == "-" else None)
     if form is None:
@@ -49,12 +49,12 @@ def export(db: str, file: str, form: str | None) -> None:
 
 
 def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
-    from groupbench.tracker import export as records
-    from groupbench.tracker import export_tables, export_v3
+    from groupbench.tracker.formats import write_table, write_v3
+    from groupbench.tracker.store import records
 
     return {
         "jsonl": records.write_jsonl,
-        "csv": export_tables.write_csv,
-        "parquet": export_tables.write_parquet,
-        "v3": export_v3.write_v3,
+        "csv": write_table.write_csv,
+        "parquet": write_table.write_parquet,
+        "v3": write_v3.write_v3,
     }[form]

@@ -10,15 +10,15 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
-from groupbench.tracker.wording import latency, milliseconds, printable, signed_percent
+from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.alert_moves import Updated
+    from groupbench.tracker.judge.alert_moves import Updated
+    from groupbench.tracker.judge.verdicts import Gate, Judged
     from groupbench.tracker.outputs import Target
     from groupbench.tracker.outputs.result import Result
-    from groupbench.tracker.verdicts import Gate, Judged
 
 LONGEST = 300
 """Characters of a note in the table: a compiler's message may be megabytes. JSON and CSV have all of it."""
@@ -101,19 +101,19 @@ def gate(
     3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
     4  a series has results only from unlike environments
     """
-    from groupbench.tracker import gate as gates
-    from groupbench.tracker import query
     from groupbench.tracker.errors import USAGE
+    from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.query import points
+    from groupbench.tracker.store.engine import open_store
 
     targets = _targets(outputs)
     updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
-        run = query.find_run(session, run_id)
+        run = points.find_run(session, run_id)
         found = gates.judge_run(session, run, window=window, min_effect=min_effect, strict=strict)
         if update:
-            from groupbench.tracker import alert_moves
+            from groupbench.tracker.judge import alert_moves
 
             updated = alert_moves.update(session, found)
         result = _result(session, found, strict, updated) if targets else None
@@ -146,7 +146,7 @@ def _result(session: Session, found: Gate, strict: bool, updated: Updated | None
 
 
 def _write(found: Gate, form: Format | None) -> None:
-    from groupbench.tracker.verdicts import Judged
+    from groupbench.tracker.judge.verdicts import Judged
 
     if form == "json":
         from groupbench.tracker.outputs.verdict import verdict

@@ -9,7 +9,15 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.wording import commit_text, date, milliseconds, short_number, signed_percent, spread, yes_or_no
+from groupbench.tracker.text.wording import (
+    commit_text,
+    date,
+    milliseconds,
+    short_number,
+    signed_percent,
+    spread,
+    yes_or_no,
+)
 
 _WHAT = (
     Column("date", "started", date),
@@ -92,8 +100,8 @@ def history(
     Δ is against the latest earlier speed of the series in the same environment. `interpreted` timings are no
     speed: they have no Δ, no tflops and no speed-up.
     """
-    from groupbench.tracker import history as histories
-    from groupbench.tracker.rows import Filter, HistoryRow
+    from groupbench.tracker.query import history as histories
+    from groupbench.tracker.query.rows import Filter, HistoryRow
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup needs --baseline BACKEND")

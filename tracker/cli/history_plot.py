@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from groupbench.tracker import drawing
+from groupbench.tracker import plots
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.drawing import Curve, Trend
-from groupbench.tracker.wording import commit_text, printable
+from groupbench.tracker.plots import Curve, Trend
+from groupbench.tracker.text.wording import commit_text, printable
 
 DRAWN = {
     "latency": ("latency_ms", "ms"),
@@ -28,8 +28,8 @@ def check(plot: str, form: str | None) -> None:
     if form is not None:
         raise click.UsageError(f"--plot draws and --{form} lists: give one of them")
     try:
-        drawing.check(plot)
-    except drawing.DrawError as error:
+        plots.check(plot)
+    except plots.DrawError as error:
         raise click.UsageError(str(error)) from error
 
 
@@ -38,14 +38,14 @@ def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None
     import sys
 
     panels = trends(rows, metric)
-    if len(panels) > drawing.PANELS:
-        left = len(panels) - drawing.PANELS
+    if len(panels) > plots.PANELS:
+        left = len(panels) - plots.PANELS
         say(f"left out: {left} of {len(panels)} problems; narrow them by --shape or --where")
     if not panels:
         return
     try:
-        drawing.draw(panels, plot, sys.stdout)
-    except drawing.DrawError as error:
+        plots.draw(panels, plot, sys.stdout)
+    except plots.DrawError as error:
         raise click.UsageError(str(error)) from error
     if plot:
         say(f"wrote {plot}")

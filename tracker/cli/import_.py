@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import When
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 
 class Mapping(click.ParamType[dict[str, str]]):
@@ -94,8 +94,8 @@ def import_(
 
 
 def _store(db: str, name: str, title: str, records: list[Any]) -> str:
-    from groupbench.tracker.ingest import ingest
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.ingest import ingest
 
     with open_store(db, create=True) as store:
         done = ingest(store, records, name)

@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING, cast
 
 import click
 
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ingest import Ingested
+    from groupbench.tracker.store.ingest import Ingested
 
 
 @click.command()
@@ -47,10 +47,10 @@ def _store(db: str, name: str) -> Ingested:
     from itertools import islice
 
     from groupbench.tracker.errors import IngestError
-    from groupbench.tracker.ingest import ingest as store_records
-    from groupbench.tracker.ingest import read_checked
     from groupbench.tracker.record import read
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.ingest import ingest as store_records
+    from groupbench.tracker.store.ingest import read_checked
 
     source = "stdin" if name == "-" else name
     try:

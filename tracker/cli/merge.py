@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 
 @click.command()
@@ -15,8 +15,8 @@ def merge(db: str, other: str) -> None:
 
     All of it is added or nothing. What both hold changes nothing; a run that they tell differently is refused.
     """
-    from groupbench.tracker import maintenance
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store import maintenance
+    from groupbench.tracker.store.engine import open_store
 
     with open_store(other, create=False) as theirs, open_store(db, create=True) as store:
         done = maintenance.merge(store, theirs)

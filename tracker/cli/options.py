@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @contextmanager
 def reading(location: str) -> Iterator[Session]:
     """A session on the database that `--db` names. Nothing is created."""
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
 
     with open_store(location, create=False) as store, store.read() as session:
         yield session
@@ -53,7 +53,7 @@ class When(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         from groupbench.tracker.errors import QueryError
-        from groupbench.tracker.filters import instant
+        from groupbench.tracker.query.filters import instant
 
         try:
             return instant(str(value), end=self.end)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from groupbench.tracker.wording import printable
+from groupbench.tracker.text.wording import printable
 
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.text import Text
 
     from groupbench.tracker.cli.screen import Head, folded, lay_out
-    from groupbench.tracker.terminal import shortened
+    from groupbench.tracker.text.terminal import shortened
 
     console = Console()
     cells = _cells(columns, rows)

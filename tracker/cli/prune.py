@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.wording import counted
+from groupbench.tracker.text.wording import counted
 
 
 @click.command()
@@ -23,8 +23,8 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
     and so does whatever an alert rests on. Age is counted from the newest run. Pruned records come back if their
     file is ingested again.
     """
-    from groupbench.tracker.retention import Policy, Pruning, apply_pruning, plan_pruning
-    from groupbench.tracker.store import open_store
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.prune import Policy, Pruning, apply_pruning, plan_pruning
 
     def tell(pruning: Pruning) -> None:
         kept = pruning.points - pruning.removed

@@ -8,7 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
-from groupbench.tracker.wording import commit_text, date, run_text
+from groupbench.tracker.text.wording import commit_text, date, run_text
 
 COLUMNS = (
     Column("run", "run", run_text),
@@ -37,12 +37,12 @@ def runs(
     **fields: tuple[str, ...],
 ) -> None:
     """List the newest runs."""
-    from groupbench.tracker import query
+    from groupbench.tracker.query import points
+    from groupbench.tracker.query.rows import Filter
     from groupbench.tracker.record import STATUSES
-    from groupbench.tracker.rows import Filter
 
     with reading(db) as session:
-        found = query.runs(session, limit, Filter(**fields, since=since, until=until))
+        found = points.runs(session, limit, Filter(**fields, since=since, until=until))
     rows = [row.flat() for row in found]
     for row in rows:
         counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}

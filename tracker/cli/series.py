@@ -8,7 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, reading, series_filters
 from groupbench.tracker.cli.output import HOST, SEED, Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.wording import date
+from groupbench.tracker.text.wording import date
 
 COLUMNS = (
     Column("series", "series", right=True),
@@ -37,8 +37,8 @@ def series(
     db: str, since: datetime | None, until: datetime | None, form: Format | None, **fields: tuple[str, ...]
 ) -> None:
     """List the series: how many points each has, and the dates of the first and the last."""
-    from groupbench.tracker import listing
-    from groupbench.tracker.rows import Filter, SeriesSummary
+    from groupbench.tracker.query import listing
+    from groupbench.tracker.query.rows import Filter, SeriesSummary
 
     with reading(db) as session:
         found = listing.series(session, Filter(**fields, since=since, until=until))

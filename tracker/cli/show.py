@@ -10,12 +10,20 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
-from groupbench.tracker.wording import commit_text, date, milliseconds, printable, short_number, signed_percent, spread
+from groupbench.tracker.text.wording import (
+    commit_text,
+    date,
+    milliseconds,
+    printable,
+    short_number,
+    signed_percent,
+    spread,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.rows import PointDetail, PointRow, RunRow
+    from groupbench.tracker.query.rows import PointDetail, PointRow, RunRow
 
 _CELLS = (
     Column("id", "id"),
@@ -41,7 +49,7 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 @click.pass_obj
 def show(db: str, what: str, form: Format | None) -> None:
     """All that is known of a point (12.3, as `history --ids` shows it) or a run (run:ID, the start of its id)."""
-    from groupbench.tracker import query
+    from groupbench.tracker.query import points as query
 
     with reading(db) as session:
         if what.startswith("run:"):
@@ -51,9 +59,9 @@ def show(db: str, what: str, form: Format | None) -> None:
 
 
 def _run(session: Session, run: RunRow, form: Format | None) -> None:
-    from groupbench.tracker import query
     from groupbench.tracker.environment import declared
-    from groupbench.tracker.rows import PointRow
+    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.rows import PointRow
 
     points = query.points_of_run(session, run)
     environments = {point.environment.identity: point.environment for point in points}
@@ -215,7 +223,7 @@ def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
 
 
 def _histogram(detail: PointDetail) -> list[str]:
-    from groupbench.tracker.terminal import histogram, knows_blocks
+    from groupbench.tracker.text.terminal import histogram, knows_blocks
 
     samples = [ms for burst in detail.bursts_ms for ms in burst]
     if len(samples) < 2:

@@ -19,7 +19,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 @click.pass_obj
 def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format | None) -> None:
     """One SQL statement of your own, which can only read; the tables are in docs/schema.md."""
-    from groupbench.tracker.readonly import ask
+    from groupbench.tracker.store.sql import ask
 
     answer = ask(db, statement, dict(params))
     rows = [{name: _value(value, form) for name, value in row.items()} for row in answer.flat()]

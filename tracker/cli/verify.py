@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable
 
 DAMAGED = 1
 
@@ -23,8 +23,8 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
 
     from sqlalchemy import func, select
 
-    from groupbench.tracker.maintenance import verify as problems_of
-    from groupbench.tracker.schema import Point
+    from groupbench.tracker.store.maintenance import verify as problems_of
+    from groupbench.tracker.store.schema import Point
 
     with reading(context.obj) as session:
         problems = list(islice(problems_of(session, quick=quick), limit + 1))

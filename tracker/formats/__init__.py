@@ -96,9 +96,9 @@ def _module(name: str) -> Format:
 
 def _check(records: tuple[Record, ...]) -> None:
     """That the store would take them, and that no two contradict each other."""
-    from groupbench.tracker.ingest import series_identity, unstorable
-    from groupbench.tracker.points import content_of
     from groupbench.tracker.record import RecordError, decode, encode
+    from groupbench.tracker.store.ingest import series_identity, unstorable
+    from groupbench.tracker.store.points import content_of
 
     if not records:
         raise FormatError("holds no result")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from groupbench.tracker.errors import OutputError
-from groupbench.tracker.files import whole_file
+from groupbench.tracker.text.files import whole_file
 
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import Result

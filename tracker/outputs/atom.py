@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 
-from groupbench.tracker.alerts import AlertRow, Event
+from groupbench.tracker.judge.alerts import AlertRow, Event
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import Place, Result
-from groupbench.tracker.wording import printable, signed_percent
+from groupbench.tracker.text.wording import printable, signed_percent
 
 MOST = 200
 """Entries."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 from html import escape
 
+from groupbench.tracker.judge.verdicts import OK, REGRESSION
 from groupbench.tracker.outputs.result import Result
-from groupbench.tracker.verdicts import OK, REGRESSION
 
 LABEL = "kernels"
 COLOURS = {"ok": "#2e7d32", "regression": "#c62828", "incomplete": "#8a6100", "incomparable": "#546e7a"}

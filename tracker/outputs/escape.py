@@ -12,7 +12,7 @@ import re
 import string
 from typing import Any
 
-from groupbench.tracker.wording import printable
+from groupbench.tracker.text.wording import printable
 
 _SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’.-]|:(?= |\d))*", re.IGNORECASE)
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

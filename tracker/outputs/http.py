@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from groupbench.tracker.errors import OutputError
-from groupbench.tracker.wording import printable
+from groupbench.tracker.text.wording import printable
 
 TIMEOUT_S = 20.0
 """Of one attempt."""

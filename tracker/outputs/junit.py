@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import Result
-from groupbench.tracker.verdicts import Judged
-from groupbench.tracker.wording import milliseconds, printable, signed_percent
+from groupbench.tracker.text.wording import milliseconds, printable, signed_percent
 
 _SKIPPED = ("new", "insufficient", "unavailable")
 _NOTE = 300

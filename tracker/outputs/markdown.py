@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from groupbench.tracker.judge.verdicts import ORDER, Judged, Span
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.outputs.result import Group, Place, Result
-from groupbench.tracker.terminal import shortened
-from groupbench.tracker.verdicts import ORDER, Judged, Span
-from groupbench.tracker.wording import INTERPRETED, latency, milliseconds, printable, signed_percent
+from groupbench.tracker.text.terminal import shortened
+from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, signed_percent
 
 _NAME = 60
 _SHAPE = 80

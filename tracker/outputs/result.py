@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from groupbench.tracker.judge.verdicts import CANARY, QUIET, Gate, Judged
+from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
-from groupbench.tracker.rows import SeriesRow
-from groupbench.tracker.verdicts import CANARY, QUIET, Gate, Judged
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.alert_moves import Updated
-    from groupbench.tracker.alerts import AlertRow
+    from groupbench.tracker.judge.alert_moves import Updated
+    from groupbench.tracker.judge.alerts import AlertRow
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Group:
 
 def gather(session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: Place, root: Path) -> Result:
     """The result with what the database knows beside it. Only reads."""
-    from groupbench.tracker import alerts
-    from groupbench.tracker.pasts import facts_at
+    from groupbench.tracker.judge import alerts
+    from groupbench.tracker.judge.pasts import facts_at
 
     worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict in ("regressed", "wrong")}
     facts = facts_at(session, worse)

@@ -13,14 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
+from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs import source
 from groupbench.tracker.outputs.escape import clean, shown
 from groupbench.tracker.outputs.junit import message
 from groupbench.tracker.outputs.result import Result
 from groupbench.tracker.outputs.source import Source
-from groupbench.tracker.rows import SeriesRow
-from groupbench.tracker.verdicts import Judged
-from groupbench.tracker.wording import printable
+from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.text.wording import printable
 
 MOST = 5000
 """Results."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
-from groupbench.tracker.rows import SeriesRow
 
 _LARGEST = 2**20
 _MOST = 20_000

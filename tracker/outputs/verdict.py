@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from groupbench.tracker.outputs.escape import clean
 
 if TYPE_CHECKING:
+    from groupbench.tracker.judge.verdicts import Gate
     from groupbench.tracker.outputs.result import Result
-    from groupbench.tracker.verdicts import Gate
 
 
 def verdict(gate: Gate) -> dict[str, Any]:

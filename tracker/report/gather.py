@@ -16,11 +16,12 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import alerts, gate, query
-from groupbench.tracker.alerts import AlertRow
 from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.judge import FLOOR, GROSS, MIN_EFFECT, YOUNG
-from groupbench.tracker.packing import unpack_samples
+from groupbench.tracker.judge import alerts, gate
+from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import Filter, PointRow, RunRow, RunSummary, SeriesRow
 from groupbench.tracker.report.shown import (
     Bursts,
     Ceilings,
@@ -34,10 +35,11 @@ from groupbench.tracker.report.shown import (
     SpeedMap,
     SpeedRow,
 )
-from groupbench.tracker.rows import Filter, PointRow, RunRow, RunSummary, SeriesRow
-from groupbench.tracker.schema import Point
 from groupbench.tracker.stats import scan
-from groupbench.tracker.verdicts import CANARY, Gate, Judged
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS, MIN_EFFECT, YOUNG
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.packing import unpack_samples
+from groupbench.tracker.store.schema import Point
 
 POINTS = 100_000
 """Results that one page holds: of more series it holds fewer runs."""
@@ -204,7 +206,7 @@ def newest_bursts(
         timed = [point for point in own if point.timed]
         wanted.update((point.pk, point) for point in timed[-count:])
     packed: dict[int, bytes | None] = {}
-    for chunk in query.chunks(wanted):
+    for chunk in chunks(wanted):
         packed.update(
             (key, blob) for key, blob in session.execute(select(Point.id, Point.samples).where(Point.id.in_(chunk)))
         )

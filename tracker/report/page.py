@@ -21,17 +21,17 @@ from typing import Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import query
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
-from groupbench.tracker.files import whole_file
+from groupbench.tracker.judge.verdicts import ORDER, QUIET, Gate, Judged
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
 from groupbench.tracker.report.table import Cell, filter_box, number, percent, table
-from groupbench.tracker.rows import MEASURED, PointRow, RunRow, SeriesRow
-from groupbench.tracker.verdicts import ORDER, QUIET, Gate, Judged
-from groupbench.tracker.wording import INTERPRETED
+from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.wording import INTERPRETED
 
 TONES = {
     "ok": "good",

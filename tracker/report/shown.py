@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from groupbench.tracker.rows import SeriesRow
+from groupbench.tracker.query.rows import SeriesRow
 
 MarkKind = Literal["change", "environment", "alert", "verdict"]
 """change: history shows a new level. environment: what is on both sides is not compared. alert: a stored one.

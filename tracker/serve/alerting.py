@@ -8,15 +8,16 @@ from typing import Any
 
 from sqlalchemy import select
 
-from groupbench.tracker import alert_moves, filters
-from groupbench.tracker import alerts as stored
 from groupbench.tracker.errors import StoreError
-from groupbench.tracker.schema import Alert
+from groupbench.tracker.judge import alert_moves
+from groupbench.tracker.judge import alerts as stored
+from groupbench.tracker.query import filters
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.runs import alert_data
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
+from groupbench.tracker.store.schema import Alert
 
 ACTIONS = ("acknowledge", "expect", "fixed", "invalid")
 _HASH = re.compile(r"[0-9a-f]{7,40}")

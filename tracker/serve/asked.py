@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from groupbench.tracker import filters
 from groupbench.tracker.errors import QueryError, TrackerError
+from groupbench.tracker.query import filters
 
 LONGEST_QUERY = 8_192
 """Characters of a query string. What a form can send is a tenth of it."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import filters, query
-from groupbench.tracker.compare import ORDER
+from groupbench.tracker.compare.comparison import ORDER
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.rows import Filter
+from groupbench.tracker.query import filters, points
+from groupbench.tracker.query.rows import Filter
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.database import version
@@ -72,13 +72,13 @@ def find_place(session: Session, name: str, word: str) -> work.Place:
         if word.startswith("run:"):
             return _run(find_run(session, word.removeprefix("run:")))
         if word.startswith("@"):
-            return _run(query.run_at(session, filters.instant(word[1:], end=True)))
+            return _run(points.run_at(session, filters.instant(word[1:], end=True)))
         try:
             state = queries.stored_state(session, word)
         except BadRequest:
             if not filters.looks_like_date(word):
                 raise
-            return _run(query.run_at(session, filters.instant(word, end=True)))
+            return _run(points.run_at(session, filters.instant(word, end=True)))
     except (QueryError, NotFound, BadRequest) as error:
         raise BadRequest(f"{name}: {error.message}") from error
     return work.Place(str(state), state=state)

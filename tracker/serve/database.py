@@ -15,8 +15,8 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import StoreError
-from groupbench.tracker.schema import HEAD, REVISIONS, AlertEvent, Comparison, Point, Run, Series
-from groupbench.tracker.store import Store, open_store, revision_of
+from groupbench.tracker.store.engine import Store, open_store, revision_of
+from groupbench.tracker.store.schema import HEAD, REVISIONS, AlertEvent, Comparison, Point, Run, Series
 
 BUSY_MS = 5_000
 """How long a request waits for another process's lock before it says so."""

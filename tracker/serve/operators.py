@@ -8,15 +8,15 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from groupbench.tracker.judge.verdicts import CANARY
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.report import figures, gather
 from groupbench.tracker.report.shown import Roofline, SpeedMap
-from groupbench.tracker.rows import PointRow
-from groupbench.tracker.schema import Series
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.runs import find_run
 from groupbench.tracker.serve.site import Page, Paging, Site, run_facts, slice_of
-from groupbench.tracker.verdicts import CANARY
+from groupbench.tracker.store.schema import Series
 
 PROBLEMS = 40
 """Rows of a heat map."""

@@ -14,13 +14,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import filters, query
 from groupbench.tracker.environment import hardware_class
-from groupbench.tracker.points import PPM
-from groupbench.tracker.query import NAMES, chunks
-from groupbench.tracker.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
-from groupbench.tracker.schema import Alert, Commit, Point, Run, Series, table_of
+from groupbench.tracker.query import filters
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.points import NAMES
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.serve.asked import BadRequest, NotFound
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.points import PPM
+from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, table_of
 
 RECENT_RUNS = 40
 """Of the newest runs, as many are looked at for the newest results of a page of series."""

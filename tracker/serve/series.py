@@ -10,18 +10,18 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import query
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.history import changes
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.history import changes
+from groupbench.tracker.query.rows import HistoryRow, SeriesRow
 from groupbench.tracker.report import figures, gather
 from groupbench.tracker.report.shown import Mark, RunLabel, SeriesHistory
-from groupbench.tracker.rows import HistoryRow, SeriesRow
-from groupbench.tracker.schema import Series
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, NotFound
 from groupbench.tracker.serve.jobs import Known
 from groupbench.tracker.serve.runs import alert_data, environment_data, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.store.schema import Series
 
 LAST = 500
 """Points of a history that are drawn unless more are asked for."""

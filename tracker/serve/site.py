@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import alerts, filters
 from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.rows import RunRow, SeriesRow
-from groupbench.tracker.schema import Alert, Series
+from groupbench.tracker.judge import alerts
+from groupbench.tracker.query import filters
+from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, told
 from groupbench.tracker.serve.database import Database, version
 from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
 from groupbench.tracker.serve.security import Guard
-from groupbench.tracker.store import Store
+from groupbench.tracker.store.engine import Store
+from groupbench.tracker.store.schema import Alert, Series
 
 T = TypeVar("T")
 

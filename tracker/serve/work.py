@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupbench.tracker.rows import Filter, State
+from groupbench.tracker.query.rows import Filter, State
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SideBySide:
 
 def judge(location: str, run: str) -> Verdict:
     """The verdict on the run of an id. Raises TrackerError."""
-    from groupbench.tracker import query
-    from groupbench.tracker.gate import judge_run
-    from groupbench.tracker.rows import MEASURED
+    from groupbench.tracker.judge.gate import judge_run
+    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.rows import MEASURED
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()
@@ -109,9 +109,10 @@ class Place:
 
 def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> SideBySide:
     """Every series of either side. Raises TrackerError."""
-    from groupbench.tracker import query, sides
-    from groupbench.tracker.compare import ORDER, Comparison, compare_series
+    from groupbench.tracker.compare import sides
+    from groupbench.tracker.compare.comparison import ORDER, Comparison, compare_series
     from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.query import points as query
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()

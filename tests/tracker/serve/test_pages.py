@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from groupbench.tracker import query
+from groupbench.tracker.query import points
 from groupbench.tracker.serve import database, queries
 
 Cli = Callable[..., Result]
@@ -145,5 +145,5 @@ def test_words_mean_what_they_mean_to_the_command(nights: Any) -> None:
     found = database.open_to_read(str(nights))
     with found.read() as session:
         for word in ("latest", "previous", "main", "003", "003" + "c" * 37):
-            assert queries.stored_state(session, word) == query.resolve_commit(session, word)
+            assert queries.stored_state(session, word) == points.resolve_commit(session, word)
     found.close()

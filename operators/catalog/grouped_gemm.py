@@ -1,0 +1,368 @@
+"""Grouped GEMM: C[rows of g] = A[rows of g] @ B[g], the product in every mixture-of-experts layer.
+
+Inputs are what a layer has at hand: A with the rows of all experts packed, one B for each expert, and the offset at
+which each expert's rows end, on the device. Backends import their kernels when they are prepared, so that listing them
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
+from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupedInputs:
+    """rows is the host's copy of what offs says; a shared B has stride 0 over groups."""
+
+    a: Tensor  # [M, K]
+    b: Tensor  # [G, K, N], any strides
+    offs: Tensor  # [G] int32, where each group's rows end
+    rows: tuple[int, ...]  # M_g on the host
+
+
+def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
+    """Random inputs of a shape: standard normal, distinct weights for each expert.
+
+    With `shape.shared`, TritonBench's instead: one B for all groups and uniform values in [0, 1), which are all
+    positive, draw less power and so run at other clocks.
+    """
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = torch.rand if shape.shared else torch.randn
+
+    def values(*size: int) -> Tensor:
+        return draw(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    a = values(shape.M, shape.K)
+    if shape.shared:
+        b = values(shape.K, shape.N).expand(shape.G, -1, -1)
+    elif shape.nk:
+        b = values(shape.G, shape.N, shape.K).transpose(1, 2)
+    else:
+        b = values(shape.G, shape.K, shape.N)
+    return GroupedInputs(a, b, _ends(shape.rows, device), shape.rows)
+
+
+def from_tritonbench(
+    group_a: Sequence[Tensor], group_b: Sequence[Tensor], w: Tensor | None = None, split: Tensor | None = None
+) -> Example:
+    """TritonBench's lists of matrices as our inputs: A is packed, a B that repeats is kept once."""
+    import torch
+
+    rows = tuple(a.shape[0] for a in group_a)
+    shared = all(b is group_b[0] for b in group_b)
+    b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
+    shape = shapes.listed(rows, b.shape[2], b.shape[1], shared=shared)
+    inputs = GroupedInputs(torch.cat(list(group_a)), b, _ends(rows, str(group_a[0].device)), rows)
+    return Example(shape, dtype_name(b.dtype) or str(b.dtype), inputs)
+
+
+def _ends(rows: tuple[int, ...], device: str) -> Tensor:
+    import torch
+
+    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
+
+
+def group_bounds(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(g, first row, row past the last) of each group."""
+    return [(g, end - row, end) for g, (row, end) in enumerate(zip(rows, accumulate(rows), strict=True))]
+
+
+def reference(x: GroupedInputs) -> Tensor:
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+
+    return grouped_gemm_reference(x.a, x.b, x.offs)
+
+
+def flops(shape: GroupedShape) -> int:
+    return 2 * shape.M * shape.N * shape.K
+
+
+def min_bytes(shape: GroupedShape, dtype: str) -> int:
+    """A once, B once for each expert that has rows (once in all where it is shared), C once."""
+    return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * BYTES[dtype]
+
+
+def _weights_read(shape: GroupedShape) -> int:
+    """Elements of B that its users have rows for."""
+    active = 1 if shape.shared else sum(row > 0 for row in shape.rows)
+    return active * shape.K * shape.N
+
+
+# --- mode bwd ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """What the forward has saved, and the gradient of its output."""
+
+    x: GroupedInputs
+    dc: Tensor  # [M, N]
+    nk: bool  # the weights are stored as [G, N, K], and their gradient will be
+
+
+def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> BackwardInputs:
+    """The forward's inputs, and a standard normal gradient."""
+    import torch
+
+    x = make_inputs(shape, dtype, device, seed)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
+    return BackwardInputs(x, dc, shape.nk)
+
+
+def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
+    """{"dA": [M, K], "dB": [G, K, N]}; a shared B has a gradient for each group."""
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, grouped_gemm_wgrad_reference
+
+    return {
+        "dA": grouped_gemm_reference(x.dc, x.x.b.transpose(1, 2), x.x.offs),
+        "dB": grouped_gemm_wgrad_reference(x.x.a, x.dc, x.x.offs),
+    }
+
+
+def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
+    """A, dC and what is used of B once; dA and every group's dB once."""
+    M, N, K = shape.M, shape.N, shape.K
+    return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * BYTES[dtype]
+
+
+def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
+    """Two torch.matmul for each group that has rows; others' gradients are zero."""
+    import torch
+
+    problems = [(g, slice(start, end)) for g, start, end in group_bounds(x.x.rows)]
+    (M, K), (G, _, N) = x.x.a.shape, x.x.b.shape
+
+    def run() -> tuple[Tensor, Tensor]:
+        da = x.dc.new_empty(M, K)
+        db = x.dc.new_empty(G, N, K).transpose(1, 2) if x.nk else x.dc.new_empty(G, K, N)
+        for g, rows in problems:
+            if rows.start == rows.stop:
+                db[g].zero_()
+                continue
+            torch.matmul(x.dc[rows], x.x.b[g].t(), out=da[rows])
+            if x.nk:
+                torch.matmul(x.dc[rows].t(), x.x.a[rows], out=db[g].t())
+            else:
+                torch.matmul(x.x.a[rows].t(), x.dc[rows], out=db[g])
+        return da, db
+
+    return run
+
+
+def prepare_torch_grouped_mm_bwd(x: BackwardInputs) -> Run:
+    """torch's own derivative of F.grouped_mm, whose forward runs here."""
+    import torch
+    import torch.nn.functional as F
+
+    a, b = (aligned(operand).detach().requires_grad_() for operand in (x.x.a, x.x.b))
+    out = F.grouped_mm(a, b, offs=x.x.offs)
+    dc = aligned(x.dc)
+    return lambda: torch.autograd.grad(out, (a, b), dc, retain_graph=True)
+
+
+def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.flat import prepare_flat
+    from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
+
+    a, dc = aligned(x.x.a), aligned(x.dc)
+    dgrad = prepare_flat(dc, x.x.b.transpose(1, 2), x.x.offs)
+    wgrad = prepare_wgrad(a, dc, x.x.offs, x.nk)
+    return lambda: (dgrad(), wgrad())
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_torch_loop(x: GroupedInputs) -> Run:
+    import torch
+
+    problems = [(x.a[start:end], x.b[g], start, end) for g, start, end in group_bounds(x.rows) if start < end]
+    M, N = x.a.shape[0], x.b.shape[2]
+
+    def run() -> Tensor:
+        out = x.a.new_empty(M, N)
+        for a, b, start, end in problems:
+            torch.matmul(a, b, out=out[start:end])
+        return out
+
+    return run
+
+
+def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
+    import torch.nn.functional as F
+
+    a, b = aligned(x.a), aligned(x.b)
+    return lambda: F.grouped_mm(a, b, offs=x.offs)
+
+
+def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
+
+    return prepare_pointer_packed(x.a.split(x.rows), x.b.unbind())
+
+
+def prepare_triton_flat(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.flat import prepare_flat
+
+    return prepare_flat(aligned(x.a), x.b, x.offs)
+
+
+def prepare_triton_contiguous(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.contiguous import prepare_contiguous
+
+    return prepare_contiguous(x.a, x.b.transpose(1, 2), x.offs)
+
+
+def prepare_helion_jagged(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_jagged import prepare_helion_jagged
+
+    return prepare_helion_jagged(x.a, x.b, x.offs)
+
+
+def prepare_helion_persistent(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_persistent import prepare_helion_persistent
+
+    return prepare_helion_persistent(x.a, x.b, x.offs)
+
+
+def prepare_helion_worklist(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_worklist import prepare_helion_worklist
+
+    return prepare_helion_worklist(aligned(x.a), x.b, x.offs)
+
+
+def prepare_torch_compile(x: GroupedInputs) -> Run:
+    from groupbench.operators.catalog.inductor import prepare_grouped_mm
+
+    return prepare_grouped_mm(aligned(x.a), aligned(x.b), x.offs)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included)."""
+    step = 16 // x.element_size()
+    inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
+    outer = -3 - inner  # the other one of the last two
+    if (
+        x.stride(inner) == 1
+        and x.stride(outer) % step == 0
+        and (x.dim() == 2 or (x.stride(0) % step == 0 and x.stride(0)))
+    ):
+        return x
+    source = x if inner == -1 else x.transpose(-1, -2)
+    width = source.shape[-1]
+    padded = source.new_empty(*source.shape[:-1], math.ceil(width / step) * step)[..., :width]
+    padded.copy_(source)
+    return padded if inner == -1 else padded.transpose(-1, -2)
+
+
+def no_inductor_template(target: Target) -> str | None:
+    if target.device != "cuda" or (target.capability or (9, 0)) < (9, 0):
+        return "Inductor's Triton template of grouped_mm needs an NVIDIA GPU, Hopper or newer"
+    return None
+
+
+def no_interpreted_bf16(target: Target) -> str | None:
+    if target.interpreted and target.dtype == "bf16":
+        return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
+    return None
+
+
+GROUPED_GEMM = Operator(
+    name="grouped_gemm",
+    baseline="torch_loop",
+    backends=(
+        Backend(
+            "torch_loop",
+            prepare_torch_loop,
+            "one torch.matmul for each group that has rows, sizes known on the host, into one output",
+            prepare_bwd=prepare_torch_loop_bwd,
+        ),
+        Backend(
+            "torch_grouped_mm",
+            prepare_torch_grouped_mm,
+            "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
+            prepare_bwd=prepare_torch_grouped_mm_bwd,
+        ),
+        Backend(
+            "torch_compile",
+            prepare_torch_compile,
+            "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
+            unavailable=no_inductor_template,
+        ),
+        Backend(
+            "triton_pointer",
+            prepare_triton_pointer,
+            "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "triton_flat",
+            prepare_triton_flat,
+            "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+            prepare_bwd=prepare_triton_flat_bwd,
+        ),
+        Backend(
+            "triton_contiguous",
+            prepare_triton_contiguous,
+            "one expert a block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_jagged",
+            prepare_helion_jagged,
+            "one program for each group; after Helion's examples/grouped_gemm.py",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_persistent",
+            prepare_helion_persistent,
+            "persistent workers over the tiles of all groups; after Helion's examples/grouped_gemm.py",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_worklist",
+            prepare_helion_worklist,
+            "a list of tiles made on the device, then TMA loads without masks; after Helion's pretuned DeepGEMM kernel",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+    ),
+    suites={name: tuple(suite.values()) for name, suite in shapes.SUITES.items()},
+    parse_shape=shapes.parse,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="[M, N]",
+    shapes_help=shapes.HELP,
+    from_tritonbench=from_tritonbench,
+    backward=Backward(
+        make_inputs=make_backward_inputs,
+        reference=reference_backward,
+        flops=lambda shape: 2 * flops(shape),
+        min_bytes=min_bytes_backward,
+        returns="(dA [M, K], dB [G, K, N])",
+        suites=shapes.weight_gradient_suites(),
+    ),
+)

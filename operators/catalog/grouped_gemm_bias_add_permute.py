@@ -1,0 +1,374 @@
+"""Grouped GEMM, bias, elementwise operand and permuted output: permute((A @ B.T + D) * E) for groups of unlike sizes.
+
+The problem of Composable Kernel's example 28_grouped_gemm_bias_e_permute; maths and layout are in
+kernels/bias_add_permute/problem.py. E is multiplied (as its README has it), added, or not there (as in its code). The
+first suites are that example's own eight groups, which is what its `rand()` gives in glibc, and others by its rules.
+Inputs are standard normal, each operand an allocation of its own; outputs are one tensor a group.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.sizes import size, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from groupbench.kernels.bias_add_permute.problem import Group
+
+OPS = ("mul", "add", "none")
+MAX_TEXT = 20_000  # characters, as in the record
+_GROUP = re.compile(r"(\d{1,30})x(\d{1,30})x(\d{1,30}):(\d{1,30})x(\d{1,30}):(\d{1,30})", re.ASCII)
+MAX_SIZE = 2**31 - 1  # rows, columns and K of a group: the kernels count them in 32 bits
+HELP = (
+    "G=2,groups=M0xM1xM2:N0xN1:K|M0xM1xM2:N0xN1:K,E=mul (or E=add, E=none; one group listed stands for G alike), "
+    "G=8,groups=random(SEED),E=mul by the rules of Composable Kernel's example, or example_mul, example_add, "
+    "example_none"
+)
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """A [M0*M1*M2, K], B [N0*N1, K], output [M0, N0, M1, N1, M2]."""
+
+    m: tuple[int, int, int]
+    n: tuple[int, int]
+    K: int
+
+    def __post_init__(self) -> None:
+        if min(*self.m, *self.n, self.K) < 0:
+            raise ValueError(f"{self}: a size is negative")
+        if max(self.M, self.N, self.K, *self.m, *self.n) > MAX_SIZE:
+            raise ValueError(f"{self}: {MAX_SIZE} rows, columns and K at most")
+
+    @property
+    def M(self) -> int:
+        return prod(self.m)
+
+    @property
+    def N(self) -> int:
+        return prod(self.n)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.m))}:{'x'.join(map(str, self.n))}:{self.K}"
+
+
+@dataclass(frozen=True)
+class FusedShape:
+    """The groups' sizes, and what is done with E: "mul", "add" or "none". Raises ValueError."""
+
+    groups: tuple[GroupSize, ...]
+    op: str = "mul"
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("there is no group")
+        if self.op not in OPS:
+            raise ValueError(f"E={self.op} is none of {', '.join(OPS)}")
+        if len(str(self)) > MAX_TEXT:
+            raise ValueError(f"its text is longer than {MAX_TEXT} characters")
+        if 3 * sum(group.M * group.N * (group.K + 1) for group in self.groups) >= 2**63:
+            raise ValueError("more operations than 64 bits count")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """M: rows of all groups; N, K: the largest."""
+        N, K = max(group.N for group in self.groups), max(group.K for group in self.groups)
+        return {"G": len(self.groups), "M": sum(group.M for group in self.groups), "N": N, "K": K}
+
+    def __str__(self) -> str:
+        alike = len(set(self.groups)) == 1
+        listed = self.groups[0] if alike else "|".join(map(str, self.groups))
+        return f"G={len(self.groups)},groups={listed},E={self.op}"
+
+
+# What example 28 draws in glibc, where rand() that nobody seeds starts as if from srand(1).
+EXAMPLE = (
+    GroupSize((12, 8, 256), (16, 128), 128),
+    GroupSize((16, 12, 256), (4, 128), 128),
+    GroupSize((8, 12, 256), (16, 128), 192),
+    GroupSize((16, 16, 256), (12, 128), 64),
+    GroupSize((12, 4, 256), (4, 128), 256),
+    GroupSize((4, 16, 256), (8, 128), 192),
+    GroupSize((12, 12, 256), (16, 128), 256),
+    GroupSize((16, 8, 256), (12, 128), 192),
+)
+
+
+def parse_shape(text: str) -> FusedShape:
+    """The shape of a text, see HELP. Raises ValueError, saying what is wrong and what would be right."""
+    text = text.strip()
+    if text in SHAPES:
+        return SHAPES[text]
+    try:
+        return _parse_fields(text)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+
+
+def _parse_fields(text: str) -> FusedShape:
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key in fields or key not in ("G", "groups", "E"):
+            raise ValueError(f"field {key!r} is unknown or given twice")
+        fields[key] = value
+    if missing := {"G", "groups"} - fields.keys():
+        raise ValueError(f"it lacks {' and '.join(sorted(missing))}")
+    G, op, listed = size("G", fields["G"], MAX_TEXT), fields.get("E", "mul"), fields["groups"]
+    if listed.startswith("random(") and listed.endswith(")"):
+        return FusedShape(random_groups(G, whole("random", listed[len("random(") : -1])), op)
+    groups = tuple(map(_parse_group, listed.split("|")))
+    if len(groups) not in (1, G):
+        raise ValueError(f"{len(groups)} groups are listed for G={G}")
+    return FusedShape(groups * G if len(groups) == 1 else groups, op)
+
+
+def _parse_group(text: str) -> GroupSize:
+    match = _GROUP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"group {text!r} is not of the form M0xM1xM2:N0xN1:K")
+    M0, M1, M2, N0, N1, K = map(int, match.groups())
+    return GroupSize((M0, M1, M2), (N0, N1), K)
+
+
+def random_groups(G: int, seed: int) -> tuple[GroupSize, ...]:
+    """G groups by the example's rules: M0, M1, N0 of 4 to 16 by 4, M2 = 256, N1 = 128, K of 64 to 256 by 64."""
+    draws = random.Random(seed)
+    return example_rules(G, lambda: int(4 * draws.random()))
+
+
+def example_rules(G: int, draw: Callable[[], int]) -> tuple[GroupSize, ...]:
+    """The example's order of draws; `draw` gives 0 to 3."""
+    groups = []
+    for _ in range(G):
+        M0, M1, N0, K = (4 * (draw() + 1), 4 * (draw() + 1), 4 * (draw() + 1), 64 * (draw() + 1))
+        groups.append(GroupSize((M0, M1, 256), (N0, 128), K))
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class FusedInputs:
+    groups: tuple[Group, ...]  # with a [M, K], b [N, K], d [N], e [M, N] or None; m is M0, M1, M2 and n is N0, N1
+    op: str  # what is done with e: none, add or mul
+
+
+def make_inputs(shape: FusedShape, dtype: str, device: str, seed: int) -> FusedInputs:
+    """Standard normal values."""
+    import torch
+
+    from groupbench.kernels.bias_add_permute.problem import Group
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def values(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    return FusedInputs(
+        tuple(
+            Group(
+                a=values(size.M, size.K),
+                b=values(size.N, size.K),
+                d=values(size.N),
+                e=None if shape.op == "none" else values(size.M, size.N),
+                m=size.m,
+                n=size.n,
+            )
+            for size in shape.groups
+        ),
+        shape.op,
+    )
+
+
+def reference(x: FusedInputs) -> dict[str, Tensor]:
+    """{"F0": [M0 * N0, M1 * N1 * M2], ...}, rows as `decode` makes them."""
+    from groupbench.kernels.bias_add_permute.problem import bias_add_permute_reference
+
+    return {f"F{g}": _rows(out) for g, out in enumerate(bias_add_permute_reference(x.groups, x.op))}
+
+
+def decode(output: Any) -> tuple[Tensor, ...]:
+    """Outputs [M0, N0, M1, N1, M2] with the last three dimensions as one. Raises TypeError where they are no such.
+
+    Errors are looked at by row, and one of M2 elements may have a single one: no mean of its rounding is near the
+    expected one then.
+    """
+    import torch
+
+    if not isinstance(output, (tuple, list)) or not all(isinstance(x, torch.Tensor) and x.dim() == 5 for x in output):
+        raise TypeError("the backend returned no tuple of tensors [M0, N0, M1, N1, M2]")
+    if len({x.dtype for x in output}) > 1:
+        raise TypeError(f"the backend returned outputs of {', '.join(sorted({str(x.dtype) for x in output}))}")
+    return tuple(map(_rows, output))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(2).flatten(0, 1)
+
+
+def flops(shape: FusedShape) -> int:
+    """Of the product, the bias and, where there is one, the elementwise operation."""
+    after = 1 if shape.op == "none" else 2
+    return sum(group.M * group.N * (2 * group.K + after) for group in shape.groups)
+
+
+def min_bytes(shape: FusedShape, dtype: str) -> int:
+    """Of each group that has an output: A, B, D and E read once, the output written once."""
+    matrices = 1 if shape.op == "none" else 2
+    elements = 0
+    for group in shape.groups:
+        if group.M and group.N:
+            elements += (group.M + group.N) * group.K + group.N + matrices * group.M * group.N
+    return elements * BYTES[dtype]
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def steps(group: Group, op: str) -> Tensor:
+    """One group, a step a line, as a torch user writes it: [M0, N0, M1, N1, M2]."""
+    c = group.a @ group.b.t()
+    c = c + group.d
+    if group.e is not None:
+        c = c * group.e if op == "mul" else c + group.e
+    return c.view(*group.m, *group.n).permute(0, 3, 1, 4, 2).contiguous()
+
+
+def prepare_torch_unfused(x: FusedInputs) -> Run:
+    return lambda: tuple(steps(group, x.op) for group in x.groups)
+
+
+def prepare_torch_linear(x: FusedInputs) -> Run:
+    """The bias goes with the product, and the last operation writes through the permutation."""
+    import torch
+    import torch.nn.functional as F
+
+    last: dict[str, Callable[..., Tensor]] = {"mul": torch.mul, "add": torch.add}
+
+    def of(group: Group) -> Tensor:
+        out = group.a.new_empty(group.permuted)
+        seen = out.permute(0, 2, 4, 1, 3)  # as [M0, M1, M2, N0, N1]
+        c = F.linear(group.a, group.b, group.d).view(seen.shape)
+        if group.e is None:
+            seen.copy_(c)
+        else:
+            last[x.op](c, group.e.view(seen.shape), out=seen)
+        return out
+
+    return lambda: tuple(map(of, x.groups))
+
+
+def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
+    """All groups in one compiled function; what is compiled for is these sizes."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"max_autotune": max_autotune}
+    compiled = torch.compile(
+        lambda groups: tuple(steps(group, x.op) for group in groups), options=options, dynamic=False, fullgraph=True
+    )
+    torch._dynamo.reset()  # else earlier shapes' compilations count against the limit of recompilations
+    compiled(x.groups)
+
+    def run() -> tuple[Tensor, ...]:
+        # Under a dispatch mode, such as accuracy's that poisons memory, Dynamo would not run what it compiled.
+        with _disable_current_modes():
+            outputs: tuple[Tensor, ...] = compiled(x.groups)
+        return outputs
+
+    return run
+
+
+def prepare_triton_fused(x: FusedInputs) -> Run:
+    from groupbench.kernels.bias_add_permute.fused import prepare_fused
+
+    return prepare_fused(x.groups, x.op)
+
+
+def no_gpu_to_compile_for(target: Target) -> str | None:
+    if target.device != "cuda":
+        return "what torch.compile fuses for a CPU says nothing of a GPU, and takes a C++ compiler"
+    return None
+
+
+def _with_each_op(groups: tuple[GroupSize, ...]) -> tuple[FusedShape, ...]:
+    return tuple(FusedShape(groups, op) for op in OPS)
+
+
+def _listed(*texts: str) -> tuple[GroupSize, ...]:
+    return tuple(map(_parse_group, texts))
+
+
+# Edges: nothing is a multiple of a tile; empty groups by rows and by columns; one row; no sum.
+CORNERS = {
+    "odd": _listed("3x5x7:3x11:33", "1x2x37:5x3:45"),
+    "empty_groups": _listed("2x2x16:2x32:64", "0x4x256:4x128:64", "2x3x8:0x128:64", "1x1x64:1x16:32"),
+    "one_row": _listed("1x1x1:2x24:40", "4x2x8:1x1:16"),
+    "no_rows_at_all": _listed("0x4x256:8x128:64"),
+    "no_sum": _listed("1x2x16:2x8:0", "1x2x16:2x8:16"),
+    "one_group": _listed("2x2x32:2x32:64"),
+}
+SHAPES = {f"example_{shape.op}": shape for shape in _with_each_op(EXAMPLE)}
+
+
+GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
+    name="grouped_gemm_bias_add_permute",
+    baseline="torch_unfused",
+    backends=(
+        Backend(
+            "torch_unfused",
+            prepare_torch_unfused,
+            "for each group a product, an addition, E, and a copy of the permuted view: torch's own operations",
+        ),
+        Backend(
+            "torch_linear",
+            prepare_torch_linear,
+            "for each group torch.nn.functional.linear, and E with its output in the permuted view: least passes",
+        ),
+        Backend(
+            "torch_compile",
+            prepare_torch_compile,
+            "torch.compile of torch_unfused, all groups in one function: cuBLAS products, the rest generated",
+            unavailable=no_gpu_to_compile_for,
+        ),
+        Backend(
+            "torch_compile_max",
+            lambda x: prepare_torch_compile(x, max_autotune=True),
+            "the same with max_autotune: Triton products with the rest behind them where those are faster",
+            unavailable=no_gpu_to_compile_for,
+        ),
+        Backend(
+            "triton_fused",
+            prepare_triton_fused,
+            "one launch for all groups, sweeps over tiles, a table of pointers, TMA, product transposed for the store",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+    ),
+    suites={
+        "example": _with_each_op(EXAMPLE),
+        "random": tuple(FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none")),
+        "corners": tuple(FusedShape(groups, "mul") for groups in CORNERS.values()),
+        "smoke": tuple(
+            FusedShape(groups, op)
+            for groups, op in zip([*CORNERS.values()], ["mul", "add", "none", "mul", "add", "none"], strict=True)
+        ),
+    },
+    parse_shape=parse_shape,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="a tuple with [M0, N0, M1, N1, M2] of each group",
+    decode=decode,
+    shapes_help=HELP,
+)

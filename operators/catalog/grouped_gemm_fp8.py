@@ -1,0 +1,302 @@
+"""Grouped GEMM of fp8 (e4m3fn) with scales, in the two recipes of kernels/grouped_gemm/quantize.py.
+
+`grouped_gemm_fp8` has a scale for each row of activations and weights, `grouped_gemm_fp8_blockwise` one for 1 x 128 of
+activations and 128 x 128 of weights (DeepSeek-V3). Inputs are quantised beforehand, from standard normal values;
+quantising is an operator of its own, quantize_fp8. Outputs are bf16, and the reference multiplies the same fp8 values:
+an error is the kernel's, not the quantisation's. Weights are [G, N, K], the one layout that fp8 tensor cores take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.grouped_gemm import flops, group_bounds
+from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.operator import Backend, Operator, Run, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 128  # of the block-wise recipe
+CHUNK = 8192  # rows that are quantised at once: what is in fp32 meanwhile stays small
+
+
+@dataclass(frozen=True)
+class Fp8Inputs:
+    """The scales' dimensions say the recipe; rows is the host's copy of what offs says."""
+
+    a: Tensor  # [M, K] e4m3fn
+    scale_a: Tensor  # [M] fp32, or [M, K/128] with strides 1, M
+    b: Tensor  # [G, N, K] e4m3fn
+    scale_b: Tensor  # [G, N] fp32, or [G, N/128, K/128]
+    offs: Tensor  # [G] int32, where each group's rows end
+    rows: tuple[int, ...]  # M_g on the host
+
+
+def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Inputs:
+    """Quantised standard normal values, distinct weights for each expert. Rows of a and b start at 16 bytes."""
+    import torch
+
+    from groupbench.kernels.grouped_gemm import quantize as q
+
+    generator = torch.Generator(device).manual_seed(seed)
+    M, G, N, K = shape.M, shape.G, shape.N, shape.K
+    blocks = math.ceil(K / BLOCK)
+
+    def draw(rows: int) -> Tensor:
+        return torch.randn(rows, K, generator=generator, device=device, dtype=torch.bfloat16)
+
+    def scales(*size: int) -> Tensor:
+        return torch.empty(*size, dtype=torch.float32, device=device)
+
+    a = q.empty_fp8(M, K, device)
+    b = q.empty_fp8(G * N, K, device).unflatten(0, (G, N))
+    scale_a = scales(blocks, M).t() if blockwise else scales(M)
+    scale_b = scales(G, math.ceil(N / BLOCK), blocks) if blockwise else scales(G, N)
+    of_activations = q.quantize_blocks_reference if blockwise else q.quantize_rows_reference
+    of_weights = q.quantize_weight_blocks_reference if blockwise else q.quantize_rows_reference
+    for first in range(0, M, CHUNK):
+        part = slice(first, min(first + CHUNK, M))
+        values, scale = of_activations(draw(part.stop - first))
+        a[part].copy_(values)
+        scale_a[part].copy_(scale)
+    for g in range(G):
+        values, scale = of_weights(draw(N))
+        b[g].copy_(values)
+        scale_b[g].copy_(scale)
+    ends = torch.tensor(shape.rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
+    return Fp8Inputs(a, scale_a, b, scale_b, ends, shape.rows)
+
+
+def parse_shape(text: str) -> GroupedShape:
+    """As grouped_gemm has them, always W=nk. Raises ValueError."""
+    shape = shapes.parse(text)
+    if shape.shared:
+        raise ValueError(f"shape {text!r}: fp8 weights differ by expert; leave B=shared out")
+    return replace(shape, nk=True)
+
+
+def reference(x: Fp8Inputs) -> Tensor:
+    from groupbench.kernels.grouped_gemm.fp8 import grouped_gemm_fp8_reference
+
+    return grouped_gemm_fp8_reference(x.a, x.scale_a, x.b, x.scale_b, x.offs)
+
+
+def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
+    """a once, b once for each expert that has rows, their scales, the output in bf16 once."""
+    active = sum(row > 0 for row in shape.rows)
+    M, N, K = shape.M, shape.N, shape.K
+    blocks = math.ceil(K / BLOCK)
+    scales = M * blocks + active * math.ceil(N / BLOCK) * blocks if blockwise else M + active * N
+    return M * K + active * N * K + 4 * scales + 2 * M * N
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_torch_loop(x: Fp8Inputs) -> Run:
+    """Copies each group's scales: cuBLASLt refuses those that do not start at 16 bytes."""
+    import torch
+
+    _require_multiples_of_16(x)
+    problems = [
+        (x.a[start:end], x.b[g].t(), x.scale_a[start:end, None].clone(), x.scale_b[g][None], start, end)
+        for g, start, end in _groups(x)
+    ]
+
+    def run() -> Tensor:
+        out = _empty_output(x)
+        for a, b, scale_a, scale_b, start, end in problems:
+            torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, out=out[start:end])
+        return out
+
+    return run
+
+
+def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> Run:
+    import torch
+    import torch.nn.functional as F
+
+    _require_multiples_of_16(x)
+    b = x.b.transpose(1, 2)
+    scaled_grouped_mm = getattr(F, "scaled_grouped_mm", None)
+    if scaled_grouped_mm is None:  # torch before 2.10
+        return lambda: torch._scaled_grouped_mm(
+            x.a, b, x.scale_a, x.scale_b, offs=x.offs, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
+        )
+    row_wise = F.ScalingType.RowWise
+    return lambda: scaled_grouped_mm(
+        *(x.a, b, x.scale_a, row_wise, x.scale_b, row_wise),
+        offs=x.offs,
+        output_dtype=torch.bfloat16,
+        use_fast_accum=fast_accum,
+    )
+
+
+def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
+    """Copies what cuBLASLt wants otherwise: each group's scales on their own, its rows a multiple of 4."""
+    import torch
+    import torch.nn.functional as F
+
+    _require_multiples_of_16(x)
+    if not hasattr(F, "scaled_mm"):
+        raise Unavailable(f"torch {torch.__version__} has no torch.nn.functional.scaled_mm")
+    cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if cuda < (12, 9):
+        raise Unavailable(f"cuBLASLt has block-wise scales from CUDA 12.9 on, this torch is of {torch.version.cuda}")
+    recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+    problems = []
+    for g, start, end in _groups(x):
+        rows = math.ceil((end - start) / 4) * 4
+        a = x.a.new_empty(rows, x.a.shape[1]).copy_(_padded(x.a[start:end].view(torch.uint8), rows).view(x.a.dtype))
+        scale_a = _padded(x.scale_a[start:end], rows).t().contiguous().t()
+        blocks = math.ceil(x.scale_b.shape[2] / 4) * 4
+        scale_b = F.pad(x.scale_b[g], (0, blocks - x.scale_b.shape[2])).t()  # [K/128 up to 4, N/128], strides 1, rows
+        problems.append((a, x.b[g].t(), scale_a, scale_b, start, end))
+
+    def run() -> Tensor:
+        out = _empty_output(x)
+        for a, b, scale_a, scale_b, start, end in problems:
+            product = F.scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1], output_dtype=torch.bfloat16)
+            out[start:end].copy_(product[: end - start])
+        return out
+
+    return run
+
+
+def prepare_triton_flat(x: Fp8Inputs, fast_accum: bool = False) -> Run:
+    from groupbench.kernels.grouped_gemm.fp8 import prepare_fp8
+
+    return prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum)
+
+
+def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
+    """(g, first row, row past the last) of each group that has rows."""
+    return [(g, start, end) for g, start, end in group_bounds(x.rows) if start < end]
+
+
+def _empty_output(x: Fp8Inputs) -> Tensor:
+    import torch
+
+    return torch.empty(x.a.shape[0], x.b.shape[1], dtype=torch.bfloat16, device=x.a.device)
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.pad(x, (0, 0, 0, rows - x.shape[0]))
+
+
+def _require_multiples_of_16(x: Fp8Inputs) -> None:
+    N, K = x.b.shape[1:]
+    if x.a.is_cuda and (N % 16 or K % 16):
+        raise Unavailable(f"torch's fp8 products take N and K that are multiples of 16, not N={N}, K={K}")
+
+
+def _needs(low: tuple[int, int], high: tuple[int, int], what: str, cpu: bool = False) -> Callable[[Target], str | None]:
+    """A backend for GPUs of capability low up to, not including, high."""
+
+    def reason(target: Target) -> str | None:
+        if target.device == "cpu":
+            return None if cpu else f"{what}, and torch has it for no CPU"
+        if target.capability is not None and not low <= target.capability < high:
+            return f"{what}, and this GPU is of capability {target.capability[0]}.{target.capability[1]}"
+        return None
+
+    return reason
+
+
+_ANY = (99, 0)
+_TRITON = _needs((9, 0), _ANY, "TMA came with Hopper (9.0)", cpu=True)
+_TORCH_LOOP = _needs((8, 9), _ANY, "fp8 tensor cores came with Ada and Hopper (8.9, 9.0)", cpu=True)
+_TORCH_GROUPED = _needs((9, 0), (11, 0), "scaled_grouped_mm is for Hopper and Blackwell (9.0, 10.0)")
+_TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales are for Hopper (9.0)")
+_FAST = "bf16_fast_accum"
+
+
+def _fp8_suites() -> dict[str, tuple[GroupedShape, ...]]:
+    """grouped_gemm's, with weights [G, N, K] and none shared."""
+    return {
+        name: tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values()))
+        for name, suite in shapes.SUITES.items()
+    }
+
+
+GROUPED_GEMM_FP8 = Operator(
+    name="grouped_gemm_fp8",
+    baseline="torch_loop",
+    backends=(
+        Backend(
+            "torch_loop",
+            prepare_torch_loop,
+            "one row-wise torch._scaled_mm for each group that has rows, sizes known on the host, into one output",
+            unavailable=_TORCH_LOOP,
+        ),
+        Backend(
+            "torch_scaled_grouped_mm",
+            prepare_torch_scaled_grouped_mm,
+            "torch.nn.functional.scaled_grouped_mm, sums promoted to fp32: CUTLASS pointer-array kernels on Hopper",
+            unavailable=_TORCH_GROUPED,
+        ),
+        Backend(
+            "torch_scaled_grouped_mm_fast",
+            partial(prepare_torch_scaled_grouped_mm, fast_accum=True),
+            "the same with use_fast_accum: sums stay in the tensor cores",
+            unavailable=_TORCH_GROUPED,
+            tolerance=_FAST,
+        ),
+        Backend(
+            "triton_flat",
+            prepare_triton_flat,
+            "grouped_gemm's triton_flat with scales in the epilogue, sums promoted to fp32 every 128 of K",
+            kind="triton",
+            unavailable=_TRITON,
+        ),
+        Backend(
+            "triton_flat_fast",
+            partial(prepare_triton_flat, fast_accum=True),
+            "the same with sums that stay in the tensor cores",
+            kind="triton",
+            unavailable=_TRITON,
+            tolerance=_FAST,
+        ),
+    ),
+    suites=_fp8_suites(),
+    parse_shape=parse_shape,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="[M, N] bf16",
+    dtypes=("fp8",),
+    output_dtype=lambda dtype: "bf16",
+    shapes_help=shapes.HELP,
+)
+
+GROUPED_GEMM_FP8_BLOCKWISE = replace(
+    GROUPED_GEMM_FP8,
+    name="grouped_gemm_fp8_blockwise",
+    backends=(
+        Backend(
+            "torch_loop",
+            prepare_torch_loop_blockwise,
+            "one torch.nn.functional.scaled_mm (cuBLASLt) for each group that has rows, sizes known on the host",
+            unavailable=_TORCH_BLOCKWISE,
+        ),
+        Backend(
+            "triton_flat",
+            prepare_triton_flat,
+            "grouped_gemm's triton_flat, each product of 128 of K scaled and added in fp32; recipe of DeepSeek-V3",
+            kind="triton",
+            unavailable=_TRITON,
+        ),
+    ),
+    make_inputs=partial(make_inputs, blockwise=True),
+    min_bytes=partial(min_bytes, blockwise=True),
+)

@@ -1,0 +1,143 @@
+"""Gradient of a grouped GEMM's weights: dB[g] = A[rows of g].T @ dC[rows of g], in the layout that B has.
+
+A shape is the layer's, as in grouped_gemm. The sum runs over each group's rows, so tiles of different groups cost
+differently, and the output has a matrix for each group, those without rows included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.grouped_gemm import (
+    aligned,
+    flops,
+    group_bounds,
+    make_backward_inputs,
+    no_interpreted_bf16,
+)
+from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.dtypes import BYTES
+from groupbench.operators.operator import Backend, Operator, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class WgradInputs:
+    """rows is the host's copy of what offs says."""
+
+    a: Tensor  # [M, K]
+    dc: Tensor  # [M, N]
+    offs: Tensor  # [G] int32, where each group's rows end
+    rows: tuple[int, ...]  # M_g on the host
+    nk: bool  # the weights are stored as [G, N, K], and their gradient will be
+
+
+def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> WgradInputs:
+    """A as the forward has it, and a standard normal gradient of the output."""
+    y = make_backward_inputs(shape, dtype, device, seed)
+    return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
+
+
+def reference(x: WgradInputs) -> Tensor:
+    """[G, K, N]"""
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
+
+    return grouped_gemm_wgrad_reference(x.a, x.dc, x.offs)
+
+
+def min_bytes(shape: GroupedShape, dtype: str) -> int:
+    """A and dC once, every group's gradient once; a shared B has one for each group too."""
+    elements = shape.M * (shape.K + shape.N) + shape.G * shape.K * shape.N
+    return elements * BYTES[dtype]
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_torch_loop(x: WgradInputs) -> Run:
+    import torch
+
+    left, right = _by_layout(x, x.a, x.dc)
+    problems = [(g, left[start:end].t(), right[start:end]) for g, start, end in group_bounds(x.rows)]
+    P, Q = left.shape[1], right.shape[1]
+
+    def run() -> Tensor:
+        out = left.new_empty(len(problems), P, Q)
+        for g, l_rows, r_rows in problems:
+            if r_rows.shape[0]:
+                torch.matmul(l_rows, r_rows, out=out[g])
+            else:
+                out[g].zero_()
+        return out.transpose(1, 2) if x.nk else out
+
+    return run
+
+
+def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
+    import torch.nn.functional as F
+
+    left, right = _by_layout(x, aligned(x.a), aligned(x.dc))
+    if x.nk:
+        return lambda: F.grouped_mm(left.t(), right, offs=x.offs).transpose(1, 2)
+    return lambda: F.grouped_mm(left.t(), right, offs=x.offs)
+
+
+def prepare_triton_flat(x: WgradInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
+
+    return prepare_wgrad(aligned(x.a), aligned(x.dc), x.offs, x.nk)
+
+
+def prepare_helion_jagged(x: WgradInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.helion_wgrad import prepare_helion_wgrad
+
+    return prepare_helion_wgrad(x.a, x.dc, x.offs, x.nk)
+
+
+def _by_layout(x: WgradInputs, a: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """(left, right) of which left.T @ right is the gradient as it is stored."""
+    return (dc, a) if x.nk else (a, dc)
+
+
+GROUPED_GEMM_WGRAD = Operator(
+    name="grouped_gemm_wgrad",
+    baseline="torch_loop",
+    backends=(
+        Backend(
+            "torch_loop",
+            prepare_torch_loop,
+            "one torch.matmul for each group that has rows, sizes known on the host, into one output",
+        ),
+        Backend(
+            "torch_grouped_mm",
+            prepare_torch_grouped_mm,
+            "torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device",
+        ),
+        Backend(
+            "triton_flat",
+            prepare_triton_flat,
+            "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first where that pays",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_jagged",
+            prepare_helion_jagged,
+            "one program for each tile of each group, a loop over its rows; after Helion's jagged examples",
+            kind="helion",
+            unavailable=no_interpreted_bf16,
+        ),
+    ),
+    suites=shapes.weight_gradient_suites(),
+    parse_shape=shapes.parse,
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="[G, K, N]",
+    shapes_help=shapes.HELP,
+)

@@ -1,0 +1,55 @@
+"""One matrix product, out = a @ b, by plain tiled code (kernels/outer_k.py) beside cuBLAS.
+
+A canary for compute: what a simple kernel reaches moves with the compiler and the clocks, and with nothing of ours.
+"""
+
+from __future__ import annotations
+
+from groupbench.operators.catalog import gemm_shapes
+from groupbench.operators.catalog.gemm_shapes import GemmInputs, GemmShape
+from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.operator import Backend, Run
+
+SUITES = {
+    "square": (
+        GemmShape(1024, 1024, 1024),
+        GemmShape(4096, 4096, 4096),
+        GemmShape(8192, 8192, 4096),  # the tutorial's
+        GemmShape(4096, 4096, 4096, nk=True),
+    ),
+    "ragged": (
+        GemmShape(1, 1, 1),
+        GemmShape(1, 4096, 4096, nk=True),
+        GemmShape(257, 509, 1021),
+        GemmShape(1000, 2003, 999, km=True),
+        GemmShape(4099, 127, 8191, km=True, nk=True),
+    ),
+    "smoke": (
+        GemmShape(64, 64, 64),
+        GemmShape(1, 1, 1),
+        GemmShape(7, 13, 101, nk=True),
+        GemmShape(65, 129, 70, km=True),
+    ),
+}
+
+
+def prepare_triton_outer_k(x: GemmInputs) -> Run:
+    from groupbench.kernels.outer_k import prepare_outer_k
+
+    return prepare_outer_k(x.a, x.b)
+
+
+MATMUL_OUTER_K = gemm_shapes.product(
+    "matmul_outer_k",
+    torch_mm="torch.mm: cuBLAS",
+    backends=(
+        Backend(
+            "triton_outer_k",
+            prepare_triton_outer_k,
+            "a tile a program, K in the outer loop, masked, not tuned; after gpu-mode/triton-tutorials",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+    ),
+    suites=SUITES,
+)

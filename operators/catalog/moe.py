@@ -1,0 +1,214 @@
+"""Problems of a mixture-of-experts layer: shapes, their text, and which experts each token goes to.
+
+    T=8192,k=8,G=128,H=2048,F=768,routing=zipf(1.2)    T tokens, each to k of G experts; hidden size H, expert size F
+    T=8192,k=8,G=32,H=7168,F=2048,E=256,...            expert parallelism: G of E experts are here, choices of others
+                                                       have the id -1 and no row
+    T=8192,k=8,G=128,H=2048,routing=balanced           permutations have no F
+
+A token's experts are all different. They are drawn once and for all: the same text gives the same ids.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog import routing as routings
+from groupbench.operators.sizes import whole, within
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+MAX_EXPERTS = 4096
+MAX_CHOICES = 1 << 26
+"""Drawing them takes the host some 30 bytes each."""
+MAX_SIZE = 1 << 20
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """A layer, or the permutation of one where F is 0.
+
+    T, k     tokens, experts of each
+    G, E     experts that are here, experts in all
+    H, F     hidden size, expert size
+    routing  how often each of the E experts is chosen (routing.py); balanced is exactly so
+    """
+
+    T: int
+    k: int
+    G: int
+    H: int
+    F: int = 0
+    E: int = 0  # 0: as many as G
+    routing: str = "balanced"
+
+    def __post_init__(self) -> None:
+        if self.E == self.G:
+            object.__setattr__(self, "E", 0)  # one text for one problem
+        if not 1 <= self.G <= self.experts <= MAX_EXPERTS:
+            raise ValueError(f"G={self.G}, E={self.experts}: 1 to {MAX_EXPERTS} experts, no more here than in all")
+        for letter, value in (("H", self.H), ("F", self.F)):
+            if not (0 if letter == "F" else 1) <= value <= MAX_SIZE:
+                raise ValueError(f"{letter}={value}: 1 to {MAX_SIZE}")
+        if not 1 <= self.k <= self.experts:
+            raise ValueError(f"k={self.k}: a token has 1 to E={self.experts} experts, all different")
+        if not 0 <= self.T * self.k <= MAX_CHOICES:
+            raise ValueError(f"T={self.T}, k={self.k}: 0 to {MAX_CHOICES} choices")
+        routings.check(self.routing)
+
+    @property
+    def experts(self) -> int:
+        return self.E or self.G
+
+    @property
+    def choices(self) -> int:
+        """T * k: the rows that are allocated, since how many have an expert here is known on the device alone."""
+        return self.T * self.k
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each of the G experts."""
+        import numpy as np
+
+        ids = choose(self)
+        return tuple(int(row) for row in np.bincount(ids[ids >= 0], minlength=self.G))
+
+    @property
+    def M(self) -> int:
+        """Rows in all."""
+        return sum(self.rows)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        sizes = {"T": self.T, "k": self.k, "G": self.G, "H": self.H, "F": self.F, "E": self.E}
+        return {letter: size for letter, size in sizes.items() if size or letter == "T"}
+
+    def __str__(self) -> str:
+        return ",".join([*(f"{letter}={size}" for letter, size in self.dims.items()), f"routing={self.routing}"])
+
+
+@cache
+def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert that is not among the first G
+    """Draw every token's experts. numpy's legacy generator is frozen by its own promise (NEP 19).
+
+    A token's k experts are the k largest of log(load) + Gumbel noise: chosen one after the other in proportion to their
+    loads, none twice. balanced: round and round through all experts, over tokens in any order.
+    """
+    import numpy as np
+
+    E, text = shape.experts, f"{shape.routing} {shape.T} {shape.k} {shape.experts}"
+    random = np.random.RandomState(zlib.crc32(text.encode()))
+    if shape.routing == "balanced":
+        places = np.arange(shape.choices).reshape(shape.T, shape.k) % E
+        ids = random.permutation(E)[places][random.permutation(shape.T)]
+    else:
+        loads = np.array(routings.rows(shape.routing, E, 1 << 30), dtype=np.float64)
+        ids = np.empty((shape.T, shape.k), dtype=np.int64)
+        for start in range(0, shape.T, 4096):
+            part = ids[start : start + 4096]
+            noise = -np.log(-np.log(random.random_sample((len(part), E)) + 1e-300) + 1e-300)
+            # An expert without load comes last, and in only where the others are too few.
+            keys = np.log(np.maximum(loads, 1e-20)) + noise
+            part[:] = np.argsort(-keys, axis=1, kind="stable")[:, : shape.k]
+    ids = np.where(ids < shape.G, ids, -1).astype(np.int64)
+    ids.setflags(write=False)
+    return ids
+
+
+def ids_of(shape: MoeShape, device: str) -> Tensor:
+    """[T, k] int64, as torch.topk gives them."""
+    import torch
+
+    return torch.from_numpy(choose(shape).copy()).to(device)
+
+
+# --- suites -----------------------------------------------------------------------------------------------------------
+
+# Sizes of public models: Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, DeepSeek-V3. ep8 sees all tokens of its 8 ranks
+# (all-gather), ep32 the rows that were sent to it (all-to-all: one expert a row).
+LAYERS: dict[str, MoeShape] = {
+    "qwen30b": MoeShape(8192, 8, 128, 2048, 768, routing="zipf(1.2)"),
+    "qwen30b_4k": MoeShape(4096, 8, 128, 2048, 768, routing="multinomial"),
+    "mixtral8x7b": MoeShape(8192, 2, 8, 4096, 14336, routing="multinomial"),
+    "gptoss20b": MoeShape(8192, 4, 32, 2880, 2880, routing="zipf(1.2)"),
+    "dsv3_ep8": MoeShape(16384, 8, 32, 7168, 2048, E=256, routing="multinomial"),
+    "dsv3_ep32": MoeShape(16384, 1, 8, 7168, 2048, routing="uniform(0.7,1.3)"),
+}
+
+DECODE: dict[str, MoeShape] = {
+    "qwen30b_decode": MoeShape(64, 8, 128, 2048, 768, routing="multinomial"),
+    "mixtral8x7b_decode": MoeShape(64, 2, 8, 4096, 14336, routing="multinomial"),
+    "gptoss20b_decode": MoeShape(128, 4, 32, 2880, 2880, routing="multinomial"),
+    "dsv3_ep8_decode": MoeShape(256, 8, 32, 7168, 2048, E=256, routing="multinomial"),
+}
+
+SMOKE: dict[str, MoeShape] = {
+    "even": MoeShape(24, 2, 4, 64, 32),
+    "empty_experts": MoeShape(19, 2, 6, 64, 48, routing="zipf(1.2)+empty(0.5)"),
+    "one_owner": MoeShape(33, 1, 4, 32, 32, routing="multinomial+empty(0.75)"),
+    "elsewhere": MoeShape(21, 3, 3, 48, 40, E=8, routing="multinomial"),
+    "odd": MoeShape(9, 2, 5, 45, 33, routing="multinomial"),
+    "one_token": MoeShape(1, 1, 1, 64, 48),
+    "no_token": MoeShape(0, 2, 4, 64, 48),
+}
+
+
+def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
+    """The layers' permutations, each once."""
+    found: dict[str, MoeShape] = {}
+    for name, shape in shapes.items():
+        permutation = MoeShape(shape.T, shape.k, shape.G, shape.H, E=shape.E, routing=shape.routing)
+        if permutation not in found.values():
+            found[name] = permutation
+    return found
+
+
+LAYER_SUITES: Mapping[str, dict[str, MoeShape]] = {"moe": LAYERS, "decode": DECODE, "smoke": SMOKE}
+PERMUTE_SUITES = {suite: without_f(shapes) for suite, shapes in LAYER_SUITES.items()}
+
+
+def shape_fields(layer: bool) -> dict[str, Any]:
+    """What an operator of layers, or of their permutations, says of its shapes."""
+    return {
+        "suites": {name: tuple(suite.values()) for name, suite in (LAYER_SUITES if layer else PERMUTE_SUITES).items()},
+        "parse_shape": partial(parse, layer=layer),
+        "shapes_help": help_text(layer),
+    }
+
+
+def help_text(layer: bool) -> str:
+    form = "T=TOKENS,k=CHOICES,G=EXPERTS,H=HIDDEN" + (",F=EXPERT_SIZE" if layer else "")
+    return f"{form}[,E=EXPERTS_IN_ALL][,routing=ROUTING], or a name of a suite; a routing is {routings.HELP}"
+
+
+def parse(text: str, layer: bool) -> MoeShape:
+    """The shape of a text. Raises ValueError, saying what is wrong and what would be right."""
+    text = text.strip()
+    for suite in (LAYER_SUITES if layer else PERMUTE_SUITES).values():
+        if text in suite:
+            return suite[text]
+    try:
+        return _parse(text, layer)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"shape {text[:200]!r}: {error}. A shape is {help_text(layer)}") from error
+
+
+def _parse(text: str, layer: bool) -> MoeShape:
+    sizes, _, routing = text.partition(",routing=")
+    fields: dict[str, int] = {}
+    for part in sizes.split(","):
+        letter, _, value = part.partition("=")
+        if letter in fields or letter not in (*("T", "k", "G", "H", "E"), *("F" if layer else ())):
+            raise ValueError(f"field {letter!r} is unknown or given twice")
+        fields[letter] = whole(letter, value)
+    wanted = {"T", "k", "G", "H", *("F" if layer else ())}
+    if wanted - fields.keys():
+        raise ValueError("it needs T, k, G, H and F" if layer else "it needs T, k, G and H")
+    if layer:
+        within("F", fields["F"], MAX_SIZE)
+    return MoeShape(**fields, routing=routing or "balanced")

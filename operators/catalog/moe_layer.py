@@ -1,0 +1,347 @@
+"""A mixture-of-experts layer: permute, grouped GEMM, SwiGLU, grouped GEMM, unpermute; forward, backward, both.
+
+    out[t] = sum over j of weights[t, j] * down(silu(gate(x[t])) * up(x[t]))    of the expert ids[t, j]
+
+    x [T, H]   ids, weights [T, k]   w_gate_up [G, 2F, H]   w_down [G, H, F]   out [T, H]
+
+Modes: fwd without gradients; bwd, the gradients of x, weights and both matrices, given what the forward has saved;
+fwd_bwd, the two together as a training step has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.catalog.moe_unpermute import routing_weights
+from groupbench.operators.catalog.shapes import MAX_WEIGHTS
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Layer = Callable[..., "Tensor"]  # (x, weights, w_gate_up, w_down) -> out, differentiable
+GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Of a layer and one step of its training."""
+
+    x: Tensor  # [T, H]
+    ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
+    weights: Tensor  # [T, k]
+    w_gate_up: Tensor  # [G, 2F, H]
+    w_down: Tensor  # [G, H, F]
+    dout: Tensor  # [T, H], the gradient of the output
+    rows: int  # choices with an expert here, counted for the host
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What has gradients, in the order of GRADIENTS."""
+        return self.x, self.weights, self.w_gate_up, self.w_down
+
+
+def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInputs:
+    """Standard normal rows and gradients; weights of deviation 1/sqrt(H) and 1/sqrt(F), as layers begin with."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
+        return values.mul_(scale) if scale != 1 else values
+
+    return LayerInputs(
+        normal(shape.T, shape.H),
+        moe.ids_of(shape, device),
+        routing_weights(shape, dtype, device, generator),
+        normal(shape.G, 2 * shape.F, shape.H, scale=shape.H**-0.5),
+        normal(shape.G, shape.H, shape.F, scale=shape.F**-0.5),
+        normal(shape.T, shape.H),
+        shape.M,
+    )
+
+
+def reference(x: LayerInputs) -> Tensor:
+    """[T, H], expert by expert."""
+    return _reference(x, gradients=False)["out"]
+
+
+def reference_backward(x: LayerInputs) -> dict[str, Tensor]:
+    """By name, in the form that `decode` gives."""
+    found = _reference(x, gradients=True)
+    return {name: found[name] for name in GRADIENTS}
+
+
+def reference_both(x: LayerInputs) -> dict[str, Tensor]:
+    return _reference(x, gradients=True)
+
+
+def _reference(x: LayerInputs, gradients: bool) -> dict[str, Tensor]:
+    """Expert by expert in a wider dtype, each with its own gradients: the weights are widened one expert at a time."""
+    import torch
+
+    from groupbench.kernels.grouped_gemm.reference import without_tf32
+
+    wide = torch.float64 if x.x.dtype == torch.float32 else torch.float32
+    out, dx = (torch.zeros_like(x.x, dtype=wide) for _ in range(2))
+    dweights = torch.zeros_like(x.weights, dtype=wide)
+    dw = [torch.zeros_like(w, dtype=wide) if gradients else None for w in (x.w_gate_up, x.w_down)]
+    with without_tf32():
+        for g in range(x.w_down.size(0)):
+            token, choice = torch.nonzero(x.ids == g, as_tuple=True)
+            if not token.numel():
+                continue
+            rows = (x.x[token], x.weights[token, choice], x.w_gate_up[g], x.w_down[g])
+            leaves = [row.to(wide).requires_grad_(gradients) for row in rows]
+            with torch.set_grad_enabled(gradients):
+                gate, up = (leaves[0] @ leaves[2].T).chunk(2, -1)
+                y = leaves[1][:, None] * ((torch.nn.functional.silu(gate) * up) @ leaves[3].T)
+            out.index_add_(0, token, y.detach())
+            if gradients:
+                d = torch.autograd.grad(y, leaves, x.dout[token].to(wide))
+                dx.index_add_(0, token, d[0])
+                dweights[token, choice] = d[1]
+                for whole, part in zip(dw, d[2:], strict=True):
+                    assert whole is not None
+                    whole[g] = part
+    if not gradients:
+        return {"out": out}
+    gradients_in_order = (dx, dweights, *dw)
+    return dict(zip(("out", *GRADIENTS), decode((out, *gradients_in_order)), strict=True))
+
+
+def decode(output: Any) -> Any:
+    """The output, or several of them in a form whose rows are worth comparing. Raises TypeError.
+
+    A check looks at every row and every block of 64 x 64 by itself. A token's few routing weights may all have
+    gradients close to nothing, all the more where most of its experts are elsewhere: theirs are 64 long rows, or fewer
+    where 64 do not divide them. So may one column of an expert with a single token, a row of dw_gate_up, which is
+    transposed.
+    """
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output
+    outputs = list(output) if isinstance(output, (tuple, list)) else []
+    if len(outputs) not in (4, 5) or not all(isinstance(part, torch.Tensor) for part in outputs):
+        raise TypeError(f"the backend returned {type(output).__name__}, not {', '.join(('out', *GRADIENTS))}")
+    weights = outputs[-3]
+    rows = math.gcd(64, weights.numel()) if weights.numel() else 1
+    outputs[-3], outputs[-2] = weights.reshape(rows, -1), outputs[-2].transpose(-1, -2)
+    return tuple(outputs)
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def flops(shape: MoeShape) -> int:
+    """Three products of [M, H] with [H, F], or their transposes."""
+    return 6 * shape.M * shape.H * shape.F
+
+
+def _weights_read(shape: MoeShape) -> int:
+    return sum(row > 0 for row in shape.rows) * 3 * shape.H * shape.F
+
+
+def min_bytes(shape: MoeShape, dtype: str) -> int:
+    """x, the weights of experts that have rows, ids and routing weights once; the output once. Nothing in between."""
+    elements = 2 * shape.T * shape.H + _weights_read(shape) + shape.choices
+    return elements * BYTES[dtype] + 8 * shape.choices
+
+
+def min_bytes_backward(shape: MoeShape, dtype: str) -> int:
+    """x, dout and used weights once; dx, and every expert's gradients, once."""
+    elements = 3 * shape.T * shape.H + _weights_read(shape) + 3 * shape.G * shape.H * shape.F + 2 * shape.choices
+    return elements * BYTES[dtype] + 8 * shape.choices
+
+
+def min_bytes_both(shape: MoeShape, dtype: str) -> int:
+    """As the backward, and the output."""
+    return min_bytes_backward(shape, dtype) + shape.T * shape.H * BYTES[dtype]
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def torch_layer(x: LayerInputs) -> Layer:
+    """A layer of torch's parts, with torch's derivatives and no host sync.
+
+    A stable sort of the ids and index_select there, grouped_mm with what lies between, index_select into the order of
+    tokens, multiply and sum back. Derivatives of index_select add by atomics; those of x[...] would sort.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from groupbench.kernels.moe.layer import pad_sizes
+
+    (T, k), (G, H, _), rows = x.ids.shape, x.w_down.shape, x.rows
+    experts = torch.arange(G, device=x.ids.device)
+    row = torch.arange(rows, device=x.ids.device)
+    drops = rows < x.ids.numel()
+
+    def layer(tokens: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+        tokens, w_gate_up, w_down = pad_sizes(tokens, w_gate_up, w_down)  # what grouped_mm takes
+        flat = x.ids.flatten()
+        if drops:
+            flat = flat.masked_fill(flat < 0, G)
+        by_expert, order = flat.sort(stable=True)
+        offs = torch.searchsorted(by_expert, experts, right=True, out_int32=True)
+        order = order[:rows]
+        a = tokens.index_select(0, order // k)
+        gate, up = F.grouped_mm(a, w_gate_up.transpose(1, 2), offs=offs).chunk(2, -1)
+        y = F.grouped_mm(F.silu(gate) * up, w_down.transpose(1, 2), offs=offs)
+        if drops:
+            # Only some choices have rows: theirs are weighted and added.
+            weighted = y * weights.flatten().index_select(0, order)[:, None]
+            return torch.zeros_like(tokens).index_add(0, order // k, weighted)[:, :H]
+        position = torch.empty_like(order).scatter_(0, order, row)
+        return (y.index_select(0, position).view(T, k, y.shape[1]) * weights[:, :, None]).sum(1)[:, :H]
+
+    return layer
+
+
+def compiled_layer(x: LayerInputs) -> Layer:
+    import torch
+
+    compiled: Layer = torch.compile(torch_layer(x), dynamic=False)
+    return compiled
+
+
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
+    from groupbench.kernels.moe.layer import moe_layer
+
+    return lambda tokens, weights, w_gate_up, w_down: moe_layer(
+        tokens, x.ids, weights, w_gate_up, w_down, recompute=recompute
+    )
+
+
+def no_forward(x: LayerInputs) -> Run:
+    raise Unavailable("differs from triton in a backward pass alone: see mode fwd_bwd")
+
+
+# --- modes, of any layer ----------------------------------------------------------------------------------------------
+
+
+def forward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
+    import torch
+
+    layer = layer_of(x)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return layer(*x.leaves)
+
+    return run
+
+
+def backward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
+    import torch
+
+    leaves = _leaves(x)
+    out = layer_of(x)(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
+
+
+def both(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
+    import torch
+
+    layer, leaves = layer_of(x), _leaves(x)
+
+    def run() -> tuple[Tensor, ...]:
+        out = layer(*leaves)
+        return (out.detach(), *torch.autograd.grad(out, leaves, x.dout))
+
+    return run
+
+
+def _leaves(x: LayerInputs) -> tuple[Tensor, ...]:
+    return tuple(operand.detach().requires_grad_() for operand in x.leaves)
+
+
+def no_compiler(target: Target) -> str | None:
+    return "torch.compile of the layer is for a GPU" if target.device != "cuda" else None
+
+
+def _trainable() -> dict[str, tuple[MoeShape, ...]]:
+    """The suites without decode, which nobody trains with, and without shapes whose gradient is too large to check."""
+    suites = {name: suite for name, suite in moe.LAYER_SUITES.items() if name != "decode"}
+    return {
+        name: tuple(shape for shape in suite.values() if 3 * shape.G * shape.H * shape.F <= MAX_WEIGHTS)
+        for name, suite in suites.items()
+    }
+
+
+MOE_LAYER = Operator(
+    name="moe_layer",
+    baseline="torch",
+    backends=(
+        Backend(
+            "torch",
+            partial(forward, torch_layer),
+            "sort, index_select, grouped_mm, silu * up, grouped_mm, index_select, multiply, sum; torch's derivatives",
+            prepare_bwd=partial(backward, torch_layer),
+            prepare_fwd_bwd=partial(both, torch_layer),
+        ),
+        Backend(
+            "torch_compile",
+            partial(forward, compiled_layer),
+            "torch.compile of the same: Inductor fuses what is not a product or a sort",
+            unavailable=no_compiler,
+            prepare_fwd_bwd=partial(both, compiled_layer),
+        ),
+        Backend(
+            "triton",
+            partial(forward, triton_layer),
+            "counting sort, SwiGLU inside the first grouped GEMM, weighted gather; formulas after SonicMoE",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+            prepare_bwd=partial(backward, triton_layer),
+            prepare_fwd_bwd=partial(both, triton_layer),
+        ),
+        Backend(
+            "triton_recompute",
+            no_forward,
+            "the same, permuting the rows again in the backward pass in place of keeping them",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+            prepare_fwd_bwd=partial(both, partial(triton_layer, recompute=True)),
+        ),
+    ),
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="[T, H]",
+    output_dtype=lambda dtype: f"{dtype}_layer",
+    decode=decode,
+    backward=Backward(
+        make_inputs=make_inputs,
+        reference=reference_backward,
+        flops=lambda shape: 2 * flops(shape),
+        min_bytes=min_bytes_backward,
+        returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
+        suites=_trainable(),
+    ),
+    forward_backward=Backward(
+        make_inputs=make_inputs,
+        reference=reference_both,
+        flops=lambda shape: 3 * flops(shape),
+        min_bytes=min_bytes_both,
+        returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
+        suites=_trainable(),
+    ),
+    **moe.shape_fields(layer=True),
+)

@@ -1,0 +1,145 @@
+"""Tokens into the order of their experts, the first step of a mixture-of-experts layer.
+
+    x [T, H], ids [T, k]  ->  rows [T*k, H], offs [G], position [T, k]
+
+`position[t, j]` is the row of token t's choice j, -1 where the id is none of 0..G-1. Rows are sorted by expert, and in
+one expert by token and choice, so that there is one right answer. Rows from offs[-1] on are nobody's and not compared;
+a backend may leave them out. All three are needed to compute with the rows and to bring them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.operator import Backend, Operator, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PermuteInputs:
+    x: Tensor  # [T, H]
+    ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
+    G: int  # experts here
+    rows: int  # choices with an expert here, counted for the host
+
+
+def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteInputs:
+    """Standard normal rows."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(shape.T, shape.H, generator=generator, device=device, dtype=torch_dtype(dtype))
+    return PermuteInputs(x, moe.ids_of(shape, device), shape.G, shape.M)
+
+
+def reference(x: PermuteInputs) -> dict[str, Tensor]:
+    from groupbench.kernels.moe.permute import permute_reference
+
+    rows, routing = permute_reference(x.x.float(), x.ids, x.G)
+    return {"rows": rows, "offs": as_bits(routing.offs), "position": as_bits(routing.position)}
+
+
+def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, those of nobody zero; offs and position as bits). Raises TypeError where they are no such three."""
+    import torch
+
+    if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(x, torch.Tensor) for x in output):
+        raise TypeError(f"the backend returned {type(output).__name__}, not the three of rows, offs, position")
+    rows, offs, position = output
+    if (offs.dtype, position.dtype) != (torch.int32, torch.int32):
+        raise TypeError(f"the backend returned offs in {offs.dtype} and position in {position.dtype}, not int32")
+    real = min(max(int(offs[-1]), 0), rows.shape[0])
+    held = rows.new_zeros(position.numel(), rows.shape[1])
+    held[:real] = rows[:real]
+    return held, as_bits(offs), as_bits(position)
+
+
+def as_bits(numbers: Tensor) -> Tensor:
+    """[n, 32] of 0 and 1 in fp32: indices are right or wrong, and a tolerance is for values."""
+    import torch
+
+    shifts = torch.arange(32, device=numbers.device)
+    return ((numbers.flatten()[:, None].long() >> shifts) & 1).float()
+
+
+def min_bytes(shape: MoeShape, dtype: str) -> int:
+    """Each token's row and ids read once, each row, position and offset written once."""
+    return (shape.T + shape.M) * shape.H * BYTES[dtype] + shape.choices * (8 + 4) + 4 * shape.G
+
+
+def prepare_torch(x: PermuteInputs) -> Run:
+    """A stable sort, a search in what it sorted, index_select; no host sync."""
+    import torch
+
+    k, drops = x.ids.size(1), x.rows < x.ids.numel()
+    experts = torch.arange(x.G, device=x.ids.device)
+    row = torch.arange(x.rows, dtype=torch.int32, device=x.ids.device)
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        flat = x.ids.flatten()
+        if drops:
+            flat = flat.masked_fill(flat < 0, x.G)
+        by_expert, order = flat.sort(stable=True)
+        offs = torch.searchsorted(by_expert, experts, right=True, out_int32=True)
+        if drops:
+            order = order[: x.rows]
+            position = torch.full(x.ids.shape, -1, dtype=torch.int32, device=x.ids.device)
+        else:
+            position = torch.empty(x.ids.shape, dtype=torch.int32, device=x.ids.device)
+        position.view(-1).scatter_(0, order, row)
+        return x.x.index_select(0, order // k), offs, position
+
+    return run
+
+
+def prepare_triton(x: PermuteInputs) -> Run:
+    from groupbench.kernels.moe.permute import prepare_permute
+
+    return prepare_permute(x.x, x.ids, x.G)
+
+
+def prepare_helion(x: PermuteInputs) -> Run:
+    from groupbench.kernels.moe.helion_permute import prepare_helion_permute
+
+    return prepare_helion_permute(x.x, x.ids, x.G)
+
+
+MOE_PERMUTE = Operator(
+    name="moe_permute",
+    baseline="torch",
+    backends=(
+        Backend(
+            "torch",
+            prepare_torch,
+            "stable sort of the ids, searchsorted, index_select and scatter; the number of rows known to the host",
+        ),
+        Backend(
+            "triton",
+            prepare_triton,
+            "counting sort in one launch or three that overlap, then each token's row read once and stored k times",
+            kind="triton",
+        ),
+        Backend(
+            "helion",
+            prepare_helion,
+            "the same copy in Helion, behind the counting sort in Triton",
+            kind="helion",
+        ),
+    ),
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=lambda shape: 0,
+    min_bytes=min_bytes,
+    returns=(
+        "(rows [T*k, H], sorted by expert; offs [G] int32, where each expert's rows end; "
+        "position [T, k] int32, the row of each choice, -1 without one)"
+    ),
+    decode=decode,
+    **moe.shape_fields(layer=False),
+)

@@ -1,0 +1,142 @@
+"""Rows of experts back to their tokens, each times its weight: the last step of a mixture-of-experts layer.
+
+    out[t] = sum over j of weights[t, j] * y[position[t, j]]       y [T*k, H]   position, weights [T, k]   out [T, H]
+
+A choice at position -1 adds nothing. Rows that are no choice's hold NaN, and a backend that reads them shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.operator import Backend, Operator, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UnpermuteInputs:
+    """rows and order are what torch's ways back want; both come out of a permutation by sorting."""
+
+    y: Tensor  # [T*k, H]
+    position: Tensor  # [T, k] int32, the row of each choice, -1 without one
+    weights: Tensor  # [T, k]
+    order: Tensor  # [rows] int64: the flat choice of each row
+    rows: int  # choices that have a row, counted for the host
+
+
+def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> UnpermuteInputs:
+    """Standard normal rows, weights that sum to 1 over a token's choices."""
+    import torch
+
+    from groupbench.kernels.moe.routing import route_reference
+
+    generator = torch.Generator(device).manual_seed(seed)
+    y = torch.randn(shape.choices, shape.H, generator=generator, device=device, dtype=torch_dtype(dtype))
+    y[shape.M :] = math.nan
+    routing = route_reference(moe.ids_of(shape, device), shape.G)
+    weights = routing_weights(shape, dtype, device, generator)
+    return UnpermuteInputs(y, routing.position, weights, routing.source[: shape.M].long(), shape.M)
+
+
+def routing_weights(shape: MoeShape, dtype: str, device: str, generator: object) -> Tensor:  # [T, k]
+    """The softmax of normal scores."""
+    import torch
+
+    scores = torch.randn(shape.T, shape.k, generator=generator, device=device)  # type: ignore[call-overload]
+    return torch.softmax(scores, -1).to(torch_dtype(dtype))
+
+
+def reference(x: UnpermuteInputs) -> Tensor:
+    import torch
+
+    from groupbench.kernels.moe.permute import combine_reference
+
+    wide = torch.float64 if x.y.dtype == torch.float32 else torch.float32
+    return combine_reference(x.y.to(wide), x.position, x.weights)
+
+
+def flops(shape: MoeShape) -> int:
+    return 2 * shape.M * shape.H
+
+
+def min_bytes(shape: MoeShape, dtype: str) -> int:
+    """Each row, position and weight read once, each token written once."""
+    return (shape.T + shape.M) * shape.H * BYTES[dtype] + shape.choices * (4 + BYTES[dtype])
+
+
+def prepare_torch(x: UnpermuteInputs) -> Run:
+    """Rows in the order of tokens, times weights, summed over k."""
+    T, k = x.position.shape
+    at = x.position.flatten().clamp_min(0)
+    nobody = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
+
+    def run() -> Tensor:
+        rows = x.y.index_select(0, at).view(T, k, x.y.shape[1])
+        if nobody is not None:
+            rows = rows.masked_fill(nobody, 0)
+        return (rows * x.weights[:, :, None]).sum(1)
+
+    return run
+
+
+def prepare_torch_index_add(x: UnpermuteInputs) -> Run:
+    """Rows times weights, added to their tokens by atomics: in any order, and rounded at each addition."""
+    T, k = x.position.shape
+    token = x.order // k
+
+    def run() -> Tensor:
+        weighted = x.y[: x.rows] * x.weights.flatten()[x.order, None]
+        return x.y.new_zeros(T, x.y.size(1)).index_add_(0, token, weighted)
+
+    return run
+
+
+def prepare_triton(x: UnpermuteInputs) -> Run:
+    from groupbench.kernels.moe.permute import prepare_unpermute
+
+    return prepare_unpermute(x.y, x.position, x.weights)
+
+
+def prepare_helion(x: UnpermuteInputs) -> Run:
+    from groupbench.kernels.moe.helion_permute import prepare_helion_unpermute
+
+    return prepare_helion_unpermute(x.y, x.position, x.weights)
+
+
+_SUMMED = "{dtype}_summed"  # both round every weighted row before they add it
+
+MOE_UNPERMUTE = Operator(
+    name="moe_unpermute",
+    baseline="torch",
+    backends=(
+        Backend(
+            "torch", prepare_torch, "index_select into the order of tokens, multiply, sum over k", tolerance=_SUMMED
+        ),
+        Backend(
+            "torch_index_add",
+            prepare_torch_index_add,
+            "multiply, then index_add_ into zeros: atomics, another rounding at each addition",
+            tolerance=_SUMMED,
+        ),
+        Backend(
+            "triton",
+            prepare_triton,
+            "a token a program: k rows gathered and summed in fp32, j after j",
+            kind="triton",
+        ),
+        Backend("helion", prepare_helion, "the same in Helion", kind="helion"),
+    ),
+    make_inputs=make_inputs,
+    reference=reference,
+    flops=flops,
+    min_bytes=min_bytes,
+    returns="[T, H]",
+    **moe.shape_fields(layer=False),
+)

@@ -1,0 +1,241 @@
+"""Grouped-GEMM problems, their text, and the named suites.
+
+C[rows of g] = A[rows of g] @ B[g] for g in 0..G-1, with A [M, K], B [G, K, N], C [M, N]. M is the sum of all groups'
+rows M_g. A shape's text names the whole problem and is what the database keeps:
+
+    G=4,M_g=1024,N=1024,K=1024,B=shared           TritonBench's: four groups alike, one B for all
+    G=3,M_g=0|1|129,N=96,K=64                     rows listed
+    G=8,M=32768,N=4096,K=7168,routing=zipf(1.2),W=nk   rows drawn; weights stored as [G, N, K]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from groupbench.operators.catalog import routing as routings
+from groupbench.operators.sizes import counted, size, whole
+
+MAX_GROUPS = 1_000_000
+MAX_SIZE = 2**31 - 1  # offsets are int32
+MAX_TEXT = 20_000  # characters, as in the record
+HELP = (
+    "G,M,N,K with M rows in each of G groups (as TritonBench's --shapes), a shape's full text such as "
+    "G=3,M_g=0|1|129,N=96,K=64 or G=8,M=4096,N=512,K=256,routing=zipf(1.2),W=nk, or a name of a suite"
+)
+
+
+@dataclass(frozen=True)
+class GroupedShape:
+    """One grouped GEMM.
+
+    G, M, N, K  groups, rows in all, columns, reduction
+    routing     how rows fall to groups (routing.py), where they are not listed in `listed`
+    listed      rows of each group, or () where routing says them
+    nk          weights are stored [G, N, K] (a transposed view is handed on) rather than [G, K, N]
+    shared      TritonBench's inputs: one B for all groups, uniform values in [0, 1)
+    """
+
+    G: int
+    M: int
+    N: int
+    K: int
+    routing: str = "balanced"
+    listed: tuple[int, ...] = ()
+    nk: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.G <= MAX_GROUPS:
+            raise ValueError(f"G={self.G}: 1 to {MAX_GROUPS} groups")
+        for letter, value in (("M", self.M), ("N", self.N), ("K", self.K)):
+            least = 0 if letter == "M" else 1
+            if value < least:
+                raise ValueError(f"{letter}={value}: {least} to {MAX_SIZE}")
+            if value > MAX_SIZE:
+                raise ValueError(f"{letter} is too large: {MAX_SIZE} at most")
+        if 2 * self.M * self.N * self.K >= 2**63:
+            raise ValueError("more operations than 64 bits count")
+        if self.listed and (len(self.listed) != self.G or sum(self.listed) != self.M or min(self.listed) < 0):
+            raise ValueError(
+                f"M_g lists {len(self.listed)} groups with {sum(self.listed)} rows for G={self.G}, M={self.M}"
+            )
+        if not self.listed:
+            routings.check(self.routing)
+        elif self.routing != "balanced":
+            raise ValueError("M_g lists the rows, so routing has no say")
+        if len(str(self)) > MAX_TEXT:
+            raise ValueError(f"its text is longer than {MAX_TEXT} characters")
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """M_g of each group."""
+        return self.listed or routings.rows(self.routing, self.G, self.M)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"G": self.G, "M": self.M, "N": self.N, "K": self.K}
+
+    def __str__(self) -> str:
+        if self.listed:
+            alike = len(set(self.listed)) == 1
+            parts = [f"G={self.G}", f"M_g={self.listed[0] if alike else '|'.join(map(str, self.listed))}"]
+        else:
+            parts = [f"G={self.G}", f"M={self.M}"]
+        parts += [f"N={self.N}", f"K={self.K}"]
+        if not self.listed:
+            parts.append(f"routing={self.routing}")
+        if self.nk:
+            parts.append("W=nk")
+        if self.shared:
+            parts.append("B=shared")
+        return ",".join(parts)
+
+
+def uniform(G: int, M_g: int, N: int, K: int, **options: Any) -> GroupedShape:
+    """G groups of M_g rows each."""
+    return GroupedShape(G, G * M_g, N, K, listed=(M_g,) * min(G, MAX_GROUPS), **options)
+
+
+def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShape:
+    """Groups of the given rows."""
+    return GroupedShape(len(rows), sum(rows), N, K, listed=rows, **options)
+
+
+def _moe(G: int, M: int, N: int, K: int, routing: str) -> GroupedShape:
+    return GroupedShape(G, M, N, K, routing=routing, nk=True)
+
+
+# Expert counts and sizes of public models, `gu` the gate-up and `dn` the down projection; ep64 is one rank's share
+# of 256 experts over 64 ranks. Sources: DeepSeek-V3, Mixtral, Qwen3-MoE, Llama 4, gpt-oss model cards; DeepGEMM's test
+# shapes (dg_*); SonicMoE's default; torchtitan's contiguous grouped GEMM (titan).
+MOE: dict[str, GroupedShape] = {
+    "dsv3_gu_ep64": _moe(4, 32768, 4096, 7168, "uniform(0.7,1.3)"),
+    "dsv3_dn_ep64": _moe(4, 32768, 7168, 2048, "uniform(0.7,1.3)"),
+    "dsv3_gu_ep32": _moe(8, 32768, 4096, 7168, "balanced"),
+    "dsv3_dn_ep32": _moe(8, 32768, 7168, 2048, "balanced"),
+    "dsv3_gu_ep32_zipf": _moe(8, 32768, 4096, 7168, "zipf(1.2)"),
+    "dsv3_dn_ep32_zipf": _moe(8, 32768, 7168, 2048, "zipf(1.2)"),
+    "dsv3_decode": _moe(256, 1024, 4096, 7168, "multinomial"),
+    "dsv3_full_gu": _moe(256, 65536, 4096, 7168, "zipf(1.2)+empty(0.1)"),
+    "dg_a": _moe(4, 32768, 6144, 7168, "uniform(0.7,1.3)"),
+    "dg_c": _moe(4, 32768, 7168, 3072, "uniform(0.7,1.3)"),
+    "dg_e": _moe(4, 32768, 4096, 4096, "uniform(0.7,1.3)"),
+    "mixtral8x7b_gu": _moe(8, 16384, 28672, 4096, "zipf(1.2)"),
+    "mixtral8x7b_dn": _moe(8, 16384, 4096, 14336, "balanced"),
+    "qwen30b_gu": _moe(128, 65536, 1536, 2048, "balanced"),
+    "qwen30b_dn": _moe(128, 65536, 2048, 768, "zipf(1.2)"),
+    "qwen30b_decode": _moe(128, 512, 1536, 2048, "multinomial"),
+    "qwen235b_gu": _moe(128, 65536, 3072, 4096, "zipf(1.2)"),
+    "llama4_scout_gu": _moe(16, 32768, 16384, 5120, "balanced+empty(0.125)"),
+    "llama4_mav_gu": _moe(128, 32768, 16384, 5120, "zipf(1.2)"),
+    "gptoss20b_gu": _moe(32, 32768, 5760, 2880, "zipf(1.2)"),
+    "gptoss120b_dn": _moe(128, 32768, 2880, 2880, "zipf(1.2)"),
+    "sonic_gu": _moe(128, 262144, 2048, 4096, "multinomial"),
+    "titan_cg": uniform(8, 4096, 7168, 2048, nk=True),
+}
+
+RAGGED: dict[str, GroupedShape] = {
+    "empty_group": listed((384, 0, 640, 256), 2048, 1024),
+    "one_row": listed((512, 1, 255, 512), 2048, 1024),
+    "one_past_tile": listed((129, 257, 641, 1), 2048, 1024),
+    "one_owner": listed((0, 0, 1024, 0, 0, 0, 0, 0), 2048, 1024),
+    "one_group": listed((1000,), 2048, 1024),
+    "odd_n_and_k": listed((100, 37, 300), 1000, 360, nk=True),
+}
+
+SMOKE: dict[str, GroupedShape] = {
+    "even": uniform(4, 64, 64, 64, shared=True),
+    "ragged": listed((33, 0, 1, 65), 96, 80),
+    "odd": listed((5, 130), 45, 33, nk=True),
+    "single": listed((17,), 32, 48),
+}
+
+SUITES: Mapping[str, dict[str, GroupedShape]] = {
+    "tritonbench": {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)},
+    "ragged": RAGGED,
+    "moe": MOE,
+    "smoke": SMOKE,
+}
+
+
+# A gradient of the weights is compared with its reference in fp32: 35 bytes an element, all told. More of them than
+# this do not fit on a GPU of 80 GB, and are left out of the suites that compute it.
+MAX_WEIGHTS = 2_000_000_000
+
+
+def weight_gradient_suites() -> dict[str, tuple[GroupedShape, ...]]:
+    """The suites without the shapes whose weights' gradient is too large to check."""
+    return {
+        name: tuple(shape for shape in suite.values() if shape.G * shape.K * shape.N <= MAX_WEIGHTS)
+        for name, suite in SUITES.items()
+    }
+
+
+def parse(text: str) -> GroupedShape:
+    """The shape of a text (see HELP). Raises ValueError, saying what is wrong and what would be right."""
+    text = text.strip()
+    for suite in SUITES.values():
+        if text in suite:
+            return suite[text]
+    try:
+        if "=" in text:
+            return _parse_fields(text)
+        numbers = text.split(",")
+        odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
+        if odd:
+            raise ValueError(f"{odd[0]!r} is no suite's shape and no whole number")
+        if len(numbers) != 4:
+            raise ValueError(counted(len(numbers), "number"))
+        return uniform(*map(int, numbers))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+
+
+def _parse_fields(text: str) -> GroupedShape:
+    fields: dict[str, str] = {}
+    for part in _split(text):
+        key, _, value = part.partition("=")
+        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B"):
+            raise ValueError(f"field {key!r} is unknown or given twice")
+        fields[key] = value
+    missing = {"G", "N", "K"} - fields.keys()
+    if missing or ("M" in fields) == ("M_g" in fields):
+        raise ValueError("it needs G, N, K and either M or M_g")
+    options: dict[str, Any] = {
+        "nk": _choice(fields, "W", {"nk": True, "kn": False}),
+        "shared": _choice(fields, "B", {"shared": True}),
+    }
+    G, N, K = (whole(letter, fields[letter]) for letter in "GNK")
+    if "M" in fields:
+        return GroupedShape(G, whole("M", fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
+    if "routing" in fields:
+        raise ValueError("M_g lists the rows, so routing has no say")
+    rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in fields["M_g"].split("|"))
+    if len(rows) not in (1, G):
+        raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
+    if len(rows) == 1 and 1 <= G <= MAX_GROUPS:
+        rows *= G
+    return GroupedShape(G, sum(rows), N, K, listed=rows, **options)
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _choice(fields: dict[str, str], key: str, values: dict[str, bool]) -> bool:
+    if key not in fields:
+        return False
+    if fields[key] not in values:
+        raise ValueError(f"{key}={fields[key]} is not one of {', '.join(values)}")
+    return values[fields[key]]

@@ -1,0 +1,124 @@
+"""Products with few rows and columns and a long K: out = a @ b, cut along K (kernels/split_k).
+
+What decoding does at every step: M tokens, often fewer than a tensor core has rows, times weights that are read once.
+The record's `repeatable` tells the variants apart: sums in a fixed order give the same bits in every run, atomic adds
+do not. In bf16 and fp16 the last bits of an fp32 sum are rounded away in most elements, so look at fp32.
+"""
+
+from __future__ import annotations
+
+from groupbench.operators.catalog import gemm_shapes
+from groupbench.operators.catalog.gemm_shapes import GemmInputs, GemmShape
+from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.operator import Backend, Run, Target
+
+SEED = GemmShape(16, 16, 4096, nk=True)  # of Helion's examples/split_k_barrier.py
+
+# Layers of public models while they decode, weights as [N, K], and products that are nothing but a long sum.
+SKINNY = (
+    SEED,
+    GemmShape(16, 16, 131072, nk=True),
+    GemmShape(16, 64, 65536, nk=True),
+    GemmShape(32, 128, 16384, nk=True),
+    GemmShape(64, 64, 32768, nk=True),
+    GemmShape(64, 512, 32768, nk=True),
+    GemmShape(64, 64, 32768, km=True),  # a gradient of weights: both operands have the long dimension first
+    GemmShape(16, 128, 2880, nk=True),  # gpt-oss' router
+    GemmShape(64, 256, 7168, nk=True),  # DeepSeek-V3's router
+    GemmShape(16, 2112, 7168, nk=True),  # DeepSeek-V3's attention, projections down
+    GemmShape(16, 1024, 16384, nk=True),
+    GemmShape(1, 4096, 4096, nk=True),  # Llama 3 8B: attention's output, then the projection down
+    GemmShape(16, 4096, 4096, nk=True),
+    GemmShape(16, 4096, 4096),
+    GemmShape(64, 4096, 4096, nk=True),
+    GemmShape(1, 4096, 14336, nk=True),
+    GemmShape(16, 4096, 14336, nk=True),
+    GemmShape(64, 4096, 14336, nk=True),
+)
+
+SUITES = {
+    "skinny": SKINNY,
+    "seed": (SEED,),
+    "ragged": (
+        GemmShape(1, 1, 1),
+        GemmShape(1, 1, 100003),
+        GemmShape(17, 19, 10007, nk=True),
+        GemmShape(3, 1001, 4099),
+        GemmShape(61, 127, 8191, km=True, nk=True),
+        GemmShape(130, 300, 5000, nk=True),
+    ),
+    "smoke": (
+        GemmShape(16, 16, 512, nk=True),
+        GemmShape(1, 1, 1),
+        GemmShape(7, 13, 101, nk=True),
+        GemmShape(33, 45, 200),
+        GemmShape(5, 37, 331, km=True),
+    ),
+}
+
+
+def prepare_triton_fixup(x: GemmInputs) -> Run:
+    from groupbench.kernels.split_k.tiled import prepare_fixup
+
+    return prepare_fixup(x.a, x.b)
+
+
+def prepare_triton_two_launches(x: GemmInputs) -> Run:
+    from groupbench.kernels.split_k.tiled import prepare_two_launches
+
+    return prepare_two_launches(x.a, x.b)
+
+
+def prepare_triton_atomic(x: GemmInputs) -> Run:
+    from groupbench.kernels.split_k.tiled import prepare_atomic
+
+    return prepare_atomic(x.a, x.b)
+
+
+def prepare_helion_barrier(x: GemmInputs) -> Run:
+    from groupbench.kernels.split_k.helion_barrier import prepare_barrier
+
+    return prepare_barrier(x.a, x.b)
+
+
+def no_grid_barrier(target: Target) -> str | None:
+    if target.interpreted or target.device != "cuda":
+        return "a barrier of the whole grid cannot be interpreted: its programs run one after the other"
+    return None
+
+
+SPLIT_K_MATMUL = gemm_shapes.product(
+    "split_k_matmul",
+    torch_mm="torch.mm: cuBLAS, which splits K where its heuristics say so",
+    backends=(
+        Backend(
+            "triton_fixup",
+            prepare_triton_fixup,
+            "one launch, the last programs of a tile add all partials in order; after stream-K's fixup",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "triton_two_launches",
+            prepare_triton_two_launches,
+            "partials by one kernel, their sums in order by another",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "triton_atomic",
+            prepare_triton_atomic,
+            "partials added by atomics to fp32 zeros: in no order, so not the same to the bit twice",
+            kind="triton",
+            unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "helion_barrier",
+            prepare_helion_barrier,
+            "partials, a grid-wide barrier, sums, in one launch; after Helion's examples/split_k_barrier.py",
+            kind="helion",
+            unavailable=no_grid_barrier,
+        ),
+    ),
+    suites=SUITES,
+)

@@ -1,0 +1,1 @@
+"""Searches for the fastest configuration of each tunable kernel on this GPU."""

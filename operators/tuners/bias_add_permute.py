@@ -1,0 +1,59 @@
+"""Finds the fastest configs of the fused kernel with bias and permutation, and writes the file that ships.
+
+    python -m groupbench.operators.tuners.bias_add_permute -o kernels/grouped_gemm/configs/bias_add_permute_h100.json
+
+Runs on the GPU it tunes for, in one process: a dozen configs a shape, about a second each with compiling. Beside each
+time stands the share of the device's copy bandwidth at which the least bytes moved. When the limit is over, what has
+been found is written; what an output file held already and was not tuned now is kept.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.operators.catalog.grouped_gemm_bias_add_permute import SHAPES, FusedShape, min_bytes, parse_shape
+from groupbench.operators.tuners import tuning
+
+ABOUT = "fastest configs of the fused kernel by problem, of the candidates in kernels/bias_add_permute/fused.py"
+
+
+def times_of(shape: FusedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every candidate that runs."""
+    from groupbench.kernels.bias_add_permute.fused import candidates, config_key, prepare_fused
+    from groupbench.operators.catalog.grouped_gemm_bias_add_permute import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    times = tuning.time_each(candidates(x.op), lambda config: prepare_fused(x.groups, x.op, config))
+    return config_key(x.groups, x.op), times
+
+
+@cache
+def copy_gb_per_s() -> float:
+    """Bytes read and written in a copy of 1 GiB, by time."""
+    import torch
+
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").zero_()
+    return 2 * source.numel() / tuning.fastest_burst(source.clone) / 1e6
+
+
+@click.command()
+@tuning.output_option()
+@click.option("--shape", "texts", multiple=True, default=tuple(SHAPES), show_default=True)
+@tuning.dtype_option
+@tuning.limit_option(120)
+def main(output: Path, texts: tuple[str, ...], dtype: str, limit: float) -> None:
+    """Tune the fused kernel with bias and permutation for this GPU."""
+
+    def share(shape: FusedShape, ms: float) -> str:
+        return f" {min_bytes(shape, dtype) / ms / 1e6 / copy_gb_per_s():.0%} of copy"
+
+    problems = tuning.chosen(parse_shape, texts, ())
+    tuning.tune(output, ABOUT, problems, lambda shape: times_of(shape, dtype), limit_s=limit, rate=share, sort=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Finds triton_flat's fastest config for each problem of the suites, and writes the file that ships.
+
+    python -m groupbench.operators.tuners.flat -o kernels/grouped_gemm/configs/flat_h100.json
+    python -m groupbench.operators.tuners.flat --dgrad -o kernels/grouped_gemm/configs/flat_h100.json
+
+The gradient of the rows is the forward with the other layout of the weights, and a problem of its own: with --dgrad
+those are tuned, and added to what the file holds.
+
+Runs on the GPU it tunes for, in one process, about five seconds a problem.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.operators.catalog.shapes import SUITES, GroupedShape, parse
+from groupbench.operators.tuners import tuning
+
+ABOUT = "triton_flat's fastest config by problem, of the candidates in flat.py"
+
+
+def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.grouped_gemm.flat import candidates, illegal, prepare_flat
+    from groupbench.kernels.grouped_gemm.support import stored_weights
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.operators.catalog import grouped_gemm, grouped_gemm_dgrad
+
+    x = (grouped_gemm_dgrad if dgrad else grouped_gemm).make_inputs(shape, dtype, "cuda", seed=0)
+    legal = [config for config in candidates(shape.M / shape.G) if illegal(config, x.a.dtype) is None]
+    G, K, N = x.b.shape
+    key = tuning_key(shape.M, G, N, K, x.a.dtype, stored_weights(x.b)[1])
+    return key, tuning.time_each(legal, lambda config: prepare_flat(x.a, x.b, x.offs, config))
+
+
+@click.command()
+@tuning.output_option()
+@tuning.suite_option(SUITES, "tritonbench", "moe")
+@tuning.shape_option
+@tuning.dtype_option
+@click.option("--dgrad", is_flag=True, help="The gradients of the suites' rows, added to the output file.")
+def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, dgrad: bool) -> None:
+    """Tune triton_flat for this GPU."""
+    problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))
+    tuning.tune(output, ABOUT, problems, lambda shape: times_of(shape, dtype, dgrad), keep=dgrad)
+
+
+if __name__ == "__main__":
+    main()

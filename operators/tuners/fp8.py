@@ -1,0 +1,60 @@
+"""Finds the fp8 kernel's fastest config for each problem and mode, and writes the file that ships.
+
+    python -m groupbench.operators.tuners.fp8 -o kernels/grouped_gemm/configs/fp8_h100.json --limit 240
+
+Runs on the GPU it tunes for, in one process; a problem takes about ten seconds a mode the first time its number of
+experts is met, most of it compiling. When the time is up, what has been found is written and the rest is left to the
+configs by size class. What is in the file already and was not tuned now is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.operators.catalog.shapes import MOE, GroupedShape
+from groupbench.operators.tuners import tuning
+
+ABOUT = "the fp8 kernel's fastest config by problem and mode, of the candidates in fp8.py"
+# Few experts with many rows, many with fewer, and a few rows each; the first are tuned first.
+SHAPES = (
+    *("dsv3_gu_ep32_zipf", "dsv3_dn_ep32", "mixtral8x7b_gu", "qwen30b_gu", "qwen30b_dn", "qwen30b_decode"),
+    *("gptoss20b_gu", "dsv3_decode"),
+)
+
+
+def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every candidate that runs."""
+    from groupbench.kernels.grouped_gemm import fp8
+    from groupbench.kernels.grouped_gemm.tuned import problem_key
+    from groupbench.operators.catalog.grouped_gemm_fp8 import make_inputs
+
+    x = make_inputs(shape, "fp8", "cuda", seed=0, blockwise=mode == fp8.BLOCKWISE)
+    times = tuning.time_each(
+        fp8.candidates(mode, shape.M / shape.G),
+        lambda config: fp8.prepare_fp8(
+            x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=mode == fp8.ROWWISE_FAST, config=config
+        ),
+    )
+    return problem_key(shape.M, shape.G, shape.N, shape.K, mode), times
+
+
+@click.command()
+@tuning.output_option()
+@click.option("--shape", "names", type=click.Choice(list(MOE)), multiple=True, default=SHAPES, help="Of suite moe.")
+@click.option("--mode", "modes", multiple=True, default=("rowwise", "rowwise_fast", "blockwise"), show_default=True)
+@tuning.limit_option(240)
+def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: float) -> None:
+    """Tune the fp8 kernel for this GPU."""
+    from groupbench.kernels.grouped_gemm.fp8 import MODES
+
+    if unknown := set(modes) - set(MODES):
+        raise click.BadParameter(f"{', '.join(unknown)}: modes are {', '.join(MODES)}", param_hint="--mode")
+    problems = {f"{name} {mode}": (MOE[name], mode) for name in names for mode in modes}
+    tuning.tune(output, ABOUT, problems, lambda problem: times_of(*problem), limit_s=limit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Finds the fastest configs of a layer's first grouped GEMM with SwiGLU for each problem, and writes the file.
+
+    python -m groupbench.operators.tuners.moe -o kernels/grouped_gemm/configs/gate_up_h100.json
+    python -m groupbench.operators.tuners.moe -o gate_up.json --suite decode --limit 60
+
+Runs on the GPU it tunes for, in one process, a few seconds a problem: what is compared is the time for inference and
+for training together. Problems that the time limit leaves out, and those that an existing output file holds beside,
+keep what they have. The layer's other products are tuned by tune_flat and tune_wgrad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.tuners import tuning
+
+ABOUT = "fastest configs of gate and up with SwiGLU by problem, of the candidates in kernels/moe/gate_up.py"
+
+
+def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.kernels.moe.gate_up import GateUpConfig, candidates, gate_up, illegal
+    from groupbench.kernels.moe.permute import spread_rows
+    from groupbench.kernels.moe.routing import route
+    from groupbench.operators.catalog.moe_layer import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    routing = route(x.ids, shape.G)
+    rows = spread_rows(x.x, routing.position)
+    legal = [config for config in candidates(shape.choices / shape.G) if illegal(config, rows.dtype) is None]
+
+    def first_product(save: bool) -> Callable[[GateUpConfig], Callable[[], object]]:
+        return lambda config: partial(gate_up, rows, x.w_gate_up, routing.offs, save, config)
+
+    key = tuning_key(shape.choices, shape.G, 2 * shape.F, shape.H, rows.dtype, nk=True)
+    return key, tuning.time_each(legal, first_product(save=False), first_product(save=True))
+
+
+@click.command()
+@tuning.output_option()
+@tuning.suite_option(moe.LAYER_SUITES, "moe", "decode")
+@tuning.shape_option
+@tuning.dtype_option
+@tuning.limit_option(1200)
+def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, limit: float) -> None:
+    """Tune the first product of a mixture-of-experts layer for this GPU."""
+    of_suites = (shape for suite in suites for shape in moe.LAYER_SUITES[suite].values())
+    tuning.tune(
+        output,
+        ABOUT,
+        tuning.chosen(partial(moe.parse, layer=True), texts, of_suites),
+        lambda shape: times_of(shape, dtype),
+        limit_s=limit,
+        rate=lambda shape, ms: f" {8e-9 * shape.M * shape.H * shape.F / ms:6.1f} TFLOP/s",  # two runs
+        sort=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""How far the split-K rule is from the fastest of its neighbours, shape by shape: what the rule's numbers come from.
+
+    python -m groupbench.operators.tuners.split_k --suite skinny --dtype bf16
+
+Prints, for each shape, cuBLAS, what the rule of the kernel that takes it gives (`choose_config` of tiled.py, or
+`choose_stream` of stream.py), and the fastest of all configs that differ from it in tile, splits, warps, stages, or in
+how B is read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes for, in one process, a
+minute a shape, nearly all of it Triton's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from groupbench.operators.catalog.split_k_matmul import SPLIT_K_MATMUL, SUITES
+from groupbench.operators.tuners import tuning
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from groupbench.kernels.split_k.stream import StreamConfig
+    from groupbench.kernels.split_k.tiled import SplitKConfig
+
+Config = TypeVar("Config")
+
+
+def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
+    """Legal configs around the rule's, itself first, each once."""
+    from groupbench.kernels.split_k.slots import most_adders
+    from groupbench.kernels.split_k.tiled import choose_config, illegal, legal_splits, tile_count
+
+    rule = choose_config(M, N, K, dtype, sms)
+    seen = {rule}
+    yield rule
+    narrow = sorted({max(16, rule.block_n // 2), rule.block_n, min(128, 2 * rule.block_n)})
+    deep = sorted({max(32, rule.block_k // 2), rule.block_k, min(256, 2 * rule.block_k)})
+    for block_n, block_k, per_sm, stages, streamed in itertools.product(
+        narrow, deep, (0.5, 1, 2, 4), (3, 4, 6), (False, True)
+    ):
+        config = replace(rule, block_n=block_n, block_k=block_k, num_stages=stages, streamed=streamed, adders=1)
+        splits = legal_splits(int(sms * per_sm) // tile_count(M, N, config), K, block_k)
+        found = replace(config, splits=splits, adders=most_adders(rule.block_m * block_n, splits))
+        if found not in seen and illegal(found, K, dtype) is None:
+            seen.add(found)
+            yield found
+
+
+def stream_neighbours(M: int, N: int, K: int, sms: int) -> Iterator[StreamConfig]:
+    """As `neighbours`, of the kernel that reads B into registers."""
+    from groupbench.kernels.split_k.slots import most_adders
+    from groupbench.kernels.split_k.stream import ROWS, StreamConfig, choose_stream
+    from groupbench.kernels.split_k.tiled import even_splits, legal_splits
+
+    rule = choose_stream(M, N, K, sms)
+    seen = {rule}
+    yield rule
+    for block_n, warp_k, num_warps, per_sm in itertools.product((16, 32), (64, 128), (2, 4, 8, 16), (0.5, 1, 2)):
+        tiles = math.ceil(N / block_n)
+        splits = legal_splits(even_splits(int(sms * per_sm) // tiles), K, warp_k * num_warps)
+        found = StreamConfig(block_n, warp_k, splits, num_warps, most_adders(ROWS * block_n, splits))
+        if found not in seen:
+            seen.add(found)
+            yield found
+
+
+def evenly(configs: list[Config], most: int) -> list[Config]:
+    """At most so many, spread over the list, the first among them."""
+    return configs[:: math.ceil(len(configs) / most)]
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """Of a call, as tuning.py takes it; infinity where the GPU cannot hold as many programs as wait for each other."""
+    try:
+        return 1e3 * tuning.fastest_burst(run)
+    except RuntimeError as error:
+        if "cooperative" not in str(error):
+            raise
+        return math.inf
+
+
+def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable[[], Tensor], object]]:
+    """Calls and their configs, the rule's first, of the kernel that `prepare_fixup` chooses for these operands."""
+    from groupbench.kernels.split_k.stream import prepare_stream, unsuitable
+    from groupbench.kernels.split_k.tiled import prepare_fixup
+
+    (M, K), N = a.shape, b.size(1)
+    if unsuitable(a, b) is None:
+        streams = evenly(list(stream_neighbours(M, N, K, sms)), most)
+        return [(prepare_stream(a, b, config), config) for config in streams]
+    configs = evenly(list(neighbours(M, N, K, a.dtype, sms)), most)
+    return [(prepare_fixup(a, b, config), config) for config in configs]
+
+
+@click.command()
+@tuning.suite_option(SUITES, "skinny")
+@tuning.shape_option
+@tuning.dtype_option
+@click.option("--configs", type=click.IntRange(min=1), default=60, show_default=True, help="Most configs of a shape.")
+def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: int) -> None:
+    """Compare the rule with its neighbours on this GPU."""
+    import torch
+
+    named = tuning.chosen(SPLIT_K_MATMUL.parse_shape, texts, (shape for suite in suites for shape in SUITES[suite]))
+    tuning.require_gpu()
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    for shape in named.values():
+        x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
+        times = [(microseconds(run), config) for run, config in candidates(x.a, x.b, sms, configs)]
+        cublas = microseconds(lambda x=x: torch.mm(x.a, x.b))  # type: ignore[misc]
+        best, config = min(times, key=lambda found: found[0])
+        rule = times[0][0]
+        click.echo(f"{shape}: cuBLAS {cublas:.2f} us, rule {rule:.2f} ({cublas / rule:.2f}), ", nl=False)
+        click.echo(f"best {best:.2f} ({cublas / best:.2f})\n  rule {times[0][1]}\n  best {config}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Finds the fastest configs of the weights' gradient for each problem, and writes the file that ships.
+
+    python -m groupbench.operators.tuners.wgrad -o kernels/grouped_gemm/configs/wgrad_h100.json
+    python -m groupbench.operators.tuners.wgrad -o wgrad.json --suite moe --limit 300
+    python -m groupbench.operators.tuners.wgrad --helion dsv3_gu_ep32 --limit 120
+
+Runs on the GPU it tunes for, in one process, about five seconds a problem. Problems that the time limit leaves out, and
+those that an existing output file holds beside, keep what they have. With --helion, Helion's own search is run for one
+shape instead, and its config printed, for helion_wgrad.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.tuners import tuning
+
+ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
+
+
+def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, illegal, prepare_wgrad
+    from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    legal = [
+        config
+        for config in candidates(shape.M / shape.G)
+        if illegal(config, x.a.dtype) is None and not (config.dynamic and shape.G > MOST_RANKED)
+    ]
+    key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
+    return key, tuning.time_each(legal, lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config))
+
+
+def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
+    """Helion's best config for a problem, after a search of about limit_s seconds, as text."""
+    import os
+
+    os.environ.setdefault("HELION_AUTOTUNE_EFFORT", "quick")
+    os.environ["HELION_AUTOTUNE_BUDGET_SECONDS"] = str(int(limit_s))
+    from groupbench.kernels.grouped_gemm.helion_wgrad import tune_helion_wgrad
+    from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    return repr(tune_helion_wgrad(x.a, x.dc, x.offs, x.nk))
+
+
+@click.command()
+@tuning.output_option(required=False)
+@tuning.suite_option(shapes.SUITES, "tritonbench", "moe")
+@tuning.shape_option
+@tuning.dtype_option
+@tuning.limit_option(1200)
+@click.option("--helion", help="Let Helion search for this shape instead.")
+def main(
+    output: Path | None, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, limit: float, helion: str | None
+) -> None:
+    """Tune the weights' gradient for this GPU."""
+    if helion is not None:
+        click.echo(tune_helion(shapes.parse(helion), dtype, limit))
+        return
+    if output is None:
+        raise click.UsageError("say where the configs go: -o FILE")
+    of_suites = shapes.weight_gradient_suites()
+    tuning.tune(
+        output,
+        ABOUT,
+        tuning.chosen(shapes.parse, texts, (shape for suite in suites for shape in of_suites[suite])),
+        lambda shape: times_of(shape, dtype),
+        limit_s=limit,
+        rate=lambda shape, ms: f" {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s",
+        sort=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Finds helion_worklist's fastest config for problems on this GPU, and writes the file that ships.
+
+    python -m groupbench.operators.tuners.worklist -o kernels/grouped_gemm/configs/worklist_h100.json
+
+One process, about four seconds a problem; what a problem had in the file is kept where the problem is not tuned again,
+and is a candidate where it is. `--limit` stops in time, and what is tuned by then is written.
+
+`--autotune SECONDS` lets Helion's own search look for that long too, for each problem, with the rows of a tile and the
+order of the fastest config so far; its find is a candidate like the others, timed in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from groupbench.operators.catalog.shapes import SUITES, GroupedShape, parse
+from groupbench.operators.tuners import tuning
+
+if TYPE_CHECKING:
+    from groupbench.kernels.grouped_gemm.helion_worklist import WorklistConfig
+
+ABOUT = "helion_worklist's fastest config by problem, of the candidates in helion_worklist.py"
+
+
+def times_of(
+    shape: GroupedShape,
+    dtype: str,
+    given: list[WorklistConfig] | None = None,
+    before: dict[str, dict[str, Any]] | None = None,
+    autotune_s: float = 0,
+) -> tuple[str, list[tuple[float, WorklistConfig]]]:
+    """(key, [(ms, config)]) of what runs: of those given, or else of all candidates.
+
+    Also of what the file held before, and of Helion's find where it may search.
+    """
+    from groupbench.kernels.grouped_gemm import helion_worklist
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.operators.catalog.grouped_gemm import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
+    configs = list(given or helion_worklist.candidates(shape.M / shape.G, shape.K))
+    if before and key in before and (last := helion_worklist.config_from(before[key])) not in configs:
+        configs.append(last)
+
+    def times(configs: list[WorklistConfig]) -> list[tuple[float, WorklistConfig]]:
+        return tuning.time_each(
+            configs, lambda config: helion_worklist.prepare_helion_worklist(x.a, x.b, x.offs, config)
+        )
+
+    found = times(configs)
+    if autotune_s and found:
+        fastest = min(found, key=itemgetter(0))[1]
+        found += times([helion_worklist.tune_helion_worklist(x.a, x.b, x.offs, fastest, autotune_s)])
+    return key, found
+
+
+def read_configs(path: Path) -> list[WorklistConfig]:
+    """A list of configs from JSON: [{"block_m": 128, "block_n": 256, ...}, ...]."""
+    from groupbench.kernels.grouped_gemm.helion_worklist import config_from
+
+    try:
+        return [config_from(values) for values in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise click.BadParameter(f"{path} is no list of configs: {error}") from error
+
+
+@click.command()
+@tuning.output_option()
+@tuning.suite_option(SUITES, "tritonbench", "moe")
+@tuning.shape_option
+@click.option("--configs", "configs_path", type=click.Path(path_type=Path), help="JSON list of configs to try instead.")
+@tuning.dtype_option
+@tuning.limit_option(600)
+@click.option("--autotune", "autotune_s", default=0.0, show_default=True, help="Seconds of Helion's search, a problem.")
+def main(
+    output: Path,
+    suites: tuple[str, ...],
+    texts: tuple[str, ...],
+    configs_path: Path | None,
+    dtype: str,
+    limit: float,
+    autotune_s: float,
+) -> None:
+    """Tune helion_worklist for this GPU."""
+    problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))
+    given = read_configs(configs_path) if configs_path else None
+    before = tuning.read_tuned(output)
+    tuning.tune(
+        output,
+        ABOUT,
+        problems,
+        lambda shape: times_of(shape, dtype, given, before, autotune_s),
+        "helion",
+        limit_s=limit,
+    )
+
+
+if __name__ == "__main__":  # Helion's autotuner starts processes that import this module again
+    main()

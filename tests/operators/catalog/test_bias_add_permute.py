@@ -1,0 +1,206 @@
+"""grouped_gemm_bias_add_permute: shapes, inputs, counts, and every backend against the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from groupbench.operators.catalog import grouped_gemm_bias_add_permute as op
+from groupbench.operators.catalog.grouped_gemm_bias_add_permute import FusedShape, GroupSize, parse_shape
+from groupbench.operators.measure import accuracy
+from groupbench.operators.measure.selection import default_suite
+from groupbench.operators.operator import Target
+from groupbench.operators.registry import get_operator
+from groupbench.operators.tolerances import TOLERANCES
+from groupbench.operators.tuners.bias_add_permute import main as tune
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPERATOR = op.GROUPED_GEMM_BIAS_ADD_PERMUTE
+RUNNABLE = [b.name for b in OPERATOR.backends if b.unavailable(Target(DEVICE, "fp16", interpreted=True)) is None]
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_groups_are_what_its_unseeded_rand_gives() -> None:
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if not hasattr(libc, "gnu_get_libc_version"):
+        pytest.skip("NOT TESTED: the example's groups are what rand() of glibc gives, and this is another C library")
+    libc.srand(1)
+    G = libc.rand() % 16 + 1
+    assert op.example_rules(G, lambda: libc.rand() % 4) == op.EXAMPLE
+
+
+def test_the_first_suite_is_the_example_and_multiplies_first() -> None:
+    assert next(iter(OPERATOR.suites)) == "example"
+    shape = OPERATOR.suites["example"][0]
+    assert shape == parse_shape("example_mul")
+    assert shape.dims == {"G": 8, "M": 262144, "N": 2048, "K": 256}
+    assert default_suite(OPERATOR, "cpu") == "smoke"
+    assert {shape.op for shape in OPERATOR.suites["smoke"]} == set(op.OPS)
+
+
+@pytest.mark.parametrize("suite", OPERATOR.suites)
+def test_a_text_is_read_back(suite: str) -> None:
+    for shape in OPERATOR.suites[suite]:
+        assert parse_shape(str(shape)) == shape
+        assert get_operator(OPERATOR.name).parse_shape(f" {shape} ") == shape
+
+
+def test_texts_for_people() -> None:
+    alike = GroupSize((2, 3, 8), (4, 16), 64)
+    assert parse_shape("G=3,groups=2x3x8:4x16:64") == FusedShape((alike,) * 3, "mul")
+    assert str(FusedShape((alike,) * 3, "add")) == "G=3,groups=2x3x8:4x16:64,E=add"
+    drawn = parse_shape("G=12,groups=random(3),E=none")
+    assert drawn == parse_shape(str(drawn))
+    assert drawn.groups == op.random_groups(12, 3) != op.random_groups(12, 4)
+    for group in op.random_groups(200, 0):
+        assert {*group.m[:2], group.n[0]} <= {4, 8, 12, 16}
+        assert (group.m[2], group.n[1], group.K % 64, 64 <= group.K <= 256) == (256, 128, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "field ''"),
+        ("4,1024,1024,1024", "field '4'"),
+        ("G=2", "lacks groups"),
+        ("groups=2x2x2:2x2:2", "lacks G"),
+        ("G=0,groups=2x2x2:2x2:2", "1 to"),
+        ("G=2,groups=2x2x2:2x2:2,E=div", "E=div is none of mul, add, none"),
+        ("G=2,groups=2x2x2:2x2:2|2x2x2:2x2:2|2x2x2:2x2:2", "3 groups are listed for G=2"),
+        ("G=1,groups=2x2:2x2:2", "M0xM1xM2:N0xN1:K"),
+        ("G=1,groups=2x2x2:2x2", "M0xM1xM2:N0xN1:K"),
+        ("G=1,groups=2x2x-2:2x2:2", "M0xM1xM2:N0xN1:K"),
+        ("G=1,groups=", "group '' is not of the form M0xM1xM2:N0xN1:K"),
+        ("G=1,groups=2x2x2:2x2:2|", "group '' is not of the form"),
+        ("G=x,groups=2x2x2:2x2:2", "G=x is no whole number"),
+        ("G=1,groups=99999x99999x2:2x2:2", "at most"),
+        ("G=1,groups=40000x40000x1:40000x40000:40000", "64 bits"),
+        ("G=1,groups=random(x)", "random=x is no whole number"),
+        ("G=9000,groups=random(1)", "longer than"),
+        ("G=1,groups=2x2x2:2x2:2,G=1", "given twice"),
+    ],
+)
+def test_bad_texts_say_what_is_right(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        parse_shape(text)
+    assert "A shape is G=2,groups=" in str(caught.value)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+ONE = GroupSize((1, 2, 3), (2, 5), 7)  # M = 6, N = 10
+COUNTED = {
+    "with e": (FusedShape((ONE,), "mul"), 60 * (14 + 2), (6 + 10) * 7 + 10 + 60 + 60),
+    "without": (FusedShape((ONE,), "none"), 60 * (14 + 1), (6 + 10) * 7 + 10 + 60),
+    "an empty group is not read": (
+        FusedShape((ONE, GroupSize((0, 2, 3), (2, 5), 7)), "add"),
+        60 * (14 + 2),
+        (6 + 10) * 7 + 10 + 60 + 60,
+    ),
+    "no rows": (FusedShape((GroupSize((0, 2, 3), (2, 5), 7),), "mul"), 0, 0),
+}
+
+
+@pytest.mark.parametrize(("shape", "flops", "elements"), COUNTED.values(), ids=COUNTED)
+def test_flops_and_bytes(shape: FusedShape, flops: int, elements: int) -> None:
+    assert op.flops(shape) == flops
+    assert op.min_bytes(shape, "fp16") == 2 * elements
+    assert op.min_bytes(shape, "fp32") == 4 * elements
+
+
+def test_inputs_are_of_the_seed_and_apart() -> None:
+    shape = parse_shape("G=2,groups=1x2x3:2x5:7")
+    x, again, other = (op.make_inputs(shape, "fp16", DEVICE, seed) for seed in (1, 1, 2))
+    assert torch.equal(x.groups[1].a, again.groups[1].a)
+    assert not torch.equal(x.groups[1].a, other.groups[1].a)
+    assert not torch.equal(x.groups[0].b, x.groups[1].b)
+    operands = [operand for group in x.groups for operand in group.operands]
+    assert len({operand.untyped_storage().data_ptr() for operand in operands}) == len(operands) == 8
+    assert all(group.e is None for group in op.make_inputs(replace(shape, op="none"), "fp16", DEVICE, 1).groups)
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_backend_is_right_on_smoke_shapes(name: str) -> None:
+    for shape in OPERATOR.suites["smoke"]:
+        x = OPERATOR.make_inputs(shape, "fp16", DEVICE, 0)
+        run = OPERATOR.backend(name).prepare(x)
+        measured, problem = accuracy.check_backend(run, OPERATOR.reference(x), OPERATOR, name, "fp16")
+        assert problem is None, f"{shape}: {problem}"
+        assert measured.repeatable
+        assert measured.unwritten == 0
+
+
+@pytest.mark.parametrize("name", ["torch_unfused", "torch_linear"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_torch_backends_in_other_dtypes(name: str, dtype: str) -> None:
+    for shape in OPERATOR.suites["smoke"]:
+        x = OPERATOR.make_inputs(shape, dtype, DEVICE, 0)
+        run = OPERATOR.backend(name).prepare(x)
+        assert accuracy.check_backend(run, OPERATOR.reference(x), OPERATOR, name, dtype)[1] is None, shape
+        assert {out.dtype for out in run()} == {x.groups[0].a.dtype}
+        assert all(out.is_contiguous() for out in run())
+
+
+def test_a_wrong_operation_and_a_wrong_order_are_seen() -> None:
+    shape = parse_shape("G=2,groups=2x2x8:2x8:16|2x2x8:2x8:16")
+    x = OPERATOR.make_inputs(shape, "fp32", DEVICE, 0)
+    right = OPERATOR.reference(x)
+    added = op.prepare_torch_unfused(replace(x, op="add"))
+    assert accuracy.check_backend(added, right, OPERATOR, "x", "fp32")[1] is not None
+
+    def packed() -> tuple[torch.Tensor, ...]:  # [M0, M1, M2, N0, N1], read as if it were permuted
+        outputs = op.prepare_torch_unfused(x)()
+        return tuple(
+            out.permute(0, 2, 4, 1, 3).reshape(group.permuted) for out, group in zip(outputs, x.groups, strict=True)
+        )
+
+    problem = accuracy.check_backend(packed, right, OPERATOR, "x", "fp32")[1]
+    assert problem is not None
+    assert problem.startswith("F0: ")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [torch.ones(2, 2), (torch.ones(2, 2),), (torch.ones(1, 1, 1, 1, 1), torch.ones(1, 1, 1, 1, 1).half()), (1,)],
+    ids=["tensor", "matrix", "two_dtypes", "number"],
+)
+def test_outputs_of_the_wrong_kind(output: Any) -> None:
+    with pytest.raises(TypeError, match="returned"):
+        op.decode(output)
+
+
+def test_the_function_that_is_compiled_traces_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile as the backend calls it, without Inductor's code for a CPU, which takes half a minute."""
+    compile_, asked = torch.compile, {}
+
+    def eager(function: Any, *, options: dict[str, Any], **more: Any) -> Any:
+        asked.update(options)
+        return compile_(function, backend="aot_eager", **more)
+
+    monkeypatch.setattr(torch, "compile", eager)
+    for shape in OPERATOR.suites["smoke"][:3]:
+        x = OPERATOR.make_inputs(shape, "fp32", "cpu", 0)
+        run = OPERATOR.backend("torch_compile_max").prepare(x)
+        assert accuracy.check(lambda run=run: op.decode(run()), OPERATOR.reference(x), TOLERANCES["fp32"])[1] is None
+    assert asked == {"max_autotune": True}
+    assert OPERATOR.backend("torch_compile").unavailable(Target("cpu", "fp32")) is not None
+    assert OPERATOR.backend("torch_compile").unavailable(Target("cuda", "bf16", capability=(9, 0))) is None
+
+
+def test_tuning_says_what_it_needs(tmp_path: Any) -> None:
+    file = str(tmp_path / "configs.json")
+    done = CliRunner().invoke(tune, ["-o", file, "--shape", "G=1"])
+    assert (done.exit_code, "lacks groups" in done.output) == (2, True)
+    if DEVICE == "cpu":
+        done = CliRunner().invoke(tune, ["-o", file])
+        assert (done.exit_code, "needs the GPU" in done.output) == (2, True)

@@ -1,0 +1,212 @@
+"""The fp8 operators: their inputs, their numbers, and every backend against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from groupbench.operators.catalog import grouped_gemm_fp8 as gg
+from groupbench.operators.catalog import quantize_fp8 as qz
+from groupbench.operators.catalog.grouped_gemm_fp8 import GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE
+from groupbench.operators.catalog.quantize_fp8 import QUANTIZE_FP8
+from groupbench.operators.catalog.shapes import listed
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.measure import accuracy
+from groupbench.operators.operator import Operator, Target
+from groupbench.operators.tolerances import TOLERANCES, tolerance_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None
+GEMMS = (GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE)
+OPERATORS = {operator.name: operator for operator in (*GEMMS, QUANTIZE_FP8)}
+
+
+def problem(operator: Operator, backend: str, x: object, dtype: str = "fp8") -> str | None:
+    run = operator.backend(backend).prepare(x)
+    measured, wrong = accuracy.check_backend(run, operator.reference(x), operator, backend, dtype)
+    assert measured.repeatable
+    return wrong
+
+
+# --- grouped_gemm_fp8, both recipes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", GEMMS, ids=lambda operator: operator.name)
+def test_inputs(operator: Operator) -> None:
+    x = operator.make_inputs(operator.parse_shape("G=3,M_g=3|0|2,N=130,K=300"), "fp8", DEVICE, 0)
+    assert (x.a.dtype, x.b.dtype) == (torch.float8_e4m3fn,) * 2
+    assert (x.a.shape, x.b.shape) == ((5, 300), (3, 130, 300))
+    assert all(stride % 16 == 0 for stride in (*x.a.stride()[:-1], *x.b.stride()[:-1]))
+    blockwise = operator is GROUPED_GEMM_FP8_BLOCKWISE
+    assert (x.scale_a.shape, x.scale_b.shape) == (((5, 3), (3, 2, 3)) if blockwise else ((5,), (3, 130)))
+    assert x.scale_a.stride() == ((1, 5) if blockwise else (1,))
+    assert (x.offs.tolist(), x.rows) == ([3, 3, 5], (3, 0, 2))
+    assert x.a.float().abs().amax() == x.b.float().abs().amax() == 448
+    assert not torch.equal(x.b[0].float(), x.b[1].float())
+    again, other = (operator.make_inputs(listed((3, 0, 2), 130, 300), "fp8", DEVICE, seed) for seed in (0, 1))
+    assert torch.equal(again.a.float(), x.a.float())
+    assert torch.equal(again.scale_b, x.scale_b)
+    assert not torch.equal(other.a.float(), x.a.float())
+
+
+def test_inputs_are_drawn_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gg, "CHUNK", 4)
+    for operator in GEMMS:
+        x = operator.make_inputs(listed((9,), 16, 16), "fp8", DEVICE, 0)
+        assert (x.scale_a > 0).all()
+        assert (x.a.float().abs().amax(1) == 448).all()
+
+
+def test_weights_are_always_nk_and_never_shared() -> None:
+    for operator in GEMMS:
+        assert str(operator.parse_shape("2,8,16,32")) == "G=2,M_g=8,N=16,K=32,W=nk"
+        assert str(operator.parse_shape("G=2,M_g=8,N=16,K=32,W=nk")) == "G=2,M_g=8,N=16,K=32,W=nk"
+        with pytest.raises(ValueError, match="leave B=shared out"):
+            operator.parse_shape("G=2,M_g=8,N=16,K=32,B=shared")
+        for suite in operator.suites.values():
+            assert all(shape.nk and not shape.shared for shape in suite)
+            assert all(operator.parse_shape(str(shape)) == shape for shape in suite)
+
+
+def test_least_bytes_and_flops() -> None:
+    shape = listed((1, 0, 2), 130, 300, nk=True)
+    data = 3 * 300 + 2 * 130 * 300 + 2 * 3 * 130  # the expert without rows is not read
+    assert GROUPED_GEMM_FP8.min_bytes(shape, "fp8") == data + 4 * (3 + 2 * 130)
+    assert GROUPED_GEMM_FP8_BLOCKWISE.min_bytes(shape, "fp8") == data + 4 * (3 * 3 + 2 * 2 * 3)
+    assert GROUPED_GEMM_FP8.flops(shape) == 2 * 3 * 130 * 300
+
+
+ABLE = [
+    (operator, backend.name)
+    for operator in GEMMS
+    for backend in operator.backends
+    if backend.unavailable(Target(DEVICE, "fp8", interpreted=DEVICE == "cpu", capability=CAPABILITY)) is None
+]
+
+
+@pytest.mark.parametrize(("operator", "name"), ABLE, ids=[f"{operator.name}-{name}" for operator, name in ABLE])
+def test_backend_is_right_on_every_smoke_shape(operator: Operator, name: str) -> None:
+    for shape in operator.suites["smoke"]:
+        if operator.backend(name).kind == "torch" and DEVICE == "cuda" and (shape.N % 16 or shape.K % 16):
+            continue
+        x = operator.make_inputs(shape, "fp8", DEVICE, 0)
+        assert problem(operator, name, x) is None, shape
+        assert operator.backend(name).prepare(x)().dtype == torch.bfloat16
+
+
+def test_no_backend_is_right_with_the_scales_of_another_row() -> None:
+    x = GROUPED_GEMM_FP8.make_inputs(listed((33, 31), 48, 64), "fp8", DEVICE, 0)
+    wrong = gg.replace(x, scale_a=x.scale_a.roll(1))
+    for name in ("triton_flat", "triton_flat_fast"):
+        run = GROUPED_GEMM_FP8.backend(name).prepare(wrong)
+        reference = GROUPED_GEMM_FP8.reference(x)
+        assert accuracy.check_backend(run, reference, GROUPED_GEMM_FP8, name, "fp8")[1] is not None
+
+
+def test_where_backends_run() -> None:
+    def reasons(operator: Operator, *target: object) -> dict[str, str | None]:
+        return {b.name: b.unavailable(Target(target[0], "fp8", capability=target[1])) for b in operator.backends}
+
+    assert {n for n, why in reasons(GROUPED_GEMM_FP8, "cpu", None).items() if why is None} == {
+        *("torch_loop", "triton_flat", "triton_flat_fast")
+    }
+    assert set(reasons(GROUPED_GEMM_FP8, "cuda", (9, 0)).values()) == {None}
+    assert set(reasons(GROUPED_GEMM_FP8_BLOCKWISE, "cuda", (9, 0)).values()) == {None}
+    ada = reasons(GROUPED_GEMM_FP8, "cuda", (8, 9))
+    assert ada["torch_loop"] is None
+    assert "8.9" in (ada["triton_flat"] or "")
+    blackwell = reasons(GROUPED_GEMM_FP8_BLOCKWISE, "cuda", (10, 0))
+    assert "Hopper" in (blackwell["torch_loop"] or "")
+    assert "CPU" in (reasons(GROUPED_GEMM_FP8_BLOCKWISE, "cpu", None)["torch_loop"] or "")
+
+
+def test_torch_says_which_sizes_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = GROUPED_GEMM_FP8.make_inputs(listed((3,), 24, 32), "fp8", "cpu", 0)
+
+    class OnGpu:
+        is_cuda = True
+
+    for prepare in (gg.prepare_torch_loop, gg.prepare_torch_scaled_grouped_mm, gg.prepare_torch_loop_blockwise):
+        with pytest.raises(Unavailable, match="N=24, K=32"):
+            prepare(gg.replace(x, a=OnGpu()))
+
+
+def test_fast_accumulation_alone_has_a_tolerance_of_its_own() -> None:
+    for operator in GEMMS:
+        for backend in operator.backends:
+            expected = TOLERANCES["bf16_fast_accum" if backend.name.endswith("_fast") else "bf16"]
+            assert tolerance_of(operator, backend.name, "fp8") == expected
+        assert tolerance_of(operator, "of_another_host", "fp8") == TOLERANCES["bf16"]
+
+
+# --- quantize_fp8 -----------------------------------------------------------------------------------------------------
+
+
+def test_shapes_and_their_text() -> None:
+    shape = QUANTIZE_FP8.parse_shape("blockwise,M=33,K=300")
+    assert (str(shape), shape.dims) == ("blockwise,M=33,K=300", {"M": 33, "K": 300})
+    for suite in QUANTIZE_FP8.suites.values():
+        assert all(QUANTIZE_FP8.parse_shape(str(each)) == each for each in suite)
+    assert QUANTIZE_FP8.min_bytes(shape, "bf16") == 33 * 300 * 3 + 4 * 33 * 3
+    assert QUANTIZE_FP8.min_bytes(QUANTIZE_FP8.parse_shape("rowwise,M=33,K=300"), "fp32") == 33 * 300 * 5 + 4 * 33
+
+
+@pytest.mark.parametrize("text", ["", "rowwise", "rowwise,M=3", "rowwise,M=3,M=3", "tensor,M=3,K=3", "rowwise,M=3,N=1"])
+def test_what_is_no_shape(text: str) -> None:
+    with pytest.raises(ValueError, match="not of the form rowwise,M=ROWS"):
+        QUANTIZE_FP8.parse_shape(text)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_quantisers_are_right_on_every_smoke_shape(name: str, dtype: str) -> None:
+    for shape in QUANTIZE_FP8.suites["smoke"]:
+        x = QUANTIZE_FP8.make_inputs(shape, dtype, DEVICE, 0)
+        assert problem(QUANTIZE_FP8, name, x, dtype) is None, shape
+
+
+def cut_off(q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounding towards zero: a code less wherever rounding led away from it."""
+    codes = q.contiguous().view(torch.uint8)
+    away = (q.float().abs() * scale[:, None] > x.float().abs()) & (codes & 0x7F > 0)
+    return (codes - away.to(torch.uint8)).view(q.dtype), scale
+
+
+FAULTS = {
+    "rounds towards zero": cut_off,
+    "scale a hundredth off": lambda q, scale, x: (q, scale * 1.01),
+    "one row's scale is its neighbour's": lambda q, scale, x: (q, torch.cat([scale[1:2], scale[1:]])),
+    "one value lost": lambda q, scale, x: (
+        q.float().index_put((torch.tensor(5),), torch.tensor(0.0)).to(q.dtype),
+        scale,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_quantiser_that_is_wrong_is_found(fault) -> None:
+    from groupbench.kernels.grouped_gemm.quantize import quantize_rows_reference
+
+    x = QUANTIZE_FP8.make_inputs(QUANTIZE_FP8.parse_shape("rowwise,M=64,K=256"), "fp32", "cpu", 0)
+    out = fault(*quantize_rows_reference(x.x), x.x)
+    assert accuracy.check_backend(lambda: out, x.x, QUANTIZE_FP8, "triton", "fp32")[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (torch.zeros(2, 2), "not the pair"),
+        ((torch.zeros(2, 2), torch.zeros(2)), "expected float8_e4m3fn"),
+        ((torch.zeros(2, 2).to(torch.float8_e4m3fn), torch.zeros(2).half()), "with float32"),
+    ],
+    ids=["tensor", "not_quantised", "scale_in_fp16"],
+)
+def test_what_is_no_quantised_output(output, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        qz.decode(output)
+
+
+def test_dtypes_and_tolerances() -> None:
+    for operator in OPERATORS.values():
+        for dtype in operator.dtypes:
+            assert operator.output_dtype(dtype) in TOLERANCES

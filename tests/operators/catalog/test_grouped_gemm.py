@@ -1,0 +1,214 @@
+"""Grouped GEMM as an operator: its inputs, its numbers, and every backend against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupbench.operators.catalog import grouped_gemm as gg
+from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.shapes import GroupedShape, listed, parse, uniform
+from groupbench.operators.measure import accuracy
+from groupbench.operators.operator import Target
+from groupbench.operators.tolerances import TOLERANCES
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def inputs(shape: GroupedShape, dtype: str = "fp16", seed: int = 0) -> gg.GroupedInputs:
+    return gg.make_inputs(shape, dtype, DEVICE, seed)
+
+
+def naive(x: gg.GroupedInputs) -> Tensor:
+    parts, start = [], 0
+    for g, row in enumerate(x.rows):
+        parts.append(x.a[start : start + row].double() @ x.b[g].double())
+        start += row
+    return torch.cat(parts)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_have_the_shape_and_dtype(dtype: str) -> None:
+    x = inputs(listed((3, 0, 2), 7, 6), dtype)
+    assert (x.a.dtype, x.b.dtype, x.offs.dtype) == (DTYPES[dtype], DTYPES[dtype], torch.int32)
+    assert (x.a.shape, x.b.shape) == ((5, 6), (3, 6, 7))
+    assert x.offs.tolist() == [3, 3, 5]
+    assert x.rows == (3, 0, 2)
+    assert x.a.device.type == x.offs.device.type == DEVICE
+
+
+def test_weights_differ_by_expert() -> None:
+    b = inputs(uniform(4, 2, 8, 8)).b
+    assert all(not torch.equal(b[i], b[j]) for i in range(4) for j in range(i))
+
+
+def test_shared_weights_are_one_matrix_and_positive() -> None:
+    x = inputs(uniform(4, 2, 8, 8, shared=True))
+    assert x.b.stride(0) == 0
+    assert x.b.shape == (4, 8, 8)
+    assert x.a.min() >= 0
+    assert x.b.min() >= 0
+    assert inputs(uniform(4, 2, 8, 8)).a.min() < 0
+
+
+def test_layouts_by_their_strides() -> None:
+    assert inputs(uniform(2, 4, 8, 16)).b.stride() == (128, 8, 1)
+    assert inputs(uniform(2, 4, 8, 16, nk=True)).b.stride() == (128, 1, 16)
+
+
+def test_a_seed_gives_the_same_inputs_and_another_one_others() -> None:
+    shape = listed((3, 0, 2), 7, 6)
+    one, same, other = inputs(shape), inputs(shape), inputs(shape, seed=1)
+    assert torch.equal(one.a, same.a)
+    assert torch.equal(one.b, same.b)
+    assert not torch.equal(one.a, other.a)
+    assert not torch.equal(one.b, other.b)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+# name: shape, flops, least bytes in fp16
+COUNTED = {
+    "one group": (listed((2,), 3, 4), 48, 2 * (8 + 12 + 6)),
+    "an empty group's weights are not read": (listed((1, 0, 1), 3, 4), 48, 2 * (8 + 24 + 6)),
+    "shared weights are read once": (uniform(2, 1, 3, 4, shared=True), 48, 2 * (8 + 12 + 6)),
+    "layout does not matter": (listed((1, 0, 1), 3, 4, nk=True), 48, 2 * (8 + 24 + 6)),
+    "no rows": (listed((0, 0), 3, 4), 0, 0),
+}
+
+
+@pytest.mark.parametrize(("shape", "flops", "half_bytes"), COUNTED.values(), ids=COUNTED)
+def test_flops_and_bytes(shape: GroupedShape, flops: int, half_bytes: int) -> None:
+    assert gg.flops(shape) == flops
+    assert gg.min_bytes(shape, "fp16") == gg.min_bytes(shape, "bf16") == half_bytes
+    assert gg.min_bytes(shape, "fp32") == 2 * half_bytes
+
+
+@pytest.mark.parametrize("shape", shapes.SMOKE.values(), ids=shapes.SMOKE)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_reference_is_the_product_of_every_group(shape: GroupedShape, dtype: str) -> None:
+    x = inputs(shape, dtype)
+    out = gg.reference(x)
+    assert out.dtype in (torch.float32, torch.float64)
+    torch.testing.assert_close(out.double(), naive(x), rtol=1e-5, atol=1e-4)
+
+
+# --- TritonBench's inputs ---------------------------------------------------------------------------------------------
+
+
+def test_from_tritonbench_keeps_one_b_for_all() -> None:
+    a = [torch.randn(m, 6, dtype=torch.float16) for m in (3, 3)]
+    b = torch.randn(6, 7, dtype=torch.float16)
+    example = gg.from_tritonbench(a, [b, b], None, None)
+    assert str(example.shape) == "G=2,M_g=3,N=7,K=6,B=shared"
+    assert example.dtype == "fp16"
+    assert example.inputs.b.stride(0) == 0
+    assert torch.equal(example.inputs.a, torch.cat(a))
+
+
+def test_from_tritonbench_with_unlike_rows_and_weights() -> None:
+    a = [torch.randn(m, 6, dtype=torch.bfloat16) for m in (3, 0, 2)]
+    b = [torch.randn(6, 7, dtype=torch.bfloat16) for _ in a]
+    example = gg.from_tritonbench(a, b)
+    assert str(example.shape) == "G=3,M_g=3|0|2,N=7,K=6"
+    assert example.dtype == "bf16"
+    expected = torch.cat([x.float() @ w.float() for x, w in zip(a, b, strict=True)])
+    torch.testing.assert_close(gg.reference(example.inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+RUN_HERE = [
+    backend.name
+    for backend in gg.GROUPED_GEMM.backends
+    if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None
+]
+FAULTLESS = [(name, dtype) for dtype in ("fp16", "fp32") for name in RUN_HERE]
+
+
+@pytest.mark.parametrize(("name", "dtype"), FAULTLESS, ids=["-".join(pair) for pair in FAULTLESS])
+def test_backend_is_right_on_every_smoke_shape(name: str, dtype: str) -> None:
+    backend = gg.GROUPED_GEMM.backend(name)
+    for shape in shapes.SMOKE.values() if dtype == "fp16" else [shapes.SMOKE["ragged"]]:
+        x = inputs(shape, dtype)
+        before = x.a.clone(), x.b.clone(), x.offs.clone()
+        measured, problem = accuracy.check(backend.prepare(x), gg.reference(x), TOLERANCES[dtype])
+        assert problem is None, f"{shape}: {problem}"
+        assert measured.repeatable
+        assert measured.unwritten == 0
+        for kept, now in zip(before, (x.a, x.b, x.offs), strict=True):
+            assert torch.equal(kept, now), f"{shape}: the inputs were written to"
+
+
+@pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", ["G=3,M_g=0|1|5,N=7,K=3", "G=2,M_g=9|2,N=1,K=1,W=nk", "G=2,M_g=3,N=5,K=5,B=shared"])
+def test_torch_backends_take_odd_strides(name: str, dtype: str, text: str) -> None:
+    x = inputs(parse(text), dtype)
+    run = gg.GROUPED_GEMM.backend(name).prepare(x)
+    assert accuracy.check(run, gg.reference(x), TOLERANCES[dtype])[1] is None
+    assert run().dtype == DTYPES[dtype]
+
+
+def test_torch_loop_without_rows() -> None:
+    x = inputs(listed((0, 0), 4, 4))
+    assert gg.prepare_torch_loop(x)().shape == (0, 4)
+
+
+LAYOUTS = {
+    "even": torch.zeros(2, 16, 8),
+    "odd inner": torch.zeros(2, 16, 7),
+    "odd outer": torch.zeros(2, 15, 8),
+    "transposed": torch.zeros(2, 8, 16).transpose(1, 2),
+    "odd transposed": torch.zeros(2, 8, 15).transpose(1, 2),
+    "shared": torch.zeros(16, 8).expand(3, -1, -1),
+    "two dimensions": torch.zeros(5, 8),
+    "two odd dimensions": torch.zeros(5, 9),
+    "one column": torch.zeros(2, 5, 1),
+    "one row": torch.zeros(2, 1, 5),
+    "one element": torch.zeros(1, 1, 1),
+    "every other column": torch.zeros(4, 32)[:, ::2],
+    "sliced": torch.zeros(4, 32)[:, :17],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_aligned_has_the_values_and_16_byte_strides(name: str, dtype: torch.dtype) -> None:
+    layout = LAYOUTS[name]
+    if name == "shared":
+        x = torch.randn(16, 8, dtype=dtype).expand(3, -1, -1)
+    else:
+        x = torch.empty_strided(layout.shape, layout.stride(), dtype=dtype).normal_()
+    out = gg.aligned(x)
+    assert torch.equal(out, x)
+    strides = list(out.stride())
+    inner = -1 if strides[-1] == 1 else -2
+    assert strides[inner] == 1
+    others = [s for i, s in enumerate(strides) if i != len(strides) + inner]
+    assert all(s and s * x.element_size() % 16 == 0 for s in others), strides
+    assert (out is x) == (name in ("even", "odd outer", "transposed", "two dimensions", "sliced"))
+
+
+def test_bf16_is_unavailable_in_the_interpreter_alone() -> None:
+    assert "fp16" in (gg.no_interpreted_bf16(Target("cpu", "bf16", interpreted=True)) or "")
+    assert gg.no_interpreted_bf16(Target("cpu", "fp16", interpreted=True)) is None
+    assert gg.no_interpreted_bf16(Target("cuda", "bf16")) is None
+
+
+def test_every_backend_that_is_interpreted_says_so_of_bf16() -> None:
+    for backend in gg.GROUPED_GEMM.backends:
+        reason = backend.unavailable(Target("cpu", "bf16", interpreted=True))
+        assert ("fp16" in (reason or "")) == (backend.kind != "torch"), backend.name
+
+
+def test_baseline_and_names() -> None:
+    names = [backend.name for backend in gg.GROUPED_GEMM.backends]
+    assert gg.GROUPED_GEMM.baseline in names
+    assert len(set(names)) == len(names)
+    assert all(backend.source for backend in gg.GROUPED_GEMM.backends)

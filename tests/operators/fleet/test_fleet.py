@@ -1,0 +1,475 @@
+"""Cells on several cards of a host: which goes where, and what becomes of them when a process dies."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.operators import alone, executor, resume
+from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.executor import Progress
+from groupbench.operators.fleet import batch as batches
+from groupbench.operators.fleet import drive, host, local
+from groupbench.operators.fleet.batch import Before, Card
+from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.tracker.record import Environment, Record, decode, encode, read
+
+sys.path.append(str(Path(__file__).parents[1]))
+import fleet_cells as cells
+
+# --- batches and cards ------------------------------------------------------------------------------------------------
+
+
+def test_all_cells_of_a_shape_are_one_batch() -> None:
+    jobs = [cells.job(n, backend, dtype=d) for d in ("fp16", "fp32") for n in (0, 1) for backend in ("a", "b")]
+    first, second = batches.batches(jobs, cells.RUN, 1.0)
+    assert first.problem == ("grouped_gemm", jobs[0].shape)
+    assert [(job.dtype, job.backend) for job in first.jobs] == [
+        ("fp16", "a"),
+        ("fp16", "b"),
+        ("fp32", "a"),
+        ("fp32", "b"),
+    ]
+    assert {job.shape for job in second.jobs} == {jobs[2].shape}
+    assert sorted((*first.jobs, *second.jobs), key=str) == sorted(jobs, key=str)
+
+
+def test_a_problem_goes_back_to_its_card() -> None:
+    work = cells.work(4)
+    cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
+    known = {b.problem: Before(uuid, 10.0) for b, uuid in zip(work, ("GPU-b", "GPU-b", "GPU-a", "GPU-a"), strict=True)}
+    assert batches.assign(work, cards, known) == [1, 1, 0, 0]
+    assert batches.assign(work, cards[::-1], known) == [0, 0, 1, 1]
+
+
+def test_an_uneven_card_gives_away_as_little_as_evens_it_out() -> None:
+    work = cells.work(5)
+    cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
+    known = {b.problem: Before("GPU-a", s) for b, s in zip(work, (40.0, 30.0, 10.0, 10.0, 10.0), strict=True)}
+    chosen = batches.assign(work, cards, known)
+    loads = [sum(known[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in (0, 1)]
+    assert sorted(loads) == [50.0, 50.0]
+    assert chosen.count(1) <= 2
+
+
+def test_a_night_of_one_card_is_spread_evenly_over_four() -> None:
+    """Cards within 5 % of each other would be 3.8 times one at best, before anything is lost to starting."""
+    work = cells.work(200)
+    cards = [cells.card(f"{i}", f"GPU-{i}") for i in range(4)]
+    known = {b.problem: Before("GPU-0", 3.5 + 0.003 * i) for i, b in enumerate(work)}
+    chosen = batches.assign(work, cards, known)
+    loads = [sum(known[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in range(4)]
+    assert max(loads) <= 1.01 * sum(loads) / 4
+    assert chosen.count(0) >= 45  # and no more leave their card than must
+
+
+def test_cards_that_are_nearly_even_keep_their_shapes() -> None:
+    work = cells.work(10)
+    cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
+    known = {b.problem: Before("GPU-a" if i < 5 else "GPU-b", 10.4 if i < 5 else 9.6) for i, b in enumerate(work)}
+    assert batches.assign(work, cards, known) == [0] * 5 + [1] * 5
+
+
+def test_a_card_that_is_gone_leaves_its_work_to_the_others() -> None:
+    work = cells.work(4)
+    known = {b.problem: Before("GPU-gone", 10.0) for b in work}
+    assert sorted(batches.assign(work, [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")], known)) == [0, 0, 1, 1]
+
+
+@given(
+    st.lists(st.floats(0.1, 1000), min_size=1, max_size=40),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 8), min_size=40, max_size=40),
+)
+def test_no_card_is_loaded_by_more_than_its_longest_beyond_the_mean(
+    seconds: list[float], number: int, homes: list[int]
+) -> None:
+    work = cells.work(len(seconds))
+    cards = [cells.card(f"{i}", f"GPU-{i}") for i in range(number)]
+    known = {b.problem: Before(f"GPU-{h}", s) for b, s, h in zip(work, seconds, homes[: len(work)], strict=True)}
+    chosen = batches.assign(work, cards, known)
+    assert len(chosen) == len(work)
+    loads = [sum(s for s, c in zip(seconds, chosen, strict=True) if c == i) for i in range(number)]
+    assert max(loads) <= batches.UNEVEN * sum(seconds) / number + max(seconds) + 1e-6
+    again = {b.problem: Before(f"GPU-{c}", s) for b, s, c in zip(work, seconds, chosen, strict=True)}
+    assert batches.assign(work, cards, again) == chosen  # the second night moves nothing
+
+
+def test_what_was_measured_before_is_read_from_records(make: Callable[..., Record]) -> None:
+    def record(backend: str, seconds: float, dtype: str = "fp16") -> Record:
+        found = make(backend, dtype=dtype, duration_s=seconds)
+        return msgspec.structs.replace(found, environment=Environment(device="cuda", gpu_uuid="GPU-a"))
+
+    found = batches.before([record("a", 3.0), record("b", 5.0), record("a", 2.0, "fp32")])
+    assert found == {("grouped_gemm", "G=1,M_g=2,N=3,K=4"): Before("GPU-a", 7.0)}
+
+
+HARDWARE = {
+    "any": (None, True),
+    "exact": ("NVIDIA H100 PCIe", True),
+    "pattern": ("NVIDIA H100*", True),
+    "another": ("NVIDIA A100*", False),
+    "part of a name": ("H100", False),
+}
+
+
+@pytest.mark.parametrize(("pattern", "fits"), HARDWARE.values(), ids=HARDWARE)
+def test_hardware(pattern: str | None, fits: bool) -> None:
+    assert batches.matches(Environment(device="cuda", gpu="NVIDIA H100 PCIe"), pattern) == fits
+
+
+def test_a_worker_refuses_other_code_and_other_hardware() -> None:
+    (batch,) = cells.work(1)
+    with pytest.raises(batches.OtherCode):
+        batches.measure(_with(batch, code="x"))
+    with pytest.raises(GroupbenchError, match="asked for NVIDIA"):
+        batches.measure(_with(batch, hardware="NVIDIA *"))
+
+
+def test_a_worker_that_lacks_a_plugin_says_who_lacks_it() -> None:
+    (batch,) = batches.batches([cells.job(plugins=("my_kernels.mine",))], cells.RUN, 20.0, batches.code())
+    with pytest.raises(GroupbenchError, match=f"^the worker on {platform.node()} cannot .*'my_kernels.mine' does not"):
+        batches.measure(batch)
+
+
+def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a GPU three times for every shape took four of five seconds of a night."""
+    begun: list[Any] = []
+
+    class Counted(executor.Worker):
+        def __init__(self, *args: Any) -> None:
+            begun.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(executor, "Worker", Counted)
+    monkeypatch.setattr(batches, "IDLE_S", 2.0)
+    first, second = cells.work(2)
+    assert [record.status for record in batches.measure(first)] == ["ok", "ok"]
+    assert [record.status for record in batches.measure(second)] == ["ok", "ok"]
+    assert len(begun) == 2
+    deadline = time.monotonic() + 20
+    while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(worker._process.is_alive() for worker in begun)  # nobody asked for more
+    monkeypatch.setattr(batches, "IDLE_S", 60.0)
+    batches.measure(first)
+    other = msgspec.structs.replace(cells.RUN, id="another")
+    batches.measure(_with(second, run=other))
+    assert len(begun) == 6
+    assert not any(worker._process.is_alive() for worker in begun[:4])
+    batches._KEPT.end()
+    assert not any(worker._process.is_alive() for worker in begun)
+
+
+def _with(batch: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(batch, **changes)
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A fleet whose futures are what a test says."""
+
+    cards = (cells.card("a"),)
+
+    def __init__(self, *outcomes: object) -> None:
+        self.outcomes = outcomes
+        self.closed: bool | None = None
+
+    def submit(self, work: Any) -> list[Future[list[Record]]]:
+        futures = []
+        for outcome, batch in zip(self.outcomes, work, strict=True):
+            future: Future[list[Record]] = Future()
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            elif outcome is not None:
+                future.set_result(cells.instant(batch))
+            futures.append(future)
+        return futures
+
+    def close(self, at_once: bool = False) -> None:
+        self.closed = at_once
+
+
+FATES = {
+    "measured": (True, "ok", None),
+    "died twice": (WorkerDied("its worker died on a and then b"), "error", "its worker died on a and then b"),
+    "budget": (NotReached("not begun within the budget"), "skipped", "not begun within the budget"),
+    "refused": (GroupbenchError("other code"), "error", "other code"),
+    "the engine's own": (KeyError("x"), "error", "KeyError: 'x'"),
+    "what no record holds": (GroupbenchError("a\n\udcff"), "error", r"a \udcff"),
+    "not reached": (NotReached("a \udcff"), "skipped", r"a \udcff"),
+}
+
+
+@pytest.mark.parametrize(("outcome", "status", "message"), FATES.values(), ids=FATES)
+def test_every_cell_has_a_record_whatever_becomes_of_its_batch(outcome: object, status: str, message: str) -> None:
+    fleet = Scripted(True, outcome)
+    found = list(drive.records(fleet, cells.work(2), Progress()))
+    assert sorted(r.cell.shape for r in found) == ["G=1,M_g=1,N=4,K=4"] * 2 + ["G=1,M_g=2,N=4,K=4"] * 2
+    assert {(r.status, r.message) for r in found if r.cell.shape.startswith("G=1,M_g=2")} == {(status, message)}
+    assert [decode(encode(record)) for record in found] == found
+    assert fleet.closed is False
+
+
+def test_an_interrupt_keeps_what_came_and_names_the_rest_skipped() -> None:
+    fleet = Scripted(True, None, None)
+    found: list[Record] = []
+    with pytest.raises(KeyboardInterrupt):
+        produced = drive.records(fleet, cells.work(3), Progress())
+        found.append(next(produced))
+        found.append(produced.throw(KeyboardInterrupt))
+        found.extend(produced)
+    assert [(r.cell.backend, r.status) for r in found] == [
+        ("torch_loop", "ok"),
+        ("torch_grouped_mm", "ok"),
+        *[("torch_loop", "skipped"), ("torch_grouped_mm", "skipped")] * 2,
+    ]
+    assert fleet.closed is True
+
+
+# --- one host ---------------------------------------------------------------------------------------------------------
+
+
+def on(number: int, measure: Callable[..., Any], **options: Any) -> list[Record]:
+    found = local.slots(",".join(map(str, range(number))), "cpu")
+    found = [local.Slot(s.name, s.device, {"CUDA_VISIBLE_DEVICES": s.name}, s.processors) for s in found]
+    return list(
+        drive.records(
+            local.LocalFleet(found, measure=measure, look=cells.look_at_slot, **options), cells.work(8), Progress()
+        )
+    )
+
+
+@pytest.fixture(autouse=True)
+def findable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is measured here can be imported by the processes; no torch is needed to look at a card."""
+    here = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    monkeypatch.setenv("FLEET_MARK", str(tmp_path / "mark"))
+
+
+def test_each_slot_is_a_process_of_its_own_with_its_own_environment() -> None:
+    found = on(2, cells.instant)
+    assert len({(r.cell.shape, r.cell.backend) for r in found}) == len(found) == 16
+    where = {(r.environment.host or "").split(" ", 1)[1] for r in found}
+    assert where == {"cpu 0", "cpu 1"}
+    assert len({r.environment.host for r in found}) == 2
+    by_shape = {
+        shape: {r.environment.host for r in found if r.cell.shape == shape} for shape in {r.cell.shape for r in found}
+    }
+    assert all(len(hosts) == 1 for hosts in by_shape.values())
+
+
+def test_a_batch_whose_worker_dies_is_measured_again_elsewhere() -> None:
+    found = on(2, cells.dies_once)
+    assert [r.status for r in found] == ["ok"] * 16
+
+
+def test_a_batch_that_kills_two_workers_is_an_error_that_names_them() -> None:
+    found = on(2, cells.dies)
+    bad = [r for r in found if r.status != "ok"]
+    assert len(found) == 16
+    assert {(r.cell.shape, r.status) for r in bad} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert all((r.message or "").startswith("its worker died on cpu ") for r in bad)
+    assert all("cpu 0" in (r.message or "") and "cpu 1" in (r.message or "") for r in bad)
+
+
+def test_what_has_not_begun_within_the_budget_is_skipped() -> None:
+    assert {r.status for r in on(1, cells.instant, budget_s=0)} == {"skipped"}
+
+
+def test_cells_are_measured_for_real() -> None:
+    fleet = local.LocalFleet(local.slots("0", "cpu"))
+    found = list(drive.records(fleet, cells.work(1), Progress()))
+    assert [r.status for r in found] == ["ok", "ok"]
+    assert all(r.latency is not None and r.latency.timing == "cpu" for r in found)
+
+
+def test_a_client_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, fleet_cells as cells; from groupbench.operators.fleet import local\n"
+        "if __name__ == '__main__':\n"
+        "    fleet = local.LocalFleet(local.slots('0', 'cpu'), measure=cells.hangs, look=cells.look_at_slot)\n"
+        "    fleet.submit(cells.work(1))\n"
+        "    print(*(fleet._processes[0].pool._processes), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    path = tmp_path / "client.py"
+    path.write_text(script)
+    client = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    pid = int(client.stdout.readline())
+    os.kill(pid, 0)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the process goes on")
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-abc,7")
+
+
+GPUS = {
+    "all": ("all", ["4", "5", "GPU-abc", "7"]),
+    "some, as CUDA counts them": ("0,2", ["4", "GPU-abc"]),
+}
+
+
+@pytest.mark.parametrize(("asked", "expected"), GPUS.values(), ids=GPUS)
+def test_gpus_are_those_that_are_visible(asked: str, expected: list[str], four: None) -> None:
+    found = local.slots(asked, "cuda")
+    assert [dict(slot.variables) for slot in found] == [{"CUDA_VISIBLE_DEVICES": name} for name in expected]
+    shares = [processor for slot in found for processor in slot.processors]
+    assert len(shares) == len(set(shares))
+
+
+@pytest.mark.parametrize("asked", ["4", "a", "-1", "", "0,", "0 1"])
+def test_gpus_that_are_not_there(asked: str, four: None) -> None:
+    with pytest.raises(UsageError, match="--gpus"):
+        local.slots(asked, "cuda")
+
+
+@pytest.mark.parametrize(("visible", "here"), [("3", "1 GPU here"), ("3,4", "2 GPUs here")])
+def test_how_many_gpus_there_are(visible: str, here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UsageError, match=f"there is no GPU 7, but {here}, numbered from 0"):
+        local.slots("7", "cuda")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_gpu_named_twice_is_named(device: str, four: None) -> None:
+    with pytest.raises(UsageError, match=r"^--gpus 1,0,2,00 names 0 twice"):
+        local.slots("1,0,2,00", device)
+
+
+@pytest.mark.parametrize("asked", ["all", "0"])
+def test_no_gpu_is_visible(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UsageError, match=f"^--gpus {asked}: there is no GPU here.* --device cpu"):
+        local.slots(asked, "cuda")
+
+
+@pytest.mark.parametrize("asked", [None, "0,1"])
+def test_workers_are_cpus_only_where_that_was_asked_for(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a host without one
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(local, "_card", cells.look_at_slot)
+    with pytest.raises(UsageError, match="no GPU here that torch sees; --device cpu"):
+        local.look(asked, "auto")
+    found = local.look(asked, "cpu")
+    assert [slot.name for slot, _ in found] == [f"cpu {n}" for n in (asked or "0").split(",")]
+
+
+def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.for_plan("cuda") == host.Place(gpus="all", named=False)
+    assert not host.for_plan("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert not host.for_plan("cuda")
+    none = {"gpus": None, "scheduler": None, "slurm": None, "hardware": None}
+    assert not host.place(none)
+    with pytest.raises(UsageError, match="--gpus and --slurm"):
+        host.place(none | {"gpus": "all", "slurm": "local"})
+    with pytest.raises(UsageError, match="--hardware"):
+        host.place(none | {"gpus": "all", "hardware": "NVIDIA*"})
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    card = cells.card("GPU-x", "GPU-x")
+    opened: list[int] = []
+    opens = alone._open
+    monkeypatch.setattr(alone, "_open", lambda path: opened.append(opens(path)) or opened[-1])
+    yield card
+    for handle in opened:
+        os.close(handle)
+
+
+def test_a_card_is_locked_unless_the_night_around_holds_it(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    local._lock(gpu)
+    with pytest.raises(alone.Busy, match="GPU-x"):
+        local._lock(gpu)
+    monkeypatch.setenv(alone.HELD, str(alone.lock_file("GPU-x")))
+    local._lock(gpu)
+
+
+def test_a_busy_card_is_left_out_aloud_unless_it_was_named(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(card: Card) -> None:
+        if card.name == "cpu 0":
+            raise alone.Busy("cpu 0 is measured on by another")
+
+    monkeypatch.setattr(local, "_lock", lock)
+    found, said = local.slots("0,1", "cpu"), []
+    fleet = local.LocalFleet(found, named=False, say=said.append, look=cells.look_at_slot)
+    fleet.close()
+    assert [card.name for card in fleet.cards] == ["cpu 1"]
+    assert said == ["left out: GPU cpu 0: cpu 0 is measured on by another"]
+    with pytest.raises(alone.Busy):
+        local.LocalFleet(found, look=cells.look_at_slot)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "canary", "--bursts", "1", "--samples", "1")
+
+
+def test_the_command_measures_on_two_and_goes_on(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
+    records = tmp_path / "r.jsonl"
+    arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
+    done = tritonbench(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 cards" in done.stdout.splitlines()[0]
+    lines = records.read_bytes().splitlines(keepends=True)
+    assert [r.status for _, r in read(lines)] == ["ok", "ok"]
+    records.write_bytes(lines[0] + lines[1][:50])  # killed while it wrote
+    done = tritonbench(*arguments, "--resume")
+    assert "measured already: 1 cell\n" in done.stdout
+    again = records.read_bytes().splitlines(keepends=True)
+    assert again[0] == lines[0]
+    assert len({resume.key_of_cell(r.cell) for _, r in read(again)}) == len(again) == 2
+
+
+def test_a_fleets_run_is_gone_on_with_on_other_cards_but_not_with_other_software(
+    make: Callable[..., Record], tmp_path: Path
+) -> None:
+    path = tmp_path / "r.jsonl"
+    from datetime import UTC, datetime
+
+    from groupbench.tracker.record import encode
+
+    measured = Environment(device="cuda", gpu="H", gpu_uuid="GPU-a", torch="2.13", host="one")
+    record = make()
+    run = msgspec.structs.replace(record.run, started=datetime.now(UTC))
+    path.write_bytes(encode(msgspec.structs.replace(record, environment=measured, run=run)))
+    elsewhere = msgspec.structs.replace(measured, gpu_uuid="GPU-b", host="two")
+    found = resume.go_on(path, run.commit, elsewhere, None, fleet=True)
+    assert found is not None and len(found[1]) == 1
+    with pytest.raises(resume.CannotResume):
+        resume.go_on(path, run.commit, elsewhere, None)
+    with pytest.raises(resume.CannotResume, match="torch"):
+        resume.go_on(path, run.commit, msgspec.structs.replace(elsewhere, torch="2.14"), None, fleet=True)

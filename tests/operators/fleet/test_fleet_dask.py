@@ -1,0 +1,254 @@
+"""A fleet behind a Dask scheduler: workers as their command starts them, and what is lost when something dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.executor import Progress
+from groupbench.operators.fleet import batch as batches
+from groupbench.operators.fleet import drive, worker
+from groupbench.operators.fleet.batch import Card
+
+pytest.importorskip("distributed", reason="NOT TESTED: fleets behind Dask. pip install 'groupbench[dask]'")
+
+from groupbench.operators.fleet import dask
+
+HERE = Path(__file__).parents[1]
+sys.path += [str(HERE), str(HERE.parents[1] / "ci/benchmarks")]
+import fleet_cells as cells  # noqa: E402
+import fleet_marks as marks  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[marks.Engine]:
+    """A scheduler and two workers, as their commands start them."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("engine")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+        patch.setenv("FLEET_MARK", str(folder / "mark"))
+        with marks.engine() as found:
+            yield found
+
+
+def measure(engine: marks.Engine, kind: Callable[..., Any], number: int = 8, **options: Any) -> list[Any]:
+    fleet = dask.DaskFleet(engine.address, "cpu", measure=kind, look=cells.look, **options)
+    return list(drive.records(fleet, cells.work(number), Progress()))
+
+
+def test_every_cell_once_on_two_workers(engine: marks.Engine) -> None:
+    found = measure(engine, cells.instant, 20)
+    assert len({(r.cell.shape, r.cell.backend) for r in found}) == len(found) == 40
+    assert len({r.environment.host for r in found}) == 2
+
+
+def test_a_batch_whose_worker_dies_is_measured_again(engine: marks.Engine) -> None:
+    assert [r.status for r in measure(engine, cells.dies_once)] == ["ok"] * 16
+
+
+def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: marks.Engine) -> None:
+    engine.start()
+    found = measure(engine, cells.dies)
+    assert len(found) == 16
+    assert {(r.cell.shape, r.status) for r in found if r.status != "ok"} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert all("its worker died on " in (r.message or "") for r in found if r.status != "ok")
+
+
+def test_hardware_that_nobody_has(engine: marks.Engine) -> None:
+    engine.start()
+    with pytest.raises(UsageError, match=r"--hardware NVIDIA H100\*: the workers have "):
+        dask.DaskFleet(engine.address, "cpu", "NVIDIA H100*", look=cells.look)
+
+
+def test_workers_on_cpus_are_not_for_a_client_that_wants_gpus(engine: marks.Engine) -> None:
+    engine.start()
+    with pytest.raises(UsageError, match=rf"the workers of {engine.address} are CPUs: --device cpu measures on them"):
+        dask.DaskFleet(engine.address, "cuda")
+
+
+def test_workers_without_a_plugin_are_refused(
+    engine: marks.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be imported here, but not where the workers were started."""
+    engine.start()
+    (tmp_path / "only_here.py").write_text("BACKENDS = []")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    says = r"^worker .* and 1 more: plugin 'only_here.BACKENDS' does not load: ModuleNotFoundError.*; start workers in "
+    with pytest.raises(UsageError, match=says):
+        dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("only_here.BACKENDS",))
+    dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("faulty_backends.BACKENDS",)).close()
+
+
+def test_the_command_of_the_client_says_which_plugins(engine: marks.Engine, tmp_path: Path) -> None:
+    """As its user types it, in a folder with a plugin that the workers do not have."""
+    engine.start()
+    (tmp_path / "only_here.py").write_text("BACKENDS = []")
+    command = [sys.executable, "-m", "groupbench.operators", "--op", "canary", "--device", "cpu", "--host", "builtin"]
+    command += ["--scheduler", engine.address, "--plugin", "only_here.BACKENDS"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
+
+
+def test_what_has_not_begun_within_the_budget_is_skipped(engine: marks.Engine) -> None:
+    assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
+
+
+def test_a_scheduler_that_goes_leaves_the_rest_skipped_and_a_resumed_run_measures_it(
+    engine: marks.Engine, tmp_path: Path
+) -> None:
+    engine.start()
+    records = tmp_path / "r.jsonl"
+    first = marks._client(engine, records, 80, pause=True)
+    assert first.stdout is not None
+    with contextlib.suppress(StopIteration):
+        while "begun" not in next(first.stdout):
+            pass
+    marks._wait(lambda: records.exists() and len(records.read_bytes().splitlines()) > 5, "the first records")
+    assert engine.scheduler is not None
+    engine.scheduler.kill()
+    first.communicate(timeout=60)
+    stored = marks._whole(records)
+    assert 5 < len(stored) < 80
+    assert b'"status":"skipped"' in records.read_bytes()
+    engine.start()
+    again = marks._client(engine, records, 80, pause=True)
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+    lines = records.read_bytes().splitlines(keepends=True)
+    assert stored <= set(lines)
+    assert len(lines) == 80
+
+
+# --- without a scheduler ----------------------------------------------------------------------------------------------
+
+
+def usable(*cards: Card, hardware: str | None = None) -> list[str]:
+    return [card.name for card in dask._usable({c.name: c for c in cards}, hardware, "tcp://head:8786")]
+
+
+def card(name: str, cpu: str = "a CPU", code: str | None = None) -> Card:
+    return Card(name, cells.machine(cpu), batches.code() if code is None else code)
+
+
+def test_cards_of_one_kind_and_this_code_are_used() -> None:
+    assert usable(card("b"), card("a")) == ["a", "b"]
+    assert usable(card("a", "X 1"), card("b", "Y 1"), hardware="X*") == ["a"]
+    with pytest.raises(
+        UsageError, match=r"on each host: python -m groupbench\.operators\.fleet\.worker tcp://head:8786"
+    ):
+        usable()
+    with pytest.raises(UsageError, match="X, Y; say by --hardware"):
+        usable(card("a", "X"), card("b", "Y"))
+    with pytest.raises(UsageError, match="b and 1 more runs other code"):
+        usable(card("a"), card("b", code="x"), card("c", code="x"))
+
+
+def test_a_worker_is_found_by_its_model_and_by_itself() -> None:
+    from groupbench.operators.fleet.local import Slot
+
+    found = worker.options(Slot("3", "cuda", {"CUDA_VISIBLE_DEVICES": "3"}), card("GPU-a", "NVIDIA H100 80GB HBM3"))
+    assert found["resources"] == {"GPU": 1, "NVIDIA H100 80GB HBM3": 1, found["name"]: 1}
+    assert found["env"] == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert found["nthreads"] == 1
+
+
+def test_workers_for_the_device_are_asked_and_no_others() -> None:
+    found = {"tcp://a:1": "cuda", "tcp://b:1": "cpu", "tcp://c:1": "cuda"}
+    assert dask._for_device(found, "cuda", "tcp://head:8786") == ["tcp://a:1", "tcp://c:1"]
+    assert dask._for_device(found, "cpu", "tcp://head:8786") == ["tcp://b:1"]
+    assert dask._for_device({}, "cuda", "tcp://head:8786") == []
+    with pytest.raises(UsageError, match=r"are GPUs: leave --device cpu out .*worker tcp://head:8786 --device cpu$"):
+        dask._for_device({"tcp://a:1": "cuda"}, "cpu", "tcp://head:8786")
+
+
+def test_a_worker_says_what_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert dask.device_here() == "cuda"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dask.device_here() == "cpu"
+
+
+ADDRESSES = {
+    "no port": ("nonsense", "missing port"),
+    "no text": ("", "missing port"),
+    "another scheme": ("udp://a:1", "unknown address scheme 'udp'"),
+    "no number": ("tcp://a:x", "'x'"),
+    "port 0": ("tcp://a:0", "port 0 is not"),
+    "a port too large": ("a:99999", "port 99999 is not"),
+    "no host": ("tcp://:8786", "names no host"),
+    "of this process alone": ("inproc://x/1", "inproc"),
+}
+
+
+@pytest.mark.parametrize(("address", "says"), ADDRESSES.values(), ids=ADDRESSES)
+def test_an_address_is_looked_at_before_there_is_a_client(
+    address: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    def client(*args: Any, **options: Any) -> None:
+        pytest.fail("a client was made, which waits 30 s when it is let go")
+
+    monkeypatch.setattr(distributed, "Client", client)
+    with pytest.raises(UsageError, match=r"is no scheduler's address .*give one such as tcp://head:8786") as caught:
+        dask.DaskFleet(address, "cpu")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["tcp://head:8786", "head:8786", "tls://10.0.0.1:1", "tcp://[::1]:65535"])
+def test_addresses_that_can_be(address: str) -> None:
+    dask.check_address(address)
+
+
+def worker_command(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of the workers' command, on a host without a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "groupbench.operators.fleet.worker", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_host_without_a_gpu_says_how_to_try_workers_out() -> None:
+    code, said = worker_command("tcp://127.0.0.1:1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "there is no GPU here that torch sees; --device cpu" in said
+    code, said = worker_command("udp://a:1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "'udp://a:1' is no scheduler's address" in said
+
+
+def test_the_workers_help_says_what_its_numbers_are() -> None:
+    command = [sys.executable, "-m", "groupbench.operators.fleet.worker", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "on a CPU, 0,1 tries two workers out [0]" in " ".join(said.split())
+
+
+def test_no_scheduler_is_a_usage_error() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "groupbench.operators.fleet.worker",
+            "tcp://127.0.0.1:1",
+            "--gpus",
+            "a",
+            "--device",
+            "cpu",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (2, "groupbench: --gpus 'a' is neither all nor numbers by comma\n")

@@ -1,0 +1,353 @@
+"""Right outputs pass, and no wrong one does, however small a part of it is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
+from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned
+from groupbench.operators.tolerances import TOLERANCES
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def product(m: int, n: int, k: int = 96, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((m, k), (k, n)))
+    return a @ b
+
+
+def wide(dtype: str, x: Tensor) -> Tensor:
+    return x if dtype == "fp32" else x.float()
+
+
+@given(st.sampled_from(list(DTYPES)), st.integers(1, 150), st.integers(1, 150), st.integers(1, 64), st.integers(0, 99))
+def test_a_correctly_rounded_product_passes(dtype: str, m: int, n: int, k: int, seed: int) -> None:
+    reference = wide(dtype, product(m, n, k, seed))
+    measured, problem = compare(reference.to(DTYPES[dtype]), reference, TOLERANCES[dtype])
+    assert problem is None
+    assert measured.mismatch == 0
+    assert measured.unwritten == 0
+    assert measured.first_bad is None
+
+
+def test_an_exact_output_has_no_error() -> None:
+    reference = product(70, 130).float()
+    measured, problem = compare(reference.clone(), reference, TOLERANCES["fp32"])
+    assert problem is None
+    assert (measured.rms, measured.max_abs, measured.worst_block_rms, measured.mismatch) == (0, 0, 0, 0)
+
+
+def whole(x: Tensor) -> None:
+    x *= 1.01
+
+
+def one_row(x: Tensor) -> None:
+    x[137] *= 1.01
+
+
+def last_row(x: Tensor) -> None:
+    x[-1] *= 1.01
+
+
+def one_block(x: Tensor) -> None:
+    x[64:128, 128:192] *= 1.01
+
+
+def last_block(x: Tensor) -> None:
+    x[192:, 192:] *= 1.01
+
+
+def one_element(x: Tensor) -> None:
+    at = divmod(int(x.abs().argmax()), x.shape[1])
+    x[at] *= 1.1
+
+
+def one_nan(x: Tensor) -> None:
+    x[3, 5] = math.nan
+
+
+def one_infinity(x: Tensor) -> None:
+    x[3, 5] = math.inf
+
+
+def a_zero_row(x: Tensor) -> None:
+    x[7] = 0
+
+
+def two_rows_swapped(x: Tensor) -> None:
+    x[[10, 11]] = x[[11, 10]]
+
+
+WRONG = (
+    whole,
+    one_row,
+    last_row,
+    one_block,
+    last_block,
+    one_element,
+    one_nan,
+    one_infinity,
+    a_zero_row,
+    two_rows_swapped,
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", WRONG, ids=[fault.__name__ for fault in WRONG])
+def test_wrong_anywhere_is_wrong(fault: Callable[[Tensor], None], dtype: str) -> None:
+    reference = wide(dtype, product(250, 230))
+    out = reference.clone()
+    fault(out)
+    assert compare(out.to(DTYPES[dtype]), reference, TOLERANCES[dtype])[1] is not None
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_one_element_outside_that_no_mean_shows(dtype: str) -> None:
+    reference, tolerance = product(250, 230).float(), TOLERANCES[dtype]
+    out = reference.clone()
+    allowed = tolerance.atol * reference.square().mean().sqrt() + tolerance.rtol * reference[100, 100].abs()
+    out[100, 100] += 0.9 * allowed
+    assert compare(out, reference, tolerance)[1] is None
+    out[100, 100] += 0.2 * allowed
+    measured, problem = compare(out, reference, tolerance)
+    assert problem is not None
+    assert problem.endswith("of the elements are outside the tolerance, the first at [100, 100]")
+    assert measured.worst_block_rms is not None
+    assert measured.worst_block_rms < tolerance.rms
+
+
+def test_tf32_is_wrong_for_fp32() -> None:
+    a, b = torch.randn(128, 128), torch.randn(128, 128)
+    truncated = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
+    problem = compare(truncated[0] @ truncated[1], a.double() @ b.double(), TOLERANCES["fp32"])[1]
+    assert problem is not None
+
+
+def test_first_bad_is_the_first() -> None:
+    reference = product(80, 80).float()
+    out = reference.clone()
+    out[7, 3] += 100
+    out[70, 1] += 100
+    measured, problem = compare(out, reference, TOLERANCES["fp32"])
+    assert measured.first_bad == (7, 3)
+    assert measured.mismatch == pytest.approx(2 / 6400)
+    assert "[7, 3]" in (problem or "")
+
+
+def test_the_rms_is_the_relative_rms() -> None:
+    reference = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    measured, _ = compare(reference + torch.tensor([[0.5, 0.0]]), reference, TOLERANCES["fp32"])
+    assert measured.rms == pytest.approx(0.1)
+    assert measured.max_abs == 0.5
+
+
+def test_unwritten_share() -> None:
+    reference = product(64, 32).float()
+    out = reference.clone()
+    out[:16] = math.nan
+    measured, problem = compare(out, reference, TOLERANCES["fp32"])
+    assert measured.unwritten == 0.25
+    assert measured.rms is None
+    assert "25 %" in (problem or "")
+
+
+SPECIAL = {
+    "both NaN": (math.nan, math.nan, True),
+    "both infinite": (math.inf, math.inf, True),
+    "opposite infinities": (math.inf, -math.inf, False),
+    "NaN for a number": (math.nan, 1.0, False),
+    "a number for NaN": (1.0, math.nan, False),
+    "infinity for a number": (math.inf, 1.0, False),
+    "a number for infinity": (6e4, math.inf, False),
+    "NaN for infinity": (math.nan, math.inf, False),
+}
+
+
+@pytest.mark.parametrize(("value", "expected", "agrees"), SPECIAL.values(), ids=SPECIAL)
+def test_nan_and_infinity_agree_only_with_themselves(value: float, expected: float, agrees: bool) -> None:
+    reference = product(70, 70).float()
+    out = reference.clone()
+    out[65, 2], reference[65, 2] = value, expected
+    measured, problem = compare(out, reference, TOLERANCES["fp32"])
+    assert (problem is None) == agrees, problem
+    assert measured.first_bad == (None if agrees else (65, 2))
+
+
+def test_a_reference_of_zeros() -> None:
+    zeros = torch.zeros(5, 7)
+    assert compare(zeros.clone(), zeros, TOLERANCES["fp16"])[1] is None
+    out = zeros.clone()
+    out[4, 6] = 1e-6
+    measured, problem = compare(out, zeros, TOLERANCES["fp16"])
+    assert problem is not None
+    assert measured.first_bad == (4, 6)
+    assert measured.rms is None  # infinite
+
+
+@pytest.mark.parametrize("size", [(0, 8), (8, 0), (0, 0)])
+def test_an_empty_output_is_right(size: tuple[int, int]) -> None:
+    accuracy, problem = check(lambda: torch.empty(size), torch.empty(size), TOLERANCES["fp32"])
+    assert problem is None
+    assert accuracy.rms == 0
+    assert accuracy.repeatable
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+REFERENCE = product(64, 64).float()
+
+ODD = {
+    "nothing": (None, TypeError, "NoneType"),
+    "a number": (1.0, TypeError, "float"),
+    "an empty list": ([], TypeError, "list"),
+    "a list of numbers": ([1.0], TypeError, "list"),
+    "another shape": (torch.zeros(64, 63), ValueError, "[64, 63]"),
+    "the transpose's shape": (torch.zeros(3), ValueError, "[3]"),
+    "too few groups": ([REFERENCE[:10].clone()], ValueError, "[10, 64]"),
+}
+
+
+@pytest.mark.parametrize(("out", "error", "says"), ODD.values(), ids=ODD)
+def test_what_is_no_output_raises(out: object, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as caught:
+        check(lambda: out, REFERENCE, TOLERANCES["fp32"])
+    assert says in str(caught.value)
+
+
+def test_a_list_of_groups_is_one_output() -> None:
+    def run() -> list[Tensor]:
+        return [REFERENCE[:10].clone(), REFERENCE[10:].clone()]
+
+    assert check(run, REFERENCE, TOLERANCES["fp32"])[1] is None
+
+
+def test_not_repeatable_is_recorded_and_right() -> None:
+    calls = iter(range(9))
+    accuracy, problem = check(lambda: REFERENCE + 1e-6 * next(calls), REFERENCE, TOLERANCES["fp32"])
+    assert problem is None
+    assert accuracy.repeatable is False
+
+
+def test_a_wrong_first_run_is_wrong() -> None:
+    calls = iter([2.0, 1.0])
+    _, problem = check(lambda: REFERENCE * next(calls), REFERENCE, TOLERANCES["fp32"])
+    assert problem is not None
+    assert problem.startswith("another run")
+
+
+def test_zeros_of_unlike_sign_are_not_the_same_bits() -> None:
+    calls = iter([0.0, -0.0])
+    accuracy, problem = check(lambda: torch.full((2, 2), next(calls)), torch.zeros(2, 2), TOLERANCES["fp32"])
+    assert problem is None
+    assert accuracy.repeatable is False
+
+
+ALLOCATE: dict[str, Callable[[], Tensor]] = {
+    "empty": lambda: torch.empty(64, 64),
+    "empty_like": lambda: torch.empty_like(REFERENCE),
+    "new_empty": lambda: REFERENCE.new_empty(64, 64),
+    "empty_strided": lambda: torch.empty_strided((64, 64), (64, 1)),
+    "new_empty_strided": lambda: REFERENCE.new_empty_strided((64, 64), (64, 1)),
+    "empty_permuted": lambda: torch.empty_permuted((64, 64), (1, 0)),
+    "half": lambda: torch.empty(64, 64, dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("allocate", ALLOCATE.values(), ids=ALLOCATE)
+def test_poison_reaches(allocate: Callable[[], Tensor]) -> None:
+    with poisoned():
+        assert allocate().isnan().all()
+    measured, problem = check(allocate, REFERENCE, TOLERANCES["fp32"])
+    assert measured.unwritten == 1
+    assert "100 %" in (problem or "")
+
+
+def test_poison_leaves_filled_tensors_and_integers_alone() -> None:
+    with poisoned():
+        assert torch.zeros(3).eq(0).all()
+        assert torch.ones(3).eq(1).all()
+        assert torch.empty(3, dtype=torch.int32).dtype == torch.int32
+    assert not torch.empty(1000).fill_(1).isnan().any()
+
+
+def test_a_buffer_that_is_written_once_is_found_out() -> None:
+    buffer = REFERENCE.clone()
+    measured, problem = check(lambda: buffer, REFERENCE, TOLERANCES["fp32"])
+    assert measured.unwritten == 1
+    assert problem is not None
+
+
+def test_a_list_of_buffers_that_are_written_once_is_found_out() -> None:
+    buffers = [REFERENCE[:10].clone(), REFERENCE[10:].clone()]
+    measured, problem = check(lambda: buffers, REFERENCE, TOLERANCES["fp32"])
+    assert measured.unwritten == 1
+    assert problem is not None
+
+
+def test_a_buffer_that_is_written_each_time_is_right() -> None:
+    buffer = torch.zeros(64, 64)
+    measured, problem = check(lambda: buffer.copy_(REFERENCE), REFERENCE, TOLERANCES["fp32"])
+    assert problem is None
+    assert measured.repeatable
+
+
+def test_an_output_of_another_dtype_is_refused() -> None:
+    """A backend that answers in fp32 what was asked in fp16 moves twice the bytes and is compared with no one."""
+    reference = torch.ones(4, 4)
+    with pytest.raises(TypeError, match=r"float32, expected torch\.float16"):
+        check(lambda: torch.ones(4, 4), reference, TOLERANCES["fp16"], torch.float16)
+
+
+def swapped_rows(out: Tensor) -> Tensor:
+    out[[0, 1]] = out[[1, 0]]
+    return out
+
+
+LATER = {
+    "the_same": (lambda out: out, True),
+    "one_bit": (lambda out: torch.nextafter(out, torch.full_like(out, math.inf)), False),
+    "rows_in_other_places": (swapped_rows, False),
+    "columns_in_other_places": (lambda out: swapped_rows(out.T).T, False),
+    "nan": (lambda out: out.fill_(math.nan), False),
+}
+
+
+@pytest.mark.parametrize(("change", "same"), LATER.values(), ids=LATER)
+def test_a_later_run_is_known_to_be_the_same(change: Callable[[Tensor], Tensor], same: bool) -> None:
+    seen = Seen()
+    assert check(REFERENCE.clone, REFERENCE, TOLERANCES["fp32"], seen=seen)[1] is None
+    assert seen.again(lambda: change(REFERENCE.clone()), GROUPED_GEMM) == same
+
+
+def test_places_count_in_one_dimension_and_where_sums_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupbench.operators.measure.given.SUMMED", 100)
+    line = torch.arange(257.0)
+    seen = Seen()
+    check(line.clone, line, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(line.clone, GROUPED_GEMM)
+    assert not seen.again(lambda: line.flip(0), GROUPED_GEMM)
+    swapped = line.clone()
+    swapped[[0, 200]] = swapped[[200, 0]]
+    assert not seen.again(lambda: swapped, GROUPED_GEMM)
+    square = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    check(square.clone, square, TOLERANCES["fp32"], seen=seen)
+    assert not seen.again(lambda: square.flip(0), GROUPED_GEMM)
+    empty = torch.empty(0, 5)
+    check(empty.clone, empty, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(empty.clone, GROUPED_GEMM)
+
+
+def test_of_several_outputs_each_is_seen() -> None:
+    reference = {"dA": REFERENCE, "dB": REFERENCE[:5]}
+    seen = Seen()
+    check(lambda: (REFERENCE.clone(), REFERENCE[:5].clone()), reference, TOLERANCES["fp32"], seen=seen)
+    assert seen.again(lambda: (REFERENCE.clone(), REFERENCE[:5].clone()), GROUPED_GEMM)
+    assert not seen.again(lambda: (REFERENCE.clone(), REFERENCE[:5] + 1), GROUPED_GEMM)

@@ -1,0 +1,147 @@
+"""One side of a comparison, asked as the tracker asks it: lines of JSON, one answer a question, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CELL = {
+    "operator": "grouped_gemm",
+    "backend": "torch_loop",
+    "shape": "G=2,M_g=16,N=8,K=8",
+    "dtype": "fp32",
+    "mode": "fwd",
+    "seed": 0,
+    "plugins": ["faulty_backends.BACKENDS", "faulty_backends.chatty"],
+    "cudagraph": False,
+}
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    folder = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "groupbench.operators.measure.side"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stdin is not None and process.stdout is not None
+
+    def question(verb: str, **arguments: Any) -> dict[str, Any]:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    assert question("hello", device="cpu")["value"]["device"] == "cpu"
+    yield question
+    process.stdin.write(b'{"verb": "quit"}\n')
+    process.stdin.close()
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def prepare(ask: Ask, timeout_s: float = 60.0, **facts: Any) -> dict[str, Any]:
+    return ask("prepare", cell=CELL | facts, timeout_s=timeout_s)
+
+
+def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
+    value = prepare(ask)["value"]
+    assert (value["timing"], value["problem"]) == ("cpu", None) and value["accuracy"]["rms"] < 1e-5
+    assert ask("adopt", seed=0, samples=1) == {"value": "reloaded"}
+    for seed, samples in ((1, 3), (2, 5)):
+        assert ask("reload", seed=seed, samples=samples) == {"value": "reloaded"}
+        burst = ask("burst")["value"]
+        assert len(burst) == samples and all(ms > 0 for ms in burst)
+    assert "value" in ask("unload")
+
+
+def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> None:
+    assert "failure" in prepare(ask, backend="raises")
+    assert "before anything was loaded" in ask("burst")["failure"]["message"]
+    assert "value" in prepare(ask)
+    for fresh in (False, False, True):
+        assert ask("adopt", seed=1, samples=2, fresh=fresh) == {"value": "reloaded"}
+        assert len(ask("burst")["value"]) == 2
+    assert ask("reload", seed=4, samples=1) == {"value": "reloaded"}
+    assert len(ask("burst")["value"]) == 1
+    assert "value" in ask("unload") and "value" in prepare(ask)
+    assert ask("adopt", seed=1, samples=1) == {"value": "reloaded"}
+
+
+FAULTS = {
+    "crashes": "SIGSEGV",
+    "exits": "exit code 7",
+    "raises": "no such instruction",
+    "raises_bytes": r"caf\udce9",
+    "hangs": "no answer within",
+}
+
+
+@pytest.mark.parametrize("backend", FAULTS)
+def test_a_cell_that_fails_costs_an_answer(ask: Ask, backend: str) -> None:
+    failure = prepare(ask, backend=backend, timeout_s=4.0 if backend == "hangs" else 60.0)["failure"]
+    assert FAULTS[backend] in failure["message"]
+    assert failure["status"] == ("timeout" if backend == "hangs" else "error")
+    assert "value" in prepare(ask)
+
+
+def test_what_is_wrong_is_prepared_and_said(ask: Ask) -> None:
+    value = prepare(ask, backend="one_percent", shape="G=2,M_g=32,N=16,K=16")["value"]
+    assert "RMS error" in value["problem"]
+    stale = prepare(ask, backend="goes_stale")["value"]
+    assert "after its timed runs: relative RMS error 2" in stale["problem"]
+    assert stale["accuracy"]["rms"] == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"backend": "nope"}, "has no backend 'nope'"),
+        ({"operator": "nope"}, "no operator 'nope'"),
+        ({"plugins": ["faulty_backends.does_not_load"]}, r"raised RuntimeError: caf\udce9"),
+    ],
+)
+def test_what_this_side_lacks_is_a_usage_failure(ask: Ask, facts: dict[str, str], says: str) -> None:
+    failure = prepare(ask, **facts)["failure"]
+    assert failure["status"] == "usage" and says in failure["message"]
+
+
+def test_what_a_backend_prints_does_not_reach_the_answers(ask: Ask) -> None:
+    assert "value" in prepare(ask, backend="chatty")
+    assert "value" in ask("adopt", seed=1, samples=2)
+    assert len(ask("burst")["value"]) == 2
+
+
+def test_cells_are_listed(ask: Ask) -> None:
+    found = ask("cells", operator="grouped_gemm", shapes=["2,16,8,8"], dtypes=["fp32", "fp16"])["value"]
+    assert {cell["shape"] for cell in found} == {"G=2,M_g=16,N=8,K=8"}
+    assert {cell["dtype"] for cell in found} == {"fp32", "fp16"}
+    assert {"torch_loop", "triton_flat"} <= {cell["backend"] for cell in found}
+    assert all(cell["unavailable"] is None for cell in found if cell["backend"] == "torch_loop")
+    every = ask("cells", operator="canary")["value"]
+    assert [cell["shape"] for cell in every] == ["copy,N=2048", "matmul,N=512"]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [{"operator": "nope"}, {"shapes": ["1,2"]}, {"suites": ["nope"]}, {"dtypes": ["fp7"]}, {"mode": "sideways"}],
+)
+def test_what_cannot_be_listed(ask: Ask, selection: dict[str, Any]) -> None:
+    assert ask("cells", **{"operator": "grouped_gemm"} | selection)["failure"]["status"] == "usage"
+
+
+def test_a_burst_of_nothing_and_a_verb_that_is_none(ask: Ask) -> None:
+    prepare(ask, backend="raises")
+    assert "before anything was loaded" in ask("burst")["failure"]["message"]
+    assert "failure" in ask("dance")

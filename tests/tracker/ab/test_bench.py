@@ -1,0 +1,460 @@
+"""Comparisons: what is decided from sides that are played here, and real ones on the CPU, end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.ab import bench as ab
+from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Block, Side, SideAccuracy
+from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
+from groupbench.tracker.cli import main
+from groupbench.tracker.cli.ab import announced, left_out
+from groupbench.tracker.stats import sequential
+
+CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
+BASE, HEAD = Side("old"), Side("new")
+KERNEL = {"name": "k", "hash": "h", "config": {"BLOCK": 64}}
+
+
+class Played:
+    """A side whose answers a test says: `ms` of a burst, or what raises."""
+
+    plays: ClassVar[dict[str, dict[str, Any]]] = {}
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, who: str, side: Side, device: str) -> None:
+        self.who, self.side, self.device = who, side, device
+        self.alive = True
+        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2"}}
+        self._verb = ""
+
+    def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
+        self._verb = verb
+
+    def hello(self) -> None:
+        self.receive()
+
+    def receive(self) -> Any:
+        play = self.plays[self.who]
+        self.asked.append((self.who, self._verb))
+        if self._verb in play.get("fails", ()):
+            raise SideFailure(self.who, self.side.title, play.get("status", "error"), "no luck")  # type: ignore[arg-type]
+        if self._verb == "prepare":
+            facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
+            return facts | play.get("prepared", {})
+        return play["ms"]() if self._verb == "burst" else None
+
+    def ask(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
+        self.send(verb)
+        return self.receive()
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def noisy(level: float, sd: float, seed: int) -> Callable[[], list[float]]:
+    draw = random.Random(seed)
+    return lambda: [level * math.exp(draw.gauss(0, sd))] * 3
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbResult]:
+    def run(base: dict[str, Any], head: dict[str, Any], cell: AbCell = CELL, **options: Any) -> AbResult:
+        monkeypatch.setattr(ab, "SideProcess", Played)
+        level = {"ms": noisy(0.1, 0.002, 1)}
+        monkeypatch.setattr(Played, "plays", {"base": level | base, "head": {"ms": noisy(0.1, 0.002, 2)} | head})
+        monkeypatch.setattr(Played, "asked", [])
+        with Bench(BASE, HEAD, **options) as bench:
+            return bench.compare(cell)
+
+    return run
+
+
+def test_like_sides_are_the_same(compare: Callable[..., AbResult]) -> None:
+    result = compare({}, {})
+    assert (result.verdict, result.conclusion, result.is_worse) == ("same", "same", False)
+    assert result.low is not None and result.high is not None and result.low <= 0.005 and result.high >= -0.005
+    assert result.pairs == len(result.bursts) >= sequential.FIRST_SAME
+    assert (result.base_hash, result.head_hash) == ("h", "h")
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.02, "slower"), (1 / 1.02, "faster"), (3.0, "slower")])
+def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: float, word: str) -> None:
+    result = compare({}, {"ms": noisy(0.1 * factor, 0.002, 2)})
+    assert result.verdict == "different" and result.direction == word
+    assert result.effect == pytest.approx(math.log(factor), abs=0.005)
+    assert result.pairs == (sequential.GROSS_BLOCKS if factor == 3 else 12)
+    assert result.is_worse == (word == "slower")
+    told = json.loads(msgspec.json.encode(ab.as_json(result)))
+    assert all(isinstance(told[name], float) for name in ("effect", "low", "high", "change"))
+
+
+def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
+    assert compare({"ms": lambda: [0.1]}, {"ms": lambda: [0.1]}).verdict == "same"
+    result = compare({"ms": lambda: [0.1]}, {"ms": lambda: [0.101]})
+    assert result.verdict == "different"
+    assert result.high is not None and result.low is not None and result.high > result.low
+
+
+def test_noise_without_end_is_unknown(compare: Callable[..., AbResult]) -> None:
+    result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=0.05)
+    assert result.verdict == "unknown" and "not resolved within 0.05 s" in (result.message or "")
+    assert ab.exit_code([result]) == 3
+
+
+@pytest.mark.parametrize("verb", ["prepare", "reload", "burst", "hello"])
+@pytest.mark.parametrize("who", ["base", "head", "both"])
+def test_a_side_that_fails_is_named(compare: Callable[..., AbResult], who: str, verb: str) -> None:
+    broken = {"fails": [verb], "status": "timeout"}
+    if who == "both" and verb == "burst":
+        pytest.skip("bursts are taken one after the other: the first to fail ends it")
+    result = compare(broken if who != "head" else {}, broken if who != "base" else {})
+    expected = "base" if (who, verb) == ("both", "hello") else who
+    assert (result.verdict, result.failed_side, result.failed_status) == ("failed", expected, "timeout")
+    assert result.message == {"base": "base (old): no luck", "head": "head (new): no luck"}.get(
+        expected, "both (old, new): no luck"
+    )
+    assert ab.exit_code([result]) == 3
+
+
+def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then(
+    compare: Callable[..., AbResult],
+) -> None:
+    result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=5)
+    for who in ("base", "head"):
+        verbs = [verb for name, verb in Played.asked if name == who]
+        assert verbs.count("reload") == result.pairs + 1
+        assert verbs.count("adopt") == 1 + (result.pairs - 1) // 5
+        assert verbs[-1] == "unload"
+    assert [block.process for block in result.bursts] == [n // 5 for n in range(result.pairs)]
+
+
+def test_processes_that_are_off_are_no_difference() -> None:
+    """Head's are all 0.5 % off, which is as likely as not with three of them at 0.055 ms."""
+    rule, longer = ab.rule_for("gpu", 0.055), ab.rule_for("gpu", 0.6)
+    d = np.random.default_rng(0).normal(0.005, 0.002, 24)
+    assert not any(sequential.decide(d[:n], rule).verdict == "different" for n in range(25))
+    assert any(sequential.decide(d[:n], longer).verdict == "different" for n in range(25))
+
+
+def test_the_coin_decides_who_is_first(compare: Callable[..., AbResult]) -> None:
+    orders = {block.order for seed in range(4) for block in compare({}, {}, seed=seed).bursts}
+    assert orders == {"ABBA", "BAAB"}
+    assert [b.order for b in compare({}, {}, seed=3).bursts] == [b.order for b in compare({}, {}, seed=3).bursts]
+
+
+@pytest.mark.parametrize(
+    ("cells", "device", "budget", "says"),
+    [
+        (1, "cpu", 60, "1 cell on cpu, about 15 s, 60 s at most"),
+        (1, "cpu", 10, "1 cell on cpu, 10 s at most"),
+        (2, "cuda", 10, "2 cells on cuda, 20 s at most"),
+        (40, "cuda", 60, "40 cells on cuda, about 7 min, 40 min at most"),
+    ],
+)
+def test_the_time_announced_is_within_the_budget(cells: int, device: str, budget: float, says: str) -> None:
+    assert announced(cells, device, budget) == says
+
+
+@pytest.mark.parametrize("bursts", range(1, 9))
+def test_orders_are_fair(bursts: int) -> None:
+    one, other = ab.block_order(bursts, False), ab.block_order(bursts, True)
+    assert one.count("A") == one.count("B") == bursts
+    assert other == one.translate(str.maketrans("AB", "BA"))
+
+
+def test_equal_kernels_need_no_timing(compare: Callable[..., AbResult]) -> None:
+    result = compare({}, {}, only_changed=True)
+    assert (result.verdict, result.pairs) == ("same", 0) and "not timed" in (result.message or "")
+    for kernels in ([KERNEL | {"hash": "other"}], [KERNEL | {"config": {"BLOCK": 32}}], [], [KERNEL | {"hash": None}]):
+        assert compare({}, {"prepared": {"kernels": kernels}}, only_changed=True).pairs > 0
+    for unknown in ({"kernels": []}, {"kernels": [KERNEL | {"hash": None}]}):
+        assert compare({"prepared": unknown}, {"prepared": unknown}, only_changed=True).pairs > 0
+
+
+def test_interpreted_kernels_are_compared_by_accuracy_alone(compare: Callable[..., AbResult]) -> None:
+    slow = {"timing": "interpreted"}
+    result = compare({"prepared": slow}, {"prepared": slow})
+    assert (result.verdict, result.conclusion, result.pairs) == ("same", "equally accurate", 0)
+    assert "accuracy alone" in (result.message or "")
+    result = compare({"prepared": slow}, {"prepared": slow | {"accuracy": {"rms": 1e-2}}})
+    assert (result.verdict, result.conclusion) == ("different", "less accurate")
+    assert ab.exit_code([result]) == 1
+
+
+ACCURACIES = {
+    "less": (SideAccuracy("ok", 1e-4), SideAccuracy("ok", 1e-3), "less accurate", True),
+    "more": (SideAccuracy("ok", 1e-3), SideAccuracy("ok", 1e-4), "more accurate", False),
+    "alike": (SideAccuracy("ok", 1e-3), SideAccuracy("ok", 1.2e-3), "same", False),
+    "rounding": (SideAccuracy("ok", 1e-8), SideAccuracy("ok", 1e-7), "same", False),
+    "wrong": (SideAccuracy("ok", 1e-3), SideAccuracy("wrong", None), "wrong", True),
+    "mended": (SideAccuracy("wrong", None), SideAccuracy("ok", 1e-3), "mended", False),
+    "both": (SideAccuracy("wrong", 1.0), SideAccuracy("wrong", 1.0), "both wrong", False),
+}
+
+
+@pytest.mark.parametrize("name", ACCURACIES)
+def test_accuracy_is_part_of_the_verdict(name: str) -> None:
+    base, head, change, worse = ACCURACIES[name]
+    result = AbResult(CELL, BASE, HEAD, "same", base_accuracy=base, head_accuracy=head)
+    assert (result.accuracy_change, result.is_worse, ab.exit_code([result])) == (change, worse, int(worse))
+
+
+def test_faster_but_less_accurate_is_one_conclusion() -> None:
+    base, head = SideAccuracy("ok", 1e-4), SideAccuracy("ok", 1e-3)
+    facts = {"effect": math.log(0.9), "base_accuracy": base, "head_accuracy": head}
+    result = AbResult(CELL, BASE, HEAD, "different", **facts)
+    assert result.conclusion == "10 % faster but less accurate" and result.is_worse
+
+
+def test_nothing_compared_is_no_success() -> None:
+    assert ab.exit_code([]) == 3
+
+
+def test_comparisons_are_kept_with_their_bursts(compare: Callable[..., AbResult], tmp_path: Path) -> None:
+    path = tmp_path / "ab.jsonl"
+    results = [compare({}, {}, records=path) for _ in range(2)]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 2
+    for line, result in zip(lines, results, strict=True):
+        assert line["schema"] == 1 and line["verdict"] == result.verdict and line["conclusion"] == result.conclusion
+        blocks = msgspec.convert(line["bursts"], tuple[Block, ...])
+        assert blocks == result.bursts
+        assert sequential.decide([block.difference for block in blocks], sequential.Rule()).verdict == "same"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_what_cannot_be_kept_is_shown_all_the_same(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that filled up: one line at the end, and what was compared before it."""
+    compare({}, {})  # the sides are played from here on
+    monkeypatch.setattr(Bench, "cells", lambda self, device, **given: ([CELL, CELL], []))
+    monkeypatch.setattr(Bench, "device", "cuda", raising=False)
+    monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
+    result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--csv"])
+    assert (result.exit_code, result.stdout.count("\n")) == (3, 2), result.output
+    assert result.stdout.splitlines()[1].startswith("same,")
+    *_, stopped, why = result.stderr.splitlines()
+    assert stopped == "stopped: 1 of 2 cells compared"
+    assert why == "groupbench: /dev/full: cannot be written: No space left on device"
+
+
+def test_an_interrupt_ends_both_sides(compare: Callable[..., AbResult]) -> None:
+    def interrupted() -> list[float]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare({}, {"ms": interrupted})
+
+
+TEXT = (Path(__file__).parents[3] / "docs" / "judgement.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    line.removeprefix("$ ") for line in TEXT.split("\n") if line.startswith(("$ groupbench ab ", "$ groupbench cal"))
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_docs_parse(example: str) -> None:
+    _, name, *args = shlex.split(example)
+    command = main.get_command(click.Context(main), name)
+    assert command is not None and command.make_context(name, args).params
+    assert len(EXAMPLES) >= 4
+
+
+# --- which modules a side runs ----------------------------------------------------------------------------------------
+
+ROOT = Path(ab.__file__).resolve().parents[2]
+
+
+def tree(folder: Path, says: str) -> Path:
+    """A checkout of groupbench in small."""
+    for part in ("kernels", "operators/measure", "tracker"):
+        (folder / part).mkdir(parents=True)
+    (folder / "kernels" / "mark.py").write_text(f"SAYS = {says!r}\n")
+    (folder / "operators" / "__init__.py").write_text("")
+    (folder / "operators" / "operator.py").write_text(f"SAYS = {says!r}\n")
+    (folder / "operators" / "measure" / "__init__.py").write_text("raise RuntimeError('not the tree's clock')\n")
+    return folder
+
+
+def test_kernels_are_the_trees_and_the_clock_is_the_drivers(tmp_path: Path) -> None:
+    mine = tree(tmp_path / "tree", "mine")
+    assert is_groupbench(mine) and not is_groupbench(tmp_path)
+    make_layout(mine, tmp_path / "layout")
+    code = """
+import importlib.util, groupbench.operators.operator as operator, groupbench.operators.measure as measure
+import groupbench.tracker as tracker, groupbench.kernels.mark as mark
+print(operator.SAYS, mark.SAYS, measure.__file__, tracker.__file__)
+for name in ("groupbench.operators.registry", "groupbench.kernels.grouped_gemm"):
+    print(importlib.util.find_spec(name))
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "layout")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    said, *missing = done.stdout.splitlines()
+    operators, kernels, measure, tracker = said.split()
+    assert (operators, kernels) == ("mine", "mine"), done.stderr
+    assert Path(measure).resolve() == ROOT / "operators" / "measure" / "__init__.py"
+    assert Path(tracker).resolve() == ROOT / "tracker" / "__init__.py"
+    assert missing == ["None", "None"]  # what the tree lacks is not taken from what is installed
+
+
+def test_an_older_tree_may_be_measured_by_the_drivers_contract(tmp_path: Path) -> None:
+    """Its operators are its own; what measuring asks of operators is the driver's."""
+    older = tree(tmp_path / "tree", "older")
+    (older / "operators" / "thing.py").write_text("")
+    make_layout(older, tmp_path / "layout", own_contract=False)
+    operators = tmp_path / "layout" / "groupbench" / "operators"
+    for name in CONTRACT:
+        assert (operators / name).resolve() == ROOT / "operators" / name
+    assert (operators / "thing.py").resolve() == older / "operators" / "thing.py"
+
+
+def test_a_tree_that_is_too_old_says_so(tmp_path: Path) -> None:
+    old = Side("v0", tree(tmp_path / "tree", "old"))
+    with Bench(old, old) as bench:
+        result = bench.compare(AbCell("grouped_gemm", "torch_loop", "single", "fp32", device="cpu"))
+        assert result.verdict == "failed"
+        assert "(v0): too old, or too broken, to be measured by this groupbench" in (result.message or "")
+        with pytest.raises(AbError, match="too old"):
+            bench.cells("cpu", operator="grouped_gemm")
+
+
+def test_an_interpreter_that_is_not_there() -> None:
+    with Bench(BASE, Side("new", python="/no/such/python")) as bench, pytest.raises(AbError, match="cannot start"):
+        bench.compare(AbCell("grouped_gemm", "torch_loop", "single", "fp32", device="cpu"))
+
+
+# --- end to end -------------------------------------------------------------------------------------------------------
+
+PLUGIN = """
+import time
+from groupbench.operators.operator import Backend
+
+WORK, FACTOR, RAISES, HANGS = {facts}
+
+
+def backend(name, work=8, factor=1.0, raises=False, hangs=False):
+    def prepare(x):
+        print("this must not reach the answers")
+        if raises:
+            raise RuntimeError("no such instruction")
+
+        def run():
+            for _ in range(work):
+                out = x.a @ x.b[0]
+            time.sleep(3600 * hangs)
+            return out * factor
+
+        return run
+
+    return Backend(name, prepare, "a test", operator="grouped_gemm")
+
+
+ALL = (
+    backend("mine", work=WORK),
+    backend("wrong", factor=FACTOR),
+    backend("raises", raises=RAISES),
+    backend("hangs", hangs=HANGS),
+)
+"""
+COMMITS = {"one": (8, 1.0, False, False), "two": (48, 1.1, True, True)}
+SHAPE = "G=1,M_g=128,N=128,K=128"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A team's own package, whose second commit makes everything worse."""
+    folder = tmp_path_factory.mktemp("repository")
+
+    def git(*args: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(folder), *identity, *args], check=True, capture_output=True)
+
+    git("init", "-q")
+    for name, facts in COMMITS.items():
+        (folder / "my_plugin.py").write_text(PLUGIN.format(facts=facts))
+        git("add", ".")
+        git("commit", "-qm", name)
+        git("tag", name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def groupbench_ab(repository: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        cells = ("--operator", "grouped_gemm", "--shape", SHAPE, "--dtype", "fp32")
+        where = ("--device", "cpu", "--plugin", "my_plugin.ALL")
+        command = [sys.executable, "-m", "groupbench.tracker", "ab", *args, *cells, *where]
+        return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=200)
+
+    yield run
+    done = subprocess.run(["git", "-C", str(repository), "worktree", "list"], capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path) -> None:
+    backends = [part for name in ("mine", "wrong", "raises", "hangs") for part in ("--backend", name)]
+    options = ("--budget", "15", "--timeout", "8", "--json", "--records", str(tmp_path / "ab.jsonl"))
+    done = groupbench_ab("one", "two", *backends, *options)
+    assert done.returncode == 1, done.stderr
+    found = {row["cell"]["backend"]: row for row in json.loads(done.stdout)}
+    mine = found["mine"]
+    assert mine["verdict"] == "different" and mine["change"] > 0
+    assert mine["head"]["title"] == "two" and len(mine["head"]["commit"]) == 40
+    assert mine["base_accuracy"]["status"] == mine["head_accuracy"]["status"] == "ok"
+    assert found["wrong"]["head_accuracy"]["status"] == "wrong" and "head is wrong" in found["wrong"]["conclusion"]
+    for name, says in (("raises", "RuntimeError: no such instruction"), ("hangs", "no answer within 8 s")):
+        assert (found[name]["verdict"], found[name]["failed_side"]) == ("failed", "head")
+        assert f"head (two): {says}" in found[name]["message"]
+    assert "4 cells on cpu" in done.stderr
+    records = [json.loads(line) for line in (tmp_path / "ab.jsonl").read_text().splitlines()]
+    assert [len(line["bursts"]) for line in records] == [row["pairs"] for row in json.loads(done.stdout)]
+
+
+def test_a_commit_against_itself_is_not_different(groupbench_ab: Any) -> None:
+    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "5", "--csv")
+    assert done.returncode in (0, 3), done.stderr
+    header, row = done.stdout.splitlines()
+    assert header.startswith("verdict,conclusion,operator,backend,shape,dtype,base_ms,head_ms,change")
+    assert row.split(",")[0] in ("same", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("one", "no-such-commit"), "git knows no commit 'no-such-commit'"),
+        (("one", "one", "--records", "/no/such/folder/ab.jsonl"), "cannot write"),
+        (("one", "one", "--setup", "echo no compiler; false"), "does not build: --setup ended with 1: no compiler"),
+        (("one", "one", "--head-python", "/no/such/python"), "cannot start /no/such/python"),
+        (("one", "one", "--backend", "nope"), "grouped_gemm has no backend 'nope'"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_one_line(groupbench_ab: Any, args: tuple[str, ...], says: str) -> None:
+    done = groupbench_ab(*args)
+    assert done.returncode == (3 if "--setup" in args else 2)
+    assert says in done.stderr.splitlines()[-1] and not done.stdout
+
+
+def test_what_is_left_out_for_one_reason_is_one_line() -> None:
+    notes = [f"gemm/{name} G={g} bf16: unavailable: needs: a GPU" for g in range(9) for name in ("flat", "worklist")]
+    assert left_out([*notes, "gemm/new G=1 bf16: not in the base, main"]) == [
+        "left out: 18 cells of gemm/flat, gemm/worklist: unavailable: needs: a GPU",
+        "left out: gemm/new G=1 bf16: not in the base, main",
+    ]
+    assert left_out([]) == []

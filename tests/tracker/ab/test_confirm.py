@@ -1,0 +1,308 @@
+"""`groupbench confirm`: which commits are measured for which series, and what the gate makes of the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.ab import confirm as confirming
+from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
+from groupbench.tracker.ab.confirm import confirm
+from groupbench.tracker.ab.worktree import WorktreeError
+from groupbench.tracker.store.engine import open_store
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+pytestmark = [pytest.mark.usefixtures("plain_statistics"), pytest.mark.sqlite]
+
+
+def commit(night: int) -> str:
+    return f"{night:03x}" + "c" * 37
+
+
+class FakeBench:
+    """Answers as it is told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}  # by backend
+        self.asked: list[tuple[str, str, AbCell, float]] = []
+        self.trees: list[Path] = []
+        self.unknown: set[str] = set()
+        self.now = 0.0
+
+    def answer(self, verdict: str, effect: float | None = None, backend: str = "triton", **more: Any) -> None:
+        effect = None if effect is None else np.float64(effect)  # as the statistics give it
+        interval = {} if effect is None else {"low": effect - 0.002, "high": effect + 0.002, "pairs": 12}
+        self.answers[backend] = {"verdict": verdict, "effect": effect, **interval, **more}
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @contextmanager
+        def checkout(repo: Path, name: str, setup: str | None = None) -> Iterator[Path]:
+            if name in self.unknown:
+                raise WorktreeError(f"git knows no commit {name!r} in {repo}")
+            self.trees.append(Path(name))
+            yield Path(name)
+
+        fake = self
+
+        class Bench:
+            budget_s = 0.0
+
+            def __init__(self, base: Any, head: Any) -> None:
+                self.base, self.head = base, head
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def compare(self, cell: AbCell) -> AbResult:
+                fake.asked.append((self.base.commit, self.head.commit, cell, self.budget_s))
+                fake.now += 50
+                told = fake.answers[cell.backend]
+                if told["verdict"] == "raise":
+                    raise AbError("no such device: cuda")
+                return AbResult(cell, self.base, self.head, seconds=50.0, **told)
+
+        monkeypatch.setattr(confirming, "checkout", checkout)
+        monkeypatch.setattr(confirming, "Bench", Bench)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> FakeBench:
+    fake = FakeBench()
+    fake.install(monkeypatch)
+    return fake
+
+
+def suspect(make: Any, ms: float = 1.05, nights: int = 6, **given: Any) -> list[Any]:
+    """A series that is quiet but for its newest night."""
+    return [*[make(n, ms=1 + 0.001 * (n % 3 - 1), **given) for n in range(nights)], make(nights, ms=ms, **given)]
+
+
+def first_line(result: Result) -> str:
+    return result.stdout.split("\n")[0]
+
+
+def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    assert cli("gate").exit_code == 3
+    bench.answer("different", 0.04)
+    done = cli("confirm")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "CONFIRM 1 different")
+    assert "different +4.1% (+3.9% .. +4.3%) 005ccccccc..006ccccccc grouped_gemm triton" in done.stdout
+    (asked,) = bench.asked
+    assert asked[:2] == (commit(5), commit(6))
+    assert asked[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
+    result = cli("gate", "--update")
+    assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
+    assert "A/B: +4.1% in 12 pairs" in result.stdout
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert (row["ab"], row["change"]) == ("different", pytest.approx(0.0408, abs=1e-4))
+    assert (row["low"], row["high"]) == (pytest.approx(0.0387, abs=1e-4), pytest.approx(0.0429, abs=1e-4))
+    assert json.loads(cli("alerts", "--json").stdout)[0]["ab"] == "different"
+    assert "nothing to do" in cli("confirm").stdout
+
+
+@pytest.mark.parametrize(
+    ("verdict", "effect", "code", "said"),
+    [
+        ("same", 0.001, 0, "A/B: the same"),
+        ("unknown", 0.02, 3, "A/B unknown: too noisy"),
+        ("failed", None, 3, "A/B failed: too noisy"),
+        ("different", -0.04, 3, "history and A/B contradict each other"),
+    ],
+)
+def test_what_the_gate_makes_of_it(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str, effect: float | None, code: int, said: str
+) -> None:
+    stored(suspect(make))
+    bench.answer(verdict, effect, message="too noisy" if verdict != "different" else None)
+    done = cli("confirm")
+    assert done.exit_code == (0 if verdict in ("same", "different") else 3)
+    result = cli("gate", "--update")
+    assert (result.exit_code, said in result.stdout) == (code, True)
+    assert "unresolved" in result.stdout or code == 0
+    assert json.loads(cli("alerts", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("verdict", ["unknown", "failed"])
+def test_an_ab_that_cannot_tell_hides_no_certain_change(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str
+) -> None:
+    stored(suspect(make))
+    bench.answer(verdict, 0.02 if verdict == "unknown" else None, message="too noisy")
+    cli("confirm")
+    assert cli("gate").exit_code == 3
+    stored([make(night, ms=1.05) for night in (7, 8)])
+    result = cli("gate", "--window", "6")
+    assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
+    assert f"A/B {verdict}: too noisy" in result.stdout
+
+
+def test_an_improvement_is_confirmed_too(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make, ms=0.9))
+    bench.answer("different", -0.1)
+    assert cli("confirm").exit_code == 0
+    result = cli("gate")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: 1 series improved. 1 improved")
+
+
+def test_later_nights_are_judged_by_it(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.answer("same", 0.0)
+    cli("confirm")
+    stored([make(7, ms=1.05)])
+    assert cli("gate").exit_code == 0  # the commit that was compared is on the same level
+    stored([make(8, ms=1.3), make(9, ms=1.3)])
+    assert cli("gate", "--window", "5").exit_code == 1
+
+
+def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.answer("unknown", 0.02)
+    assert cli("confirm").exit_code == 3
+    again = cli("confirm")
+    assert (again.exit_code, len(bench.asked)) == (3, 1)
+    assert "--again" in again.stdout
+    bench.answer("different", 0.05)
+    assert cli("confirm", "--again").exit_code == 0
+    assert cli("gate").exit_code == 1
+    stored([make(7, ms=1.001)])
+    assert cli("gate").exit_code == 0
+
+
+def test_the_canary_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored([*suspect(make), *suspect(make, operator="canary", backend="copy")])
+    assert "1 unresolved, 1 suspect" in first_line(cli("gate"))
+    bench.answer("different", 0.05)
+    cli("confirm")
+    assert [cell.operator for _, _, cell, _ in bench.asked] == ["grouped_gemm"]
+    result = cli("gate")
+    assert (result.exit_code, "code" in result.stdout) == (1, True)
+
+
+def test_the_same_kernel_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make, kernels=[{"name": "k", "hash": "one"}]))
+    assert "infrastructure" in cli("gate").stdout
+    bench.answer("different", 0.05)
+    cli("confirm")
+    result = cli("gate")
+    assert (result.exit_code, "compiled kernel as before" in result.stdout) == (1, True)
+    assert "infrastructure" not in result.stdout
+
+
+def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    other = {"environment": {"gpu_uuid": "GPU-2"}}
+    stored([*[make(n) for n in range(6)], make(6, ms=1.2, **other)])
+    assert cli("gate").exit_code == 4
+    bench.answer("same", 0.0)
+    assert cli("confirm").exit_code == 0
+    assert bench.asked[0][:2] == (commit(5), commit(6))
+    result = cli("gate")
+    assert (result.exit_code, "another card; A/B on one: the same" in result.stdout) == (0, True)
+    stored([make(7, ms=1.2, environment={"gpu_uuid": "GPU-3"})])
+    bench.answer("different", 0.2)
+    assert cli("confirm").exit_code == 0
+    assert cli("gate").exit_code == 1
+
+
+def test_another_driver_is_not(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored([*[make(n) for n in range(6)], make(6, environment={"gpu_uuid": "GPU-2", "driver": "580"})])
+    assert "nothing to do" in cli("confirm").stdout
+    assert bench.asked == []
+
+
+def test_dirty_trees_cannot_be_measured_again(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored([*[make(n) for n in range(6)], make(6, ms=1.05, commit_facts={"dirty": True})])
+    result = cli("gate")
+    assert (result.exit_code, "is a dirty tree, which cannot be measured again" in result.stdout) == (3, True)
+    assert "nothing to do" in cli("confirm").stdout
+
+
+def test_a_commit_that_git_lacks_is_unresolved_with_the_reason(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    stored(suspect(make))
+    bench.unknown = {commit(5)}
+    done = cli("confirm")
+    assert (done.exit_code, "git knows no commit" in done.stdout) == (3, True)
+    result = cli("gate")
+    assert (result.exit_code, "1 unresolved" in first_line(result)) == (3, True)
+    assert "git knows no commit" in result.stdout
+
+
+@pytest.mark.parametrize(("status", "advice"), [("usage", True), ("oom", False)])
+def test_what_fails_on_both_sides_is_told_and_tried_again(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, status: str, advice: bool
+) -> None:
+    stored(suspect(make))
+    said = "both (005, 006): grouped_gemm has no backend 'triton'"
+    bench.answer("failed", message=said, failed_side="both", failed_status=status)
+    failed = cli("confirm")
+    assert (failed.exit_code, failed.stdout.splitlines()[-1]) == (3, "CONFIRM 1 failed")
+    assert said in failed.stdout
+    assert ("--plugin" in failed.stdout) is advice
+    assert "1 suspect" in first_line(cli("gate"))
+    bench.answer("different", 0.04)
+    assert cli("confirm", "--plugin", "my.kernels").stdout.splitlines()[-1] == "CONFIRM 1 different"
+
+
+def test_what_fails_on_one_side_is_kept(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.answer("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
+    assert cli("confirm").exit_code == 3
+    assert "1 earlier comparison gave no decision; see --again" in cli("confirm").stdout
+
+
+@pytest.mark.parametrize("wrong", ["device", "model"])
+def test_another_machine_says_so_and_stores_nothing(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, wrong: str
+) -> None:
+    stored(suspect(make))
+    here = {"device": "cuda", "gpu": "NVIDIA B200"}
+    bench.answer(*(("raise",) if wrong == "device" else ("same", 0.0)), head_environment=here)
+    done = cli("confirm")
+    assert (done.exit_code, "1 cannot be measured on this machine" in done.stdout) == (3, True)
+    assert "no such device" in done.stderr or "NVIDIA B200" in done.stderr
+    assert "1 suspect" in first_line(cli("gate"))
+
+
+def test_commits_are_checked_out_once_and_the_gravest_come_first(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    for number, ms in enumerate((1.05, 0.8, 1.2, 1.1)):
+        stored(suspect(make, ms=ms, backend=f"b{number}"))
+        bench.answer("same", 0.0, backend=f"b{number}")
+    assert cli("confirm").exit_code == 0
+    assert [cell.backend for _, _, cell, _ in bench.asked] == ["b2", "b3", "b0", "b1"]
+    assert len(bench.trees) == 2
+
+
+def test_a_budget_that_is_spent_is_said(stored: Stored, make: Any, bench: FakeBench, db: Any) -> None:
+    for number in range(4):
+        stored(suspect(make, ms=1.2 - number / 50, backend=f"b{number}"))
+        bench.answer("same", 0.0, backend=f"b{number}")
+    with open_store(db, create=False) as store:
+        done = confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now)
+        assert [row.series.backend for row in done.left_out] == ["b3"]
+        assert "1 left out, the budget is spent" in done.text
+        assert not done.decided
+        assert [round(budget) for *_, budget in bench.asked] == [60, 60, 20]
+        assert confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now).decided
+
+
+def test_usage(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make()])
+    assert "nothing to do" in cli("confirm").stdout
+    for bad in (["nope"], ["--budget", "0"], ["--budget", "x"]):
+        assert cli("confirm", *bad).exit_code == 2

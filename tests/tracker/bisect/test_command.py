@@ -1,0 +1,458 @@
+"""`groupbench bisect` on real repositories with made-up comparisons: ranges, logs, exit codes, what is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.ab.bench import AbCell, AbResult, Side, SideAccuracy
+from groupbench.tracker.ab.result import accuracy_change
+from groupbench.tracker.bisect import drive
+from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
+from groupbench.tracker.bisect.log import Header, Log, read_header
+from groupbench.tracker.bisect.search import Finding, Question, Verdict
+
+Cli = Callable[..., Result]
+CELL = ("--operator", "grouped_gemm", "--backend", "triton_pointer", "--shape", "2,64,32,16", "--dtype", "fp16")
+pytestmark = pytest.mark.sqlite
+
+
+def git(folder: Path, *args: str, stdin: str | None = None) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *args], input=stdin, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def make_repository(folder: Path, commits: list[dict[str, Any]]) -> dict[str, str]:
+    """Commits by `git fast-import`: name, parents (default: the one before), files. Returns hash by name."""
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    marks: dict[str, int] = {}
+    stream = []
+    previous: tuple[str, ...] = ()
+    for number, commit in enumerate(commits, 1):
+        parents = commit.get("parents", previous)
+        subject = commit.get("subject", f"Change {commit['name']}")
+        stream.append(f"commit refs/heads/{commit.get('branch', 'main')}\nmark :{number}\n")
+        stream.append(f"author A. Uthor <a@b.c> {1_700_000_000 + number} +0000\n")
+        stream.append(f"committer C. Ommitter <a@b.c> {1_700_000_000 + number} +0000\n")
+        stream.append(f"data {len(subject)}\n{subject}\n")
+        for i, parent in enumerate(parents):
+            stream.append(f"{'merge' if i else 'from'} :{marks[parent]}\n")
+        for path, text in commit.get("files", {"kernels/k.py": commit["name"]}).items():
+            stream.append(f"M 100644 inline {path}\ndata {len(text)}\n{text}\n")
+        marks[commit["name"]] = number
+        previous = (commit["name"],)
+    export = folder / ".git" / "marks"
+    git(folder, "fast-import", "--quiet", f"--export-marks={export}", stdin="".join(stream))
+    hashes = dict(line.split() for line in export.read_text().splitlines())
+    return {name: hashes[f":{number}"] for name, number in marks.items()}
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """16 commits, c0 to c15; each odd one changes only the docs."""
+    commits = [
+        {"name": f"c{i}", "files": {"docs.md" if i % 2 else "kernels/k.py": f"{i}", **({"p.py": "0"} if not i else {})}}
+        for i in range(16)
+    ]
+    folder = tmp_path / "repository"
+    return folder, make_repository(folder, commits)
+
+
+class Lab:
+    """Comparisons by planted changes; what was asked is kept."""
+
+    def __init__(self, folder: Path, planted: dict[str, float]) -> None:
+        self.folder, self.planted = folder, planted
+        self.asked: list[Question] = []
+        self.stop_after = 10**6
+        self.broken: set[str] = set()
+        self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
+
+    def result(self, commit: str) -> SideAccuracy:
+        above = git(self.folder, "rev-list", commit).split()
+        return next((self.spoilt[name] for name in above if name in self.spoilt), SideAccuracy("ok", 1e-3))
+
+    def level(self, commit: str) -> float:
+        above = set(git(self.folder, "rev-list", commit).split())
+        return sum(change for name, change in self.planted.items() if name in above)
+
+    def __call__(self, question: Question) -> Finding:
+        if len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked.append(question)
+        if question.head in self.broken:
+            return Finding("failed", message="kernels/k.py: SyntaxError", at="head", seconds=2.0)
+        effect = self.level(question.head) - self.level(question.base)
+        verdict: Verdict = "different" if abs(effect) > 0.001 else "same"
+        return Finding(
+            verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, pairs=12,
+            seconds=10.0, kernels_differ=True,
+            accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def lab(line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> Lab:
+    folder, hashes = line
+    made = Lab(folder, {hashes["c6"]: 0.02})
+
+    @contextmanager
+    def opened(repository: Path, header: Header) -> Iterator[Lab]:
+        yield made
+
+    monkeypatch.setattr(drive, "open_comparator", opened)
+    monkeypatch.chdir(folder)
+    return made
+
+
+def test_the_commit_is_named(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]) -> None:
+    hashes = line[1]
+    result = cli("bisect", hashes["c0"], "main", *CELL, "--paths", "kernels")
+    assert result.exit_code == 1, result.stderr
+    first, second = result.stdout.splitlines()[:2]
+    assert first.startswith(f"{hashes['c6'][:10]} made grouped_gemm triton_pointer fwd fp16 2,64,32,16 2.02 % slower")
+    assert second == f"  {hashes['c6']} Change c6 (A. Uthor)"
+    assert "above 99.9 %" in result.stdout
+    assert "the compiled kernel is another" in result.stdout
+    assert "15 commits on the line of first parents; 3 steps, 5 comparisons, 50 s of measuring" in result.stdout
+    assert "15 commits on the line of first parents of which 7 change kernels" in result.stderr
+    assert result.stderr.count("\n") == 6
+    assert all(question.head != hashes["c7"] for question in lab.asked)
+
+
+def test_json_holds_it_all(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]) -> None:
+    folder, hashes = line
+    lab.broken = {hashes["c8"]}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--json")
+    found = json.loads(result.stdout)
+    (culprit,) = found["culprits"]
+    assert (found["outcome"], found["exit_code"], result.exit_code) == ("found", 1, 1)
+    assert culprit["commits"] == [{"hash": hashes["c6"], "subject": "Change c6", "author": "A. Uthor"}]
+    assert culprit["parent"] == hashes["c5"]
+    assert culprit["confidence"] > 0.99
+    assert culprit["change"] == pytest.approx(0.0202, abs=1e-4)
+    assert culprit["low"] < culprit["change"] < culprit["high"]
+    assert found["skipped"] == [{"commit": hashes["c8"], "why": "kernels/k.py: SyntaxError"}]
+    assert found["steps"] == found["comparisons"]["step"] <= 5
+    assert found["cell"]["seed"] == 0
+    assert Path(found["log"]).parent == (folder / ".git" / "groupbench")
+    assert git(folder, "status", "--porcelain", "--untracked-files=no", ".git") == ""
+
+
+@pytest.mark.parametrize("form", ["--csv", "--md"])
+def test_tables_have_a_row_for_each_commit(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], form: str) -> None:
+    result = cli("bisect", line[1]["c0"], line[1]["c15"], *CELL, form)
+    rows = result.stdout.splitlines()
+    assert len(rows) == (2 if form == "--csv" else 3)
+    assert line[1]["c6"] in rows[-1]
+    assert " made grouped_gemm" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("planted", "more", "code", "text"),
+    [
+        ({}, (), 0, "no regression to be found: the ends measure the same"),
+        ({"c4": -0.02}, (), 0, "BAD is better than GOOD"),
+        ({"c4": -0.02}, ("--direction", "better"), 0, "% faster"),
+        ({"c4": 0.02}, ("--direction", "better"), 1, "BAD is worse than GOOD"),
+        ({"c4": 0.02}, ("--direction", "either"), 1, "% slower"),
+        ({"c4": 0.02, "c10": 0.03}, (), 1, "+2.0 % of the difference is not explained by this; --all"),
+        ({"c4": 0.02, "c10": 0.03}, ("--all",), 1, ", and 1 more"),
+    ],
+)
+def test_exit_codes(
+    cli: Cli,
+    lab: Lab,
+    line: tuple[Path, dict[str, str]],
+    planted: dict[str, float],
+    more: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    hashes = line[1]
+    lab.planted = {hashes[name]: change for name, change in planted.items()}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more)
+    assert result.exit_code == code, result.output
+    assert text in result.stdout
+
+
+WRONG, COARSE = SideAccuracy("wrong", 0.01), SideAccuracy("ok", 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("planted", "spoilt", "more", "code", "texts"),
+    [
+        (-0.5, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right; --metric accuracy", "faster (")),
+        (-0.5, WRONG, ("--direction", "better"), 1, ("BAD's result is wrong where GOOD's is right", "result wrong")),
+        (-0.5, WRONG, ("--direction", "either"), 1, ("BAD's result is wrong where GOOD's is right",)),
+        (0.0, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right",)),
+        (0.5, WRONG, (), 1, ("% slower (64.7 to 65.0), result wrong",)),
+        (0.5, WRONG, ("--direction", "better"), 1, ("BAD is worse than GOOD",)),
+        (-0.5, COARSE, (), 1, ("BAD's result is less accurate than GOOD's; --metric accuracy",)),
+        (-0.5, COARSE, ("--direction", "better"), 1, (" made ", "% faster (39.3 to 39.4), less accurate")),
+        (0.0, COARSE, (), 1, ("BAD's result is less accurate than GOOD's",)),
+    ],
+)
+def test_a_result_that_got_worse_is_told_whatever_the_latency(
+    cli: Cli,
+    lab: Lab,
+    line: tuple[Path, dict[str, str]],
+    planted: float,
+    spoilt: SideAccuracy,
+    more: tuple[str, ...],
+    code: int,
+    texts: tuple[str, ...],
+) -> None:
+    hashes = line[1]
+    lab.planted, lab.spoilt = {hashes["c6"]: planted}, {hashes["c6"]: spoilt}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more)
+    assert result.exit_code == code, result.output
+    assert all(text in result.stdout for text in texts), result.stdout
+    assert "better than GOOD" not in result.stdout
+    told = "result wrong" if spoilt is WRONG else "less accurate"
+    assert told in result.stderr  # at the step that saw it
+    again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more, "--resume", "--json")
+    assert (again.exit_code, json.loads(again.stdout)["ends"]["accuracy"]) == (
+        *(code, "wrong" if spoilt is WRONG else "less accurate"),
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(WRONG, WRONG), (WRONG, SideAccuracy("ok", 1e-3))])
+def test_a_result_that_got_no_worse_keeps_bad_from_nothing(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], before: SideAccuracy, after: SideAccuracy
+) -> None:
+    hashes = line[1]
+    lab.planted, lab.spoilt = {hashes["c6"]: -0.02}, {hashes["c0"]: before, hashes["c6"]: after}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    assert result.exit_code == 0
+    assert "BAD is better than GOOD" in result.stdout
+    assert ("results of both wrong" if after is WRONG else "result mended") in result.stdout
+
+
+def test_a_range_that_cannot_be_told_apart_is_not_decided(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]
+) -> None:
+    hashes = line[1]
+    lab.broken = {hashes["c5"], hashes["c6"]}
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    assert result.exit_code == 3
+    assert result.stdout.startswith("narrowed to one of 3 commits: those between could not be compared")
+    assert all(hashes[name] in result.stdout for name in ("c5", "c6", "c7"))
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]) -> None:
+    hashes = line[1]
+    whole = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    questions = list(lab.asked)
+    for stop in range(1, len(questions)):
+        lab.asked.clear()
+        lab.stop_after = stop
+        assert cli("bisect", hashes["c0"], hashes["c15"], *CELL).exit_code == 130
+        lab.stop_after = 10**6
+        resumed = cli("bisect", "--resume")
+        assert lab.asked == questions
+        assert (resumed.exit_code, resumed.stdout) == (whole.exit_code, whole.stdout)
+
+
+def test_a_torn_line_is_measured_again(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    hashes = line[1]
+    log = tmp_path / "search.jsonl"
+    whole = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--log", log)
+    number = len(lab.asked)
+    log.write_bytes(log.read_bytes()[:-20])
+    again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--log", log, "--resume")
+    assert again.stdout == whole.stdout
+    assert len(lab.asked) == number + 1
+    assert len(log.read_text().splitlines()) == number + 1
+
+
+def test_a_log_of_something_else_is_refused(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    hashes = line[1]
+    log = tmp_path / "search.jsonl"
+    cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--log", log)
+    for args, word in (
+        ((hashes["c0"], hashes["c14"], *CELL, "--resume"), "its bad is"),
+        ((hashes["c0"], hashes["c15"], *CELL, "--resume", "--seed", "1"), "its cell is"),
+        ((hashes["c0"], hashes["c15"], *CELL), "exists: --resume goes on with it"),
+    ):
+        result = cli("bisect", *args, "--log", log)
+        assert result.exit_code == 2
+        assert word in result.stderr
+    log.write_text("{}\n")
+    assert "is no log of a search" in cli("bisect", "--resume", "--log", log).stderr
+    assert "no search to resume" in cli("bisect", "--resume", "--repo", other_repository(tmp_path)).stderr
+
+
+def other_repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "other"
+    make_repository(folder, [{"name": "a"}, {"name": "b", "parents": (), "branch": "lonely"}])
+    return folder
+
+
+def test_a_log_says_what_it_belongs_to(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    folder, hashes = line
+    log = tmp_path / "search.jsonl"
+    cli("bisect", hashes["c0"], "HEAD", *CELL, "--log", log, "--min-effect", "3", "--paths", "kernels")
+    header = read_header(log)
+    assert (header.repository, header.good, header.bad) == (str(folder), hashes["c0"], hashes["c15"])
+    assert header.cell["shape"] == "2,64,32,16"
+    assert header.paths == ("kernels",)
+    assert header.bench == {"min_effect": 0.03}
+    entries = [json.loads(text) for text in log.read_text().splitlines()[1:]]
+    assert [entry["head"] for entry in entries] == [question.head for question in lab.asked]
+    assert all({"effect", "low", "high", "verdict"} <= set(entry["finding"]) for entry in entries)
+
+
+def test_a_history_that_changed_is_not_mixed_with_its_log(line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    header = Header(
+        repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
+    )
+    Log(tmp_path / "l", header, resume=False).add(Question("a", "b", "ends"), Finding("same"))
+    log = Log(tmp_path / "l", header, resume=True)
+    with pytest.raises(BisectError, match="start anew"):
+        log.known(Question("a", "c", "ends"))
+
+
+def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path, full_disk: Any) -> None:
+    header = Header(
+        repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
+    )
+    path, question = tmp_path / "l", Question("a", "b", "ends")
+    log = Log(path, header, resume=False)
+    log.add(question, Finding("same"))
+    before = path.read_bytes()
+    with full_disk(len(before) + 10), pytest.raises(BisectError, match=r"l: cannot be written: .") as failed:
+        log.add(question, Finding("same"))
+    assert (failed.value.exit_code, path.read_bytes()) == (3, before)
+    assert Log(path, header, resume=True).known(question) == Finding("same")
+
+
+def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], stored: Any, make: Any) -> None:
+    hashes = line[1]
+    stored([make(0)])
+    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "1", "--json")
+    assert result.exit_code == 1, result.stderr
+    cell = json.loads(result.stdout)["cell"]
+    assert cell | {"device": "auto"} == {
+        "operator": "grouped_gemm",
+        "backend": "triton",
+        "shape": "G=4,N=1024,K=1024",
+        "dtype": "bf16",
+        "mode": "fwd",
+        "seed": 0,
+        "device": "auto",
+        "plugins": [],
+    }
+    assert cli("bisect", hashes["c0"], hashes["c15"], "--series", "1.1", "--json").exit_code == 1
+    for more, word in ((("99",), "no series"), (("x",), "no series"), (("1", "--dtype", "fp16"), "does not go with")):
+        refused = cli("bisect", hashes["c0"], hashes["c15"], "--series", *more)
+        assert refused.exit_code == 2
+        assert word in refused.stderr
+
+
+def test_usage(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    hashes = line[1]
+    for args, word in (
+        ((), "GOOD and BAD, or --resume"),
+        ((hashes["c0"],), "GOOD and BAD"),
+        (("nowhere", "HEAD", *CELL), "git knows no commit 'nowhere'"),
+        (("", "HEAD", *CELL), "is no commit"),
+        (("--", "-x", "HEAD"), "say what is measured"),
+        ((hashes["c0"], "HEAD"), "say what is measured"),
+        ((hashes["c0"], "HEAD", *CELL[:4]), "--shape"),
+        ((hashes["c15"], hashes["c0"], *CELL), "give the older commit first"),
+        ((hashes["c0"], "HEAD", *CELL, "--paths", "nothing/here"), "no commit of the range has 'nothing/here'"),
+        ((hashes["c0"], "HEAD", *CELL, "--paths", "../x"), "relative to the repository's root"),
+        ((hashes["c0"], "HEAD", *CELL, "--repo", str(tmp_path)), "git rev-parse"),
+    ):
+        result = cli("bisect", *args)
+        assert result.exit_code == 2, args
+        assert word in result.stderr, result.stderr
+    assert not lab.asked
+
+
+def test_a_merge_is_read_with_what_it_brought(tmp_path: Path) -> None:
+    folder = tmp_path / "merging"
+    hashes = make_repository(
+        folder,
+        [
+            {"name": "root"},
+            {"name": "m1"},
+            {"name": "b1", "parents": ("root",), "branch": "side", "files": {"kernels/b.py": "1"}},
+            {"name": "b2", "branch": "side", "files": {"kernels/b.py": "2"}},
+            {"name": "m2", "parents": ("m1", "b2"), "files": {"kernels/b.py": "2"}},
+        ],
+    )
+    history = read_history(folder, hashes["m1"], hashes["m2"])
+    assert history.inside == {hashes[name] for name in ("b1", "b2", "m2")}
+    assert history.first_parents(hashes["m2"]) == (hashes["m1"], [hashes["m2"]])
+    assert history.first_parents(hashes["b2"]) == (hashes["root"], [hashes["b1"], hashes["b2"]])
+    assert history.commits[hashes["root"]].key
+    assert (history.base, history.good) == (hashes["m1"], hashes["m1"])
+    assert history.commits[hashes["m2"]].subject == "Change m2"
+    other = read_history(folder, hashes["b2"], hashes["m1"])
+    assert (other.base, other.good) == (hashes["root"], hashes["b2"])
+    assert hashes["b2"] in other.commits
+
+
+def test_unrelated_histories_are_refused(tmp_path: Path) -> None:
+    folder = other_repository(tmp_path)
+    with pytest.raises(BisectError, match="no common ancestor"):
+        read_history(folder, resolve(folder, "main"), resolve(folder, "lonely"))
+
+
+def test_own_paths_are_those_of_this_project_alone(line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    assert relevant_paths(line[0], "HEAD") == ()
+    folder = tmp_path / "own"
+    files = {"kernels/a.py": "1", "operators/b.py": "1", "tracker/record.py": "1"}
+    make_repository(folder, [{"name": "a", "files": files}])
+    assert relevant_paths(folder, "main") == ("kernels", "operators")
+    assert relevant_paths(folder, "main", ("mine.backend",)) == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict", "sign"),
+    [
+        (("ok", 1e-3), ("ok", 1e-3), "same", 0),
+        (("ok", 1e-3), ("ok", 1.4e-3), "same", 1),
+        (("ok", 1e-3), ("ok", 2e-3), "different", 1),
+        (("ok", 2e-3), ("ok", 1e-3), "different", -1),
+        (("ok", 1e-3), ("wrong", 0.5), "different", 1),
+        (("ok", 1e-3), ("wrong", 0.9e-3), "different", 1),
+        (("ok", 1e-3), ("wrong", None), "different", 1),
+        (("wrong", None), ("ok", 1e-3), "different", -1),
+        (("wrong", None), ("wrong", None), "same", 0),
+        (("ok", 0.0), ("ok", 1e-8), "same", 0),
+    ],
+)
+def test_accuracy_is_compared_by_its_error(
+    base: tuple[str, float | None], head: tuple[str, float | None], verdict: str, sign: int
+) -> None:
+    cell, at = AbCell("o", "b", "s", "fp32"), Side("side")
+    sides = {"base_accuracy": SideAccuracy(*base), "head_accuracy": SideAccuracy(*head)}
+    found = drive.finding_of_accuracy(AbResult(cell, at, at, "unknown", **sides))  # type: ignore[arg-type]
+    assert found.verdict == verdict
+    assert found.effect is not None
+    assert (found.effect > 0) - (found.effect < 0) == sign
+
+
+def test_a_comparison_of_latencies_keeps_what_became_of_the_result() -> None:
+    sides = {"base_accuracy": SideAccuracy("ok", 1e-3), "head_accuracy": WRONG}
+    result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "different", effect=-1.0, **sides)  # type: ignore[arg-type]
+    assert drive.finding_of_latency(result).accuracy == "wrong"
+
+
+def test_interpreted_kernels_are_not_searched_for_latency() -> None:
+    result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "same", timing="interpreted")
+    with pytest.raises(BisectError, match="interpreted"):
+        drive.finding_of_latency(result)

@@ -1,0 +1,539 @@
+"""The search: simulated comparisons, wrong as often as the A/B says, on histories with merges, skips and rests."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groupbench.tracker.bisect.hunt import Answer, Commit, History, Settings, hunt
+from groupbench.tracker.bisect.search import (
+    Change,
+    Finding,
+    GaveUp,
+    Line,
+    Posterior,
+    Question,
+    Rates,
+    Trace,
+    pooled,
+    search,
+)
+from groupbench.tracker.bisect.search import side as side_of
+
+EXACT = Rates(1e-4, 1e-4)
+Compare = Callable[[Question], Finding]
+
+
+def finding(effect: float, verdict: str = "different", half: float = 0.002, **more: object) -> Finding:
+    return Finding(verdict, effect, effect - half, effect + half, **more)  # type: ignore[arg-type]
+
+
+def finish(generator, compare: Compare, most: int = 500):  # type: ignore[no-untyped-def]
+    """(what it returns, the questions asked)."""
+    questions: list[Question] = []
+    try:
+        question = next(generator)
+        while True:
+            questions.append(question)
+            assert len(questions) <= most, "it does not end"
+            question = generator.send(compare(question))
+    except StopIteration as done:
+        return done.value, questions
+
+
+class World:
+    """A history, what each commit does to the logarithm of the time, and an A/B that is wrong at given rates."""
+
+    def __init__(
+        self,
+        parents: dict[str, tuple[str, ...]],  # oldest first; the first is GOOD, the last BAD
+        planted: dict[str, float],
+        rates: Rates = EXACT,
+        seed: int = 0,
+        broken: frozenset[str] = frozenset(),
+        unknown: float = 0.0,
+        keys: dict[str, str] | None = None,
+        good: str | None = None,
+        base: str | None = None,
+    ) -> None:
+        self.parents, self.planted, self.rates, self.broken, self.unknown = parents, planted, rates, broken, unknown
+        self.random = random.Random(seed)
+        names = list(parents)
+        self.good, self.bad = good or names[0], names[-1]
+        commits = {name: Commit(name, given, (keys or {}).get(name, name)) for name, given in parents.items()}
+        base = base or self.good
+        inside = frozenset(self.ancestors(self.bad) - self.ancestors(base))
+        self.history = History(commits, self.good, self.bad, base, inside)
+
+    def ancestors(self, name: str) -> set[str]:
+        found: set[str] = set()
+        left = [name]
+        while left:
+            each = left.pop()
+            if each not in found:
+                found.add(each)
+                left.extend(self.parents[each])
+        return found
+
+    def level(self, name: str) -> float:
+        return sum(self.planted.get(each, 0.0) for each in self.ancestors(name))
+
+    def compare(self, question: Question) -> Finding:
+        for name, at in ((question.base, "base"), (question.head, "head")):
+            if name in self.broken:
+                return Finding("failed", at=at, message="does not build", seconds=1.0)
+        effect = self.level(question.head) - self.level(question.base)
+        if self.random.random() < self.unknown:
+            return Finding("unknown", effect, None, None, seconds=1.0)
+        differs = abs(effect) > 1e-9
+        wrong = self.random.random() < (self.rates.missed if differs else self.rates.false_different)
+        if wrong:
+            effect = 0.0 if differs else self.random.choice((-0.02, 0.02))
+        measured = effect + self.random.gauss(0, 0.0003)
+        return finding(measured, "different" if differs != wrong else "same", seconds=1.0)
+
+    def hunt(self, **given: object) -> tuple[Answer, list[Question], Trace]:
+        trace = Trace()
+        chosen = replace(Settings(rates=self.rates), **given)  # type: ignore[arg-type]
+        answer, questions = finish(hunt(self.history, chosen, trace), self.compare)
+        return answer, questions, trace
+
+
+def straight(n: int) -> dict[str, tuple[str, ...]]:
+    return {f"c{i}": (f"c{i - 1}",) if i else () for i in range(n)}
+
+
+@pytest.mark.parametrize("where", range(1, 32))
+def test_each_place_of_a_history_of_32_is_named_in_5_steps(where: int) -> None:
+    answer, _, trace = World(straight(32), {f"c{where}": 0.02}).hunt()
+    assert answer.outcome == "found"
+    (culprit,) = answer.culprits
+    assert culprit.commits == (f"c{where}",)
+    assert culprit.parent == f"c{where - 1}"
+    assert trace.asked["ends"] == 1
+    assert trace.asked["step"] <= 5
+    assert trace.asked["confirm"] == 1
+    assert culprit.finding.effect == pytest.approx(0.02, abs=0.002)
+    assert answer.unexplained is None
+
+
+def test_the_pair_is_measured_apart_from_what_found_it() -> None:
+    answer, questions, _ = World(straight(2), {"c1": 0.02}).hunt()
+    assert [(q.base, q.head, q.why) for q in questions] == [("c0", "c1", "ends"), ("c0", "c1", "confirm")]
+    assert answer.culprits[0].commits == ("c1",)
+
+
+def test_no_regression_is_an_answer() -> None:
+    answer, questions, _ = World(straight(32), {}).hunt()
+    assert (answer.outcome, len(questions)) == ("none", 1)
+    assert "no regression" in answer.message
+
+
+def test_equal_trees_are_not_measured() -> None:
+    world = World(straight(4), {}, keys={f"c{i}": "k" for i in range(4)})
+    answer, questions, _ = world.hunt()
+    assert (answer.outcome, questions) == ("none", [])
+
+
+def test_an_improvement_is_told_and_looked_for_when_asked() -> None:
+    world = World(straight(16), {"c5": -0.03})
+    answer, _, _ = world.hunt()
+    assert answer.outcome == "opposite"
+    assert not answer.culprits
+    for direction in ("better", "either"):
+        answer, _, _ = world.hunt(direction=direction)
+        assert answer.outcome == "found"
+        assert answer.culprits[0].commits == ("c5",)
+    assert World(straight(4), {"c2": 0.03}).hunt(direction="better")[0].outcome == "opposite"
+
+
+def test_an_improvement_on_the_way_is_not_blamed() -> None:
+    answer, _, _ = World(straight(16), {"c7": -0.02, "c11": 0.05}).hunt()
+    assert [c.commits for c in answer.culprits] == [("c11",)]
+
+
+def test_commits_that_do_not_matter_share_a_measurement() -> None:
+    keys = {f"c{i}": f"k{i // 8}" for i in range(32)}
+    answer, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
+    assert answer.culprits[0].commits == ("c16",)
+    assert answer.culprits[0].parent == "c15"
+    assert trace.asked["step"] <= 2
+    assert all(q.head in ("c31", "c8", "c16", "c24") for q in questions)
+
+
+def test_a_tree_that_comes_back_is_known() -> None:
+    keys = {f"c{i}": f"k{i}" for i in range(6)}
+    keys["c2"] = keys["c0"]  # c2 takes c1 back
+    answer, questions, _ = World(straight(6), {"c3": 0.02}, keys=keys).hunt()
+    assert answer.culprits[0].commits == ("c3",)
+    assert not any(q.head == "c2" for q in questions if q.why == "step")
+
+
+@pytest.mark.parametrize("where", [1, 5, 6, 9, 15])
+@pytest.mark.parametrize("broken", [{7}, {3, 4}, {6, 7, 8}])
+def test_commits_that_do_not_build_are_gone_round(where: int, broken: set[int]) -> None:
+    world = World(straight(16), {f"c{where}": 0.02}, broken=frozenset(f"c{i}" for i in broken))
+    answer, _, trace = world.hunt()
+    (culprit,) = answer.culprits
+    assert f"c{where}" in culprit.commits
+    if where in broken or where - 1 in broken:
+        assert answer.outcome == "narrowed"
+        assert all(int(name[1:]) in broken or int(name[1:]) - 1 in broken for name in culprit.commits)
+    else:
+        assert answer.outcome == "found"
+    assert set(trace.skipped) <= {f"c{i}" for i in broken}
+
+
+def test_a_long_broken_stretch_costs_few_steps() -> None:
+    broken = frozenset(f"c{i}" for i in range(20, 45))
+    for where in ("c3", "c60"):
+        answer, _, trace = World(straight(64), {where: 0.02}, broken=broken).hunt()
+        assert answer.culprits[0].commits == (where,)
+        assert len(trace.skipped) <= 6
+
+
+def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
+    world = World(straight(2), {"c1": 0.02})
+
+    def compare(question: Question) -> Finding:
+        return finding(-0.02) if question.why == "confirm" else world.compare(question)
+
+    answer, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert answer.outcome != "found"
+    assert not answer.culprits
+
+
+def test_ends_that_fail_are_named() -> None:
+    for broken, word in (("c0", "GOOD"), ("c7", "BAD")):
+        answer, _, _ = World(straight(8), {"c3": 0.02}, broken=frozenset([broken])).hunt()
+        assert answer.outcome == "undecided"
+        assert word in answer.message
+        assert "does not build" in answer.message
+
+
+def test_ends_that_stay_unknown_are_said_to() -> None:
+    answer, questions, _ = World(straight(8), {"c3": 0.02}, unknown=1.0).hunt()
+    assert answer.outcome == "undecided"
+    assert [q.budget for q in questions] == [1.0, 2.0]
+
+
+def test_a_step_that_stays_unknown_is_skipped() -> None:
+    world = World(straight(16), {"c5": 0.02})
+
+    def compare(question: Question) -> Finding:
+        if question.head == "c8" and question.why == "step":
+            return Finding("unknown", 0.01, -0.02, 0.04)
+        return world.compare(question)
+
+    trace = Trace()
+    answer, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
+    assert answer.culprits[0].commits == ("c5",)
+    assert "c8" in trace.skipped
+    assert [q.budget for q in questions if q.head == "c8" and q.why == "step"] == [1.0, 2.0]
+
+
+def test_of_two_changes_the_larger_is_named_and_the_rest_told() -> None:
+    world = World(straight(32), {"c6": 0.02, "c20": 0.04})
+    answer, _, _ = world.hunt()
+    assert [c.commits for c in answer.culprits] == [("c20",)]
+    assert answer.unexplained == pytest.approx(0.02, abs=0.004)
+    answer, _, _ = world.hunt(all=True)
+    assert [c.commits for c in answer.culprits] == [("c20",), ("c6",)]
+    assert answer.unexplained is None
+
+
+@pytest.mark.parametrize("planted", [{"c4": 0.04, "c12": 0.03, "c20": 0.03}, {"c4": 0.03, "c12": 0.03, "c20": 0.04}])
+def test_the_largest_of_three_is_named_though_half_is_crossed_elsewhere(planted: dict[str, float]) -> None:
+    answer, _, _ = World(straight(32), planted).hunt()
+    assert answer.culprits[0].commits == (max(planted, key=planted.__getitem__),)
+    answer, _, _ = World(straight(32), planted).hunt(all=True)
+    assert {c.commits[0] for c in answer.culprits} == set(planted)
+
+
+def merging() -> dict[str, tuple[str, ...]]:
+    """main m0..m5; a branch b1..b6 from m1 merged in m3, into which s1..s3 from b2 was merged in b4."""
+    return {
+        "m0": (),
+        "m1": ("m0",),
+        "m2": ("m1",),
+        "b1": ("m1",),
+        "b2": ("b1",),
+        "b3": ("b2",),
+        "s1": ("b2",),
+        "s2": ("s1",),
+        "s3": ("s2",),
+        "b4": ("b3", "s3"),
+        "b5": ("b4",),
+        "m3": ("m2", "b5"),
+        "m4": ("m3",),
+        "m5": ("m4",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "merges"),
+    [
+        ("m2", ()),
+        ("m4", ()),
+        ("b1", ("m3",)),
+        ("b3", ("m3",)),
+        ("b5", ("m3",)),
+        ("s1", ("m3", "b4")),
+        ("s3", ("m3", "b4")),
+    ],
+)
+def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
+    answer, questions, _ = World(merging(), {where: 0.02}).hunt()
+    (culprit,) = answer.culprits
+    assert (culprit.commits, culprit.merges) == ((where,), merges)
+    starts = {"m3": "m1", "b4": "b2"}  # where the branch that a merge brought in begins
+    assert [q.base for q in questions if q.why == "branch"] == [starts[merge] for merge in merges]
+
+
+@pytest.mark.parametrize("where", ["m3", "b4"])
+def test_a_merge_that_is_slow_by_itself_is_named(where: str) -> None:
+    answer, _, _ = World(merging(), {where: 0.02}).hunt()
+    (culprit,) = answer.culprits
+    assert culprit.commits == (where,)
+    assert "the merge itself" in culprit.note
+
+
+def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
+    parents = {"r": (), "g1": ("r",), "a": ("r",), "b": ("a",), "c": ("b",)}
+    world = World(parents, {"b": 0.02}, good="g1", base="r")
+    answer, questions, _ = world.hunt()
+    assert answer.culprits[0].commits == ("b",)
+    assert [q.why for q in questions][:2] == ["ends", "merge base"]
+    fixed = World(parents, {"r": 0.02, "g1": -0.02}, good="g1", base="r")
+    answer, _, _ = fixed.hunt()
+    assert answer.outcome == "undecided"
+    assert "merge base" in answer.message
+    assert "undone on the way" in answer.message
+    assert not answer.culprits
+
+
+def test_many_small_changes_name_nobody() -> None:
+    """Each below what the A/B can see, together above: no pair by itself shows it."""
+    names = [f"c{i}" for i in range(1, 17)]
+    world = World(straight(17), dict.fromkeys(names, 0.03 / 16))
+
+    def compare(question: Question) -> Finding:
+        effect = world.level(question.head) - world.level(question.base)
+        return finding(effect, "different" if abs(effect) > 0.004 else "same")
+
+    answer, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert answer.outcome == "undecided"
+    assert not answer.culprits
+    assert "small changes" in answer.message
+
+
+@pytest.mark.parametrize("lie", ["c16", "c8", "c24", "c12", "c4"])
+@pytest.mark.parametrize("where", [3, 13, 29])
+def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
+    world = World(straight(32), {f"c{where}": 0.02}, Rates(0.01, 0.05))
+    world.rates = EXACT
+    told: list[str] = []
+
+    def compare(question: Question) -> Finding:
+        said = world.compare(question)
+        if question.head == lie and question.why == "step" and not told:
+            told.append(lie)
+            return finding(0.0, "same") if said.verdict == "different" else finding(0.02)
+        return said
+
+    answer, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
+    assert answer.outcome == "found"
+    assert answer.culprits[0].commits == (f"c{where}",)
+
+
+def test_a_difference_that_does_not_come_again_is_none() -> None:
+    world = World(straight(16), {})
+
+    def compare(question: Question) -> Finding:
+        return finding(0.02) if question.why == "ends" else world.compare(question)
+
+    answer, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
+    assert answer.outcome == "none"
+    assert "did not come again" in answer.message
+
+
+def test_a_good_end_that_fails_midway_ends_it() -> None:
+    world = World(straight(16), {"c5": 0.02})
+
+    def compare(question: Question) -> Finding:
+        if question.why == "step":
+            return Finding("failed", at="base", message="out of memory")
+        return world.compare(question)
+
+    answer, questions = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert answer.outcome == "undecided"
+    assert "out of memory" in answer.message
+    assert len(questions) == 3
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], random.Random]:
+    """Histories with branches and merges, one root, one tip."""
+    parents: dict[str, tuple[str, ...]] = {"n0": ()}
+    tips = ["n0"]
+    for i in range(1, draw(st.integers(2, 24))):
+        name = f"n{i}"
+        kind = draw(st.sampled_from(["on", "on", "on", "fork", "merge"]))
+        if kind == "fork":
+            parents[name] = (draw(st.sampled_from(sorted(parents))),)
+            tips.append(name)
+        elif kind == "merge" and len(tips) > 1:
+            first, second = draw(st.permutations(tips))[:2]
+            parents[name] = (first, second)
+            tips = [tip for tip in tips if tip not in (first, second)] + [name]
+        else:
+            tip = draw(st.integers(0, len(tips) - 1))
+            parents[name] = (tips[tip],)
+            tips[tip] = name
+    for k, tip in enumerate(tips[1:]):
+        parents[f"end{k}"] = (f"end{k - 1}" if k else tips[0], tip)
+    return parents, random.Random(draw(st.integers(0, 2**32)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_on_any_history_the_right_one_is_named(drawn: tuple[dict[str, tuple[str, ...]], random.Random]) -> None:
+    parents, chance = drawn
+    names = list(parents)
+    bad = names[-1]
+    inside = sorted(World(parents, {}).history.inside)
+    where = chance.choice(inside)
+    answer, _, _ = World(parents, {where: 0.02}).hunt()
+    assert answer.outcome == "found", (bad, answer)
+    assert answer.culprits[0].commits == (where,)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories(), st.floats(0, 0.3), st.floats(0, 0.3), st.integers(0, 3))
+def test_it_always_ends_and_never_names_one_that_was_not_confirmed(
+    drawn: tuple[dict[str, tuple[str, ...]], random.Random], share: float, unknown: float, changes: int
+) -> None:
+    parents, chance = drawn
+    names = sorted(World(parents, {}).history.inside)
+    planted = {chance.choice(names): chance.choice((-0.03, 0.02, 0.05)) for _ in range(changes)}
+    broken = frozenset(name for name in names if chance.random() < share)
+    rates = Rates(0.1, 0.2)
+    world = World(parents, planted, rates, chance.randrange(2**32), broken, unknown)
+    answer, questions, _ = world.hunt(all=chance.random() < 0.5, direction="either")
+    for culprit in answer.culprits:
+        assert culprit.finding.verdict == "different"
+        assert any(q.why == "confirm" for q in questions)
+        assert set(culprit.commits) <= set(names)
+    assert (answer.outcome in ("found", "narrowed")) <= bool(answer.culprits)
+
+
+@pytest.mark.parametrize(("rates", "unknown"), [(Rates(0.01, 0.05), 0.05), (Rates(0.05, 0.1), 0.1)], ids=["ab", "poor"])
+def test_the_confidence_that_is_stated_is_kept(rates: Rates, unknown: float) -> None:
+    """1000 searches: named ones are right at least as often as they say, by calibration and on average."""
+    stated, right, named = 0.0, 0, 0
+    outcomes: Counter[str] = Counter()
+    for seed in range(1000):
+        chance = random.Random(seed)
+        n = chance.randint(2, 48)
+        where = f"c{chance.randint(1, n - 1)}"
+        broken = frozenset(f"c{i}" for i in range(1, n - 1) if chance.random() < 0.05)
+        world = World(straight(n), {where: 0.02}, rates, seed, broken, unknown)
+        answer, _, _ = world.hunt()
+        outcomes[answer.outcome] += 1
+        if answer.outcome in ("found", "narrowed"):
+            named += 1
+            assert answer.culprits[0].confidence >= 0.95
+            stated += answer.culprits[0].confidence
+            right += where in answer.culprits[0].commits
+    error = math.sqrt(max(named - stated, 1.0))
+    assert right >= stated - 2 * error, (right, stated, named)
+    assert named >= 1000 * (1 - 2.5 * rates.missed - unknown), outcomes
+
+
+def test_innocents_are_not_named_where_nothing_changed() -> None:
+    rates = Rates(0.01, 0.05)
+    named = 0
+    for seed in range(2000):
+        chance = random.Random(seed)
+        world = World(straight(chance.randint(2, 48)), {}, rates, seed)
+        answer, _, _ = world.hunt(direction="either")
+        named += answer.outcome == "found"
+    assert named <= 2  # the A/B alone would have named 20
+
+
+def test_at_the_rates_of_the_ab_nobody_innocent_is_named() -> None:
+    """A first difference is forced to be wrong: what follows must take it back."""
+    rates = Rates()
+    for seed in range(300):
+        world = World(straight(2 + seed % 40), {}, rates, seed)
+
+        def compare(question: Question, world: World = world) -> Finding:
+            return finding(0.02) if question.why == "ends" else world.compare(question)
+
+        answer, _ = finish(hunt(world.history, Settings(rates=rates), Trace()), compare)
+        assert answer.outcome == "none"
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30))
+def test_probabilities_stay_probabilities(n: int, said: list[tuple[int, bool]]) -> None:
+    posterior = Posterior(n, Rates())
+    for j, above in said:
+        posterior.level(min(j, n), above)
+    sums = posterior.cumulative()
+    assert len(sums) == n + 2
+    assert sums[0] == 0
+    assert sums[-1] == pytest.approx(1)
+    assert all(b >= a for a, b in pairwise(sums))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (finding(0.0, "same"), "below"),
+        (finding(0.02), "above"),
+        (finding(-0.02), "below"),
+        (finding(0.004), "below"),
+        (finding(0.016), "above"),
+        (finding(0.011, half=0.005), "above"),
+        (finding(0.009, half=0.005), "unclear"),
+        (finding(0.009, "unknown", half=0.005), "unclear"),
+        (finding(0.001, "unknown", half=0.005), "below"),
+        (Finding("different", 0.02), "above"),
+        (Finding("unknown"), "unclear"),
+        (Finding("same"), "below"),
+        (Finding("failed"), "failed"),
+    ],
+)
+def test_half_of_the_difference_decides(said: Finding, expected: str) -> None:
+    assert side_of(said, 0.02) == expected
+    if said.effect is not None and said.low is not None and said.high is not None:
+        mirrored = replace(said, effect=-said.effect, low=-said.high, high=-said.low)
+        assert side_of(mirrored, -0.02) == expected
+
+
+@given(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(0, 0.05), st.floats(0, 0.05))
+def test_pooling_lies_between_and_is_no_wider(a: float, b: float, wide: float, other: float) -> None:
+    both = pooled(finding(a, half=wide), finding(b, half=other))
+    assert both.effect is not None and both.low is not None and both.high is not None
+    assert min(a, b) - 1e-9 <= both.effect <= max(a, b) + 1e-9
+    assert both.high - both.low <= 2 * min(wide, other) + 1e-9
+
+
+def test_rates_are_checked() -> None:
+    for false, missed in ((0.0, 0.1), (0.1, 0.5), (-1, 0.1)):
+        with pytest.raises(ValueError, match="rates"):
+            Rates(false, missed)
+
+
+def test_giving_up_reaches_the_caller_of_a_line() -> None:
+    line = Line("g", tuple(Change(f"c{i}", f"c{i - 1}") for i in range(4)), "c3")
+    with pytest.raises(GaveUp, match="lost"):
+        finish(search(line, 0.02, Rates(), 0.95, Trace()), lambda q: Finding("failed", at="base", message="lost"))

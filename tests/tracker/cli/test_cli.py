@@ -1,0 +1,142 @@
+"""The command as a whole: what it loads, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from groupbench.tracker.cli import COMMANDS, LazyGroup, main
+
+Cli = Callable[..., Result]
+
+
+def python(code: str, *args: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from groupbench.tracker.cli import main
+try:
+    main(["--help"])
+except SystemExit as done:
+    assert done.code == 0
+print("HEAVY", [name for name in ("sqlalchemy", "alembic", "numpy", "plotly", "rich", "msgspec", "torch")
+    if name in sys.modules])
+"""
+    out = python(code)
+    assert all(name in out for name in COMMANDS)
+    assert "HEAVY []" in out
+
+
+def test_the_tracker_loads_no_torch_and_reads_without_alembic(stored: Any, make: Any) -> None:
+    path = stored([make()])
+    code = """
+import sys
+from groupbench.tracker.cli import main
+try:
+    main(["--db", sys.argv[1], "history"])
+except SystemExit as done:
+    assert done.code == 0
+import groupbench.tracker.judge.gate, groupbench.tracker.compare.comparison, groupbench.tracker.report.page
+print("HEAVY", [name for name in ("alembic", "rich", "plotly", "torch", "groupbench.kernels", "groupbench.operators")
+    if name in sys.modules])
+"""
+    assert "HEAVY []" in python(code, str(path))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_is_that_of_the_command(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert command.name == name
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+    assert "default: (" not in result.stdout
+    if "--mode" in result.stdout:
+        assert "fwd_bwd" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["nope"], ["--nope"], ["ingest"], ["compare", "a"], ["history", "--json", "x"], ["gate", "--json", "--csv"]],
+    ids=str,
+)
+def test_usage_is_one_line(cli: Cli, args: list[str]) -> None:
+    assert cli(*args).exit_code == 2
+
+
+def test_an_empty_name_of_a_database(cli: Cli) -> None:
+    assert "no name" in cli("runs", db="").stderr  # type: ignore[arg-type]
+    assert cli("runs", db="a\0b").exit_code == 2  # type: ignore[arg-type]
+
+
+def test_the_database_of_the_environment(stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored([make()])
+    monkeypatch.setenv("GROUPBENCH_DB", str(path))
+    assert "run-000" in CliRunner().invoke(main, ["runs"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(32, "Broken pipe"), 141)],
+    ids=["interrupt", "abort", "pipe"],
+)
+def test_interruptions_are_quiet(raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoke(self: LazyGroup, context: click.Context) -> Any:
+        raise raised
+
+    monkeypatch.setattr(LazyGroup, "invoke", invoke)
+    result = CliRunner().invoke(main, ["runs"])
+    assert (result.exit_code, result.output) == (code, "")
+
+
+def test_a_closed_pipe_is_quiet(stored: Any, make: Any, tmp_path: Path) -> None:
+    path = stored([make(night) for night in range(30)])
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", "--db", str(path), "history"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def run(*args: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", *args]
+    return subprocess.run(command, text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [["history", "--csv"], ["gate"], ["--help"], ["export", "-"]], ids=" ".join)
+def test_a_full_disk_is_one_line_and_no_verdict(
+    args: list[str], unbuffered: str, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make(0), make(1, status="wrong")])  # which is a regression
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with Path("/dev/full").open("w") as full:
+        done = run("--db", str(path), *args, stdout=full)
+        assert (done.returncode, done.stderr) == (3, "groupbench: standard output: No space left on device\n")
+        assert run("--db", str(path), "nope", stderr=full).returncode == 2
+        assert run("--db", str(path), *args, stdout=full, stderr=full).returncode == 3
+
+
+def test_closed_streams_are_read_by_nobody(stored: Any, make: Any) -> None:
+    path = stored([make(0), make(1, status="wrong")])
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        command = (
+            f"exec {sys.executable} -c 'from groupbench.tracker.cli import main; main()' --db {path} gate {closed}"
+        )
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, ""), closed

@@ -1,0 +1,46 @@
+"""docs/tracker.md: its examples run, and each command of keeping is told there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.cli import COMMANDS
+from groupbench.tracker.cli.export import FORMATS
+
+Cli = Callable[..., Result]
+
+TEXT = (Path(__file__).parents[3] / "docs" / "tracker.md").read_text(encoding="utf-8")
+EXAMPLES = [line.removeprefix("$ ") for line in TEXT.split("\n") if line.startswith("$ ")]
+MINE = ("ingest", "export", "prune", "backup", "verify", "merge")
+pytestmark = pytest.mark.sqlite
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_run(
+    cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    stored([make(0), make(1)])
+    assert cli("ingest", write([make(2)]), db=tmp_path / "other.db").exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    program, *args = shlex.split(example)
+    assert program == "groupbench"
+    result = cli(*args)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_each_command_is_told(name: str) -> None:
+    assert name in COMMANDS
+    assert f"\n### {name}\n" in TEXT
+    assert any(example.split()[1] == name for example in EXAMPLES)
+
+
+def test_each_format_is_told() -> None:
+    assert all(re.search(rf"^\| `{form}` \|", TEXT, re.MULTILINE) for form in FORMATS)

@@ -1,0 +1,221 @@
+"""What may come in a file, however odd: each is stored exactly or refused by its line, and the store stays whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.record import Record, encode
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+
+Cli = Callable[..., Result]
+
+
+def held(db: Any) -> list[Record]:
+    """What a sound database holds."""
+    with open_store(db, create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+        return list(stored_records(session))
+
+
+@pytest.mark.parametrize(
+    "latency", ["NaN", "Infinity", "-Infinity", "0", "0.0", "-1.0", "-0.0", "1e999", "null", '"1"']
+)
+def test_a_latency_that_is_none_is_refused_by_its_line(
+    cli: Cli, stored: Any, make: Any, write: Any, db: Any, latency: str
+) -> None:
+    stored([make()])
+    good, bad = encode(make(1)), json.loads(encode(make(1, backend="b")))
+    bad["latency"]["bursts_ms"] = [[1.0, "HERE"]]
+    line = json.dumps(bad).replace('"HERE"', latency).encode() + b"\n"
+    result = cli("ingest", write([good, line], "bad.jsonl"))
+    assert (result.exit_code, "bad.jsonl: line 2: " in result.stderr) == (2, True)
+    assert len(held(db)) == 1
+
+
+@pytest.mark.parametrize("field", ["rms", "max_abs", "mismatch"])
+@pytest.mark.parametrize("value", ["NaN", "1e400"])
+def test_an_accuracy_that_is_no_number_is_refused(cli: Cli, make: Any, write: Any, field: str, value: str) -> None:
+    bad = json.loads(encode(make()))
+    bad["accuracy"][field] = "HERE"
+    line = json.dumps(bad).replace('"HERE"', value).encode()
+    assert "line 1: " in cli("ingest", write([line])).stderr
+
+
+def test_a_million_samples(stored: Any, make: Any, db: Any) -> None:
+    record = make()
+    ms = np.random.default_rng(0).normal(1, 0.01, 1_000_000).astype(np.float32).astype(np.float64)
+    bursts = (tuple(ms[:1].tolist()), tuple(ms[1:].tolist()))
+    record = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
+    stored([record])
+    (back,) = held(db)
+    assert back.latency is not None and back.latency.bursts_ms == bursts
+
+
+def test_a_text_of_ten_megabytes(stored: Any, make: Any, db: Any) -> None:
+    long = "ü" * 5_000_000
+    record = make(status="error", message=long, environment={"settings": {"X": long}})
+    stored([record])
+    assert held(db) == [record]
+
+
+@pytest.mark.parametrize("field", ["operator", "backend", "shape", "dtype", "mode", "run", "commit"])
+def test_a_name_of_ten_megabytes_is_refused(cli: Cli, stored: Any, make: Any, write: Any, db: Any, field: str) -> None:
+    stored([make()])
+    result = cli("ingest", write([make(1), encode_long(make, field)], "long.jsonl"))
+    assert (result.exit_code, "long.jsonl: line 2: " in result.stderr) == (2, True)
+    assert len(result.stderr) < 500
+    assert len(held(db)) == 1
+
+
+def encode_long(make: Any, field: str) -> bytes:
+    line = json.loads(encode(make(2)))
+    place = {"run": ("run", "id"), "commit": ("run", "commit")}.get(field, ("cell", field))
+    if field == "commit":
+        line["run"]["commit"]["hash"] = "x" * 10_000_000
+    else:
+        line[place[0]][place[1]] = "x" * 10_000_000
+    return json.dumps(line).encode()
+
+
+@pytest.mark.parametrize("field", ["plan", "operator", "backend", "run", "commit"])
+def test_a_name_that_no_index_holds_is_refused_before_the_store(cli: Cli, make: Any, write: Any, field: str) -> None:
+    result = cli("ingest", write([make(**{field: "\U0001f600" * 400})]))
+    assert (result.exit_code, "is longer than 1000 bytes" in result.stderr) == (2, True)
+
+
+NAMES = [
+    "'; DROP TABLE point; --",
+    '"quoted" and `ticked`',
+    "line\nbreak\r\n\ttab",
+    "<script>alert(1)</script>&amp;",
+    "100% %s %(x)s :name ? {0} $1 \\ \\x00",
+    "日本語 ☃ \U0001f600 e\u0301 \u202e\ufeff",
+    "\x1b[31mred\x07",
+    " ",
+    "NULL",
+    "nan",
+    "*[a-z]?",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_any_name_comes_back_and_is_found(cli: Cli, stored: Any, make: Any, db: Any, name: str) -> None:
+    named = {"operator": name, "backend": name, "shape": name, "dtype": name, "mode": name, "run": name, "plan": name}
+    record = make(commit=name, commit_facts={"branch": name, "author": name, "subject": name}, **named)
+    stored([record, make(1)])
+    back = [one for one in held(db) if one.cell.operator == name]
+    assert [(one.run, one.cell) for one in back] == [(record.run, record.cell)]
+    found = json.loads(cli("history", "--operator", name, "--backend", name, "--dtype", name, "--json").stdout)
+    assert [row["operator"] for row in found] == [name]
+    for command in (["history"], ["runs"], ["gate"], ["export", "-", "--format", "csv"], ["history", "--md"]):
+        assert cli(*command).exit_code in (0, 3)
+
+
+@pytest.mark.parametrize("commit", ["not a hash", "HEAD", "-1", "0", "deadbeef" * 60, "a" * 40 + "\n"], ids=repr)
+def test_a_commit_hash_that_is_no_hash_is_a_name(cli: Cli, stored: Any, make: Any, db: Any, commit: str) -> None:
+    stored([make(commit=commit)])
+    assert held(db)[0].run.commit.hash == commit
+    assert cli("history").exit_code == 0
+    assert cli("commits").exit_code == 0
+
+
+def test_files_in_the_wrong_order_are_the_same_history(cli: Cli, make: Any, write: Any, db: Any) -> None:
+    files = [write([make(night, 1 + night / 100)], f"{night}.jsonl") for night in range(6)]
+    for night in (3, 0, 5, 1, 4, 2):
+        assert cli("ingest", files[night]).exit_code == 0
+    rows = json.loads(cli("history", "--json").stdout)
+    assert [row["run"] for row in rows] == [f"run-{night:03d}" for night in range(6)]
+    assert [row["change"] or 0 for row in rows] == pytest.approx([0, 0.01, 0.0099, 0.0098, 0.0097, 0.0096], abs=1e-3)
+
+
+@pytest.mark.parametrize("year", [1, 1970, 2100, 9999])
+def test_a_clock_that_jumped_orders_its_run_and_nothing_else(
+    cli: Cli, stored: Any, make: Any, db: Any, year: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = make(5)
+    odd = msgspec.structs.replace(
+        odd, run=msgspec.structs.replace(odd.run, started=datetime(year, 6, 1, 12, tzinfo=UTC))
+    )
+    with monkeypatch.context() as here:  # it jumped where this was stored, too
+        here.setattr("groupbench.tracker.store.ingest.clock", lambda: datetime(year, 12, 31, tzinfo=UTC))
+        stored([odd])
+    stored([make(0), make(1), make(2)])
+    rows = json.loads(cli("history", "--json").stdout)
+    place = 0 if year < 2026 else 3
+    assert [row["run"] for row in rows].index("run-005") == place
+    assert len(held(db)) == 4
+    for command in (["runs"], ["gate"], ["commits"], ["prune"], ["report", "-o", "-"]):
+        assert cli(*command).exit_code in (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("started", ["0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"])
+def test_an_instant_outside_the_calendar_is_refused(cli: Cli, make: Any, write: Any, started: str) -> None:
+    line = json.loads(encode(make()))
+    line["run"]["started"] = started
+    assert "line 1: a time is out of range" in cli("ingest", write([json.dumps(line).encode()])).stderr
+
+
+@pytest.mark.parametrize("started", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
+def test_the_first_and_the_last_instant_come_back(cli: Cli, make: Any, write: Any, db: Any, started: str) -> None:
+    line = json.loads(encode(make()))
+    line["run"]["started"] = line["run"]["commit"]["time"] = started
+    assert cli("ingest", write([json.dumps(line).encode()])).exit_code == 0
+    (back,) = held(db)
+    assert json.loads(encode(back))["run"] == line["run"]
+
+
+def test_a_zero_without_its_sign_is_the_same_result(cli: Cli, make: Any, write: Any, db: Any) -> None:
+    line = json.loads(encode(make()))
+    line["accuracy"] |= {"rms": -0.0, "mismatch": -0.0}
+    line["duration_s"] = line["latency"]["prepare_ms"] = -0.0
+    file = write([json.dumps(line).encode()])
+    assert "1 point added" in cli("ingest", file).stdout
+    assert len(held(db)) == 1
+    assert "1 already known" in cli("ingest", write([json.dumps(line).replace("-0.0", "0.0").encode()])).stdout
+
+
+def test_the_same_file_twice_at_any_distance(cli: Cli, make: Any, write: Any, db: Any) -> None:
+    files = [write([make(night), make(night, backend="b", status="oom")], f"{night}.jsonl") for night in range(3)]
+    assert cli("ingest", *files, *files).exit_code == 0
+    first = held(db)
+    assert "0 points added, 2 already known" in cli("ingest", files[1]).stdout
+    assert held(db) == first
+
+
+def test_a_batch_of_many_series_and_kernels(stored: Any, make: Any, db: Any) -> None:
+    """More than a batch, with repeats on both sides of its border."""
+    kernel = {"name": "k", "hash": "h", "config": {"B": [1, {"x": None}]}}
+    records = [
+        make(night, backend=f"b{i}", kernels=[{**kernel, "registers": i % 7}]) for night in range(2) for i in range(700)
+    ]
+    stored([*records, *records[-3:], *records[:3]])
+    assert len(held(db)) == 1400
+
+
+def test_no_statement_is_built_from_text() -> None:
+    """A format, an addition or an f-string with SQL in it may be right today, and is an injection tomorrow."""
+    import ast
+    from pathlib import Path
+
+    import groupbench.tracker.store.engine as module
+
+    words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "DROP ", "ALTER ", "CREATE ", "ATTACH ")
+    found = []
+    for path in sorted(Path(module.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+                told = "".join(str(part) for part in parts)
+                if told.lstrip().startswith(words):
+                    found.append(f"{path.name}:{node.lineno}")
+    assert found == []

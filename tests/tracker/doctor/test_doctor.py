@@ -1,0 +1,311 @@
+"""`groupbench doctor`: what it finds, and that each thing to mend comes with its command. The GPUs are made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.doctor import checkup, gpu
+from groupbench.tracker.doctor.checkup import Finding
+from groupbench.tracker.store import engine
+
+Cli = Callable[..., Result]
+Memory = namedtuple("Memory", "total")
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Pynvml:
+    """NVIDIA's package as far as it is asked; a function without an answer is one that the card does not have."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, cards: list[dict[str, Any]], error: str | None = None) -> None:
+        self.cards, self.error = cards, error
+
+    def nvmlInit(self) -> None:
+        if self.error:
+            raise NVMLError(self.error)
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.159.04"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13000
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        if pid == 99:
+            raise NVMLError("Insufficient Permissions")
+        return "python"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
+        return self.cards[index]
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(handle: dict[str, Any], *args: Any) -> Any:
+            answer = handle.get(name.removeprefix("nvmlDeviceGet"))
+            if answer is None:
+                raise NVMLError("Not Supported")
+            return answer[args] if isinstance(answer, dict) else answer
+
+        if not name.startswith("nvmlDevice"):
+            raise AttributeError(name)
+        return ask
+
+
+GOOD: dict[str, Any] = {
+    "Name": "NVIDIA H100 80GB HBM3",
+    "UUID": b"GPU-1",
+    "MemoryInfo": Memory(80 * 2**30),
+    "CudaComputeCapability": (9, 0),
+    "ClockInfo": {(1,): 1590},
+    "MaxClockInfo": {(1,): 1980, (2,): 2619},
+    "CurrentClocksEventReasons": 0x2,
+    "SupportedGraphicsClocks": [1980, 1590, 1575, 210],
+    "Temperature": 31,
+    "PowerManagementLimit": 700_000,
+    "PowerManagementDefaultLimit": 700_000,
+    "PersistenceMode": 1,
+    "EccMode": (1, 1),
+    "TotalEccErrors": 0,
+    "MigMode": (0, 0),
+    "ComputeRunningProcesses": [],
+    "GraphicsRunningProcesses": [],
+}
+PROCESS = SimpleNamespace(pid=7, usedGpuMemory=3 * 2**30)
+
+# what is unlike the good card -> (finding, its value, what its command has)
+FAULTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
+    "free clocks": (
+        {"CurrentClocksEventReasons": 0},
+        ("SM clock", "free: 1590 MHz now, up to 1980", "-i 0 -lgc 1590,1590"),
+    ),
+    "an idle card's clocks": ({"CurrentClocksEventReasons": 0x1}, ("SM clock", "free", "-lgc")),
+    "hot": ({"CurrentClocksEventReasons": 0x42}, ("throttled", "HwThermalSlowdown", "-q -d PERFORMANCE")),
+    "at its power limit": ({"CurrentClocksEventReasons": 0x6}, ("throttled", "SwPowerCap", "POWER")),
+    "a lower power limit": ({"PowerManagementLimit": 500_000}, ("power limit", "500 W", "-pl 700")),
+    "no persistence": ({"PersistenceMode": 0}, ("persistence", "off", "-pm 1")),
+    "ECC about to change": ({"EccMode": (1, 0)}, ("ECC", "on", "-r")),
+    "memory errors": ({"TotalEccErrors": 3}, ("memory errors", "3 uncorrected", "ROW_REMAPPER")),
+    "slices": ({"MigMode": (1, 1)}, ("MIG", "on", "-mig 0")),
+    "company": ({"ComputeRunningProcesses": [PROCESS]}, ("process", "7 python, 3072 MiB", "ps -fp 7")),
+    "company of another container": (
+        {"ComputeRunningProcesses": [SimpleNamespace(pid=99, usedGpuMemory=None)]},
+        ("process", "99 of another container", "ps -fp 99"),
+    ),
+}
+
+
+def look(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any], error: str | None = None) -> list[Finding]:
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml(list(cards), error))  # type: ignore[arg-type]
+    return list(gpu.gpus())
+
+
+def test_a_card_that_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look(monkeypatch, GOOD)
+    assert {finding.level for finding in found} == {"fact"}
+    told = {finding.name: finding.value for finding in found}
+    assert told["driver"] == "580.159.04" and told["CUDA of the driver"] == "13.0"
+    assert told["model"] == "NVIDIA H100 80GB HBM3, 80 GiB"
+    assert told["compute capability"].startswith("9.0: has TMA")
+    assert told["SM clock"] == "held at 1590 MHz of 1980"
+
+
+@pytest.mark.parametrize(("unlike", "expected"), FAULTS.values(), ids=FAULTS)
+def test_what_spoils_measurements(unlike: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    name, value, command = expected
+    (found,) = [finding for finding in look(monkeypatch, GOOD | unlike) if finding.level != "fact"]
+    assert found.name == name
+    assert value in found.value
+    assert command in str(found.command)
+    assert found.why
+
+
+def test_an_older_card_and_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"Name": "Tesla T4", "UUID": "GPU-2", "CudaComputeCapability": (7, 5)}  # and nothing else that it offers
+    found = look(monkeypatch, old, GOOD | {"PersistenceMode": 0})
+    capability = next(finding.value for finding in found if finding.name == "compute capability")
+    assert capability == "7.5: no TMA, which some kernels need, no fp8"
+    assert [(f.area, "-i 1 " in str(f.command)) for f in found if f.level == "better"] == [("gpu 1", True)]
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = look(monkeypatch, error="Driver Not Loaded")
+    assert found.level == "fact" and "Driver Not Loaded" in found.value
+
+
+def test_without_nvidias_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (found,) = gpu.gpus()
+    assert found.level == "better" and "nvidia-ml-py" in str(found.command)
+
+
+# ---- software
+
+
+def inventory(**unlike: Any) -> dict[str, Any]:
+    packages = [{"name": n, "version": v} for n, v in (("torch", "2.13.0"), ("triton", "3.7.1"), ("helion", "1.5.1"))]
+    operators = [
+        {"operator": "grouped_gemm", "dtype": "bf16", "available": ["torch_loop"], "unavailable": {"x": "why"}}
+    ]
+    return {"device": "cuda", "cuda": "13.0", "packages": packages, "operators": operators} | unlike
+
+
+CARD = [Finding("gpu 0", "model", "H100")]
+SOFTWARE: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
+    "torch without CUDA": (
+        inventory(device="cpu", cuda=None),
+        ("GPU", "built without CUDA", "pip install --force-reinstall"),
+    ),
+    "a torch that does not see the card": (inventory(device="cpu"), ("GPU", "CUDA 13.0", "torch.zeros(1).cuda()")),
+    "versions that do not go together": (
+        inventory(
+            packages=[*inventory()["packages"][:2], {"name": "helion", "version": "1.5.1", "error": "ImportError: x"}]
+        ),
+        ("helion", "1.5.1", "-c ci/constraints.txt helion torch triton"),
+    ),
+    "a plugin that does not load": (
+        inventory(error="UsageError: p"),
+        ("backends", "cannot be listed", "--list-backends"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), SOFTWARE.values(), ids=SOFTWARE)
+def test_software_that_is_broken(given: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (found,) = [finding for finding in checkup._software(given, None, CARD) if finding.level == "broken"]
+    assert (found.name, expected[1] in found.value, expected[2] in str(found.command)) == (expected[0], True, True)
+
+
+def test_software_that_is_whole() -> None:
+    found = list(checkup._software(inventory(), None, CARD))
+    assert not [finding for finding in found if finding.level == "broken"]
+    assert any(finding.value == "2.13.0, CUDA 13.0" for finding in found)
+
+
+def test_a_hidden_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = [finding for finding in checkup._software(inventory(device="cpu"), None, CARD) if finding.level == "broken"]
+    assert [finding.command for finding in found] == ["unset CUDA_VISIBLE_DEVICES"]
+
+
+ANSWERS = {
+    "a crash": ("import os; os.abort()", "ended with -6"),
+    "an error": ("raise SystemExit('no such thing')", "no such thing"),
+    "no JSON": ("print('hello')", "ended with 0"),
+}
+
+
+@pytest.mark.parametrize(("code", "says"), ANSWERS.values(), ids=ANSWERS)
+def test_operators_that_do_not_answer(code: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **given: real([sys.executable, "-c", code], **given))
+    assert checkup.take_inventory()[0] == {}
+    assert says in str(checkup.take_inventory()[1])
+
+
+# ---- host and storage
+
+
+def test_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup.os, "getloadavg", lambda: (50.0, 1.0, 1.0))
+    monkeypatch.setattr(checkup, "_read", lambda path: "powersave")
+    monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
+    found = {finding.name: finding for finding in checkup._host() if finding.level == "better"}
+    assert {"load", "CPU governor", "C compiler", "git"} <= set(found)
+    assert "cpupower frequency-set -g performance" in str(found["CPU governor"].command)
+
+
+def test_the_database_as_it_lies_there(stored: Any, make: Any, tmp_path: Path) -> None:
+    path = stored([make()])
+    assert checkup._database(str(path)).level == "fact"
+    assert engine.HEAD in checkup._database(str(path)).value
+    none = checkup._database(str(tmp_path / "none.db"))
+    assert none.level == "fact" and not (tmp_path / "none.db").exists()
+    broken = tmp_path / "broken.db"
+    broken.write_text("no database at all")
+    assert checkup._database(str(broken)).level == "broken"
+
+
+@pytest.mark.sqlite
+def test_an_old_database_is_not_migrated_by_looking(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "old.db"
+    path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "data" / "revision_0001.db.gz").read_bytes()))
+    found = checkup._database(str(path))
+    assert found.level == "better" and "0001" in found.value
+    assert engine.revision_of(path) == "0001"
+
+
+# ---- the command
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    def be(found: dict[str, Any]) -> None:
+        monkeypatch.setattr(checkup, "take_inventory", lambda: (found, None))
+        monkeypatch.setitem(sys.modules, "pynvml", Pynvml([GOOD | {"PersistenceMode": 0}]))  # type: ignore[arg-type]
+
+    return be
+
+
+def test_the_answer_comes_first_and_each_command_after_its_fault(cli: Cli, machine: Any) -> None:
+    machine(inventory())
+    result = cli("doctor")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("DOCTOR 1 backend of 1 operator can be measured on NVIDIA H100 80GB HBM3, 80 GiB\n")
+    assert "    sudo nvidia-smi -i 0 -pm 1\n" in result.stdout
+    assert "unavailable: why" in result.stdout
+
+
+def test_json_has_all(cli: Cli, machine: Any) -> None:
+    machine(inventory())
+    told = json.loads(cli("doctor", "--json").stdout)
+    assert told["measures"] is True and told["device"] == "cuda"
+    assert told["operators"] == {"grouped_gemm": ["torch_loop"]}
+    assert {"area": "gpu 0", "name": "persistence", "value": "off"}.items() <= next(
+        finding.items() for finding in told["findings"] if finding["name"] == "persistence"
+    )
+    for form in ("--csv", "--md"):
+        assert "sudo nvidia-smi -i 0 -pm 1" in cli("doctor", form).stdout
+
+
+NOTHING: dict[str, dict[str, Any]] = {
+    "no torch": {},
+    "no backend": inventory(
+        operators=[{"operator": "o", "dtype": "bf16", "available": [], "unavailable": {"b": "why"}}]
+    ),
+}
+
+
+@pytest.mark.parametrize("found", NOTHING.values(), ids=NOTHING)
+def test_where_nothing_can_be_measured(found: dict[str, Any], cli: Cli, machine: Any) -> None:
+    machine(found)
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("DOCTOR nothing can be measured here")
+
+
+def test_on_this_machine(cli: Cli) -> None:
+    """For real: the operators are asked, whatever there is here."""
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert "torch_loop" in told["operators"]["grouped_gemm"]
+    assert {"torch", "triton", "helion", "SQLite", "load"} <= {finding["name"] for finding in told["findings"]}

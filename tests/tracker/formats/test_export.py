@@ -1,0 +1,169 @@
+"""`groupbench export`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.formats.write_v3 import FIELDS, TOP_FIELDS
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def filled(stored: Any, make: Any) -> Any:
+    """Three nights with everything that a record can hold."""
+    kernel = {"name": "gemm", "hash": "abc", "registers": 128, "config": {"B": 128, "x": [1, None, {"y": 2.5}]}}
+    facts = {
+        "parents": ["p", "q"],
+        "branch": "main",
+        "author": "A",
+        "subject": 'say "hi", é',
+        "time": "2026-01-01T00:00:00Z",
+    }
+    return stored(
+        [
+            make(2, commit_facts=facts, kernels=[kernel], duration_s=0.804, cell={"flops": 10**12, "dims": {"G": 4}}),
+            make(0, kernels=[kernel, {**kernel, "hash": None}]),
+            make(1, backend="b", status="oom"),
+            make(1, backend="c", status="wrong", message="rms 1\nbad", baseline=True),
+            make(1, backend="d", ms=None, environment={"driver": "580.2"}),
+            make(1, backend="e", status="unavailable"),
+            make(2, backend="f", timing="interpreted", commit_facts=facts),
+        ]
+    )
+
+
+def test_export_ingest_export_gives_the_same_bytes(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    said = cli("export", first)
+    assert (said.exit_code, said.stdout, "7 points" in said.stderr) == (0, "", True)
+    other = tmp_path / "other.db"
+    assert cli("ingest", first, db=other).exit_code == 0
+    assert cli("export", second, db=other).exit_code == 0
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().count(b"\n") == 7
+
+
+def test_its_own_export_is_known_already(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    cli("export", tmp_path / "x.jsonl")
+    assert "0 points added, 7 already known" in cli("ingest", tmp_path / "x.jsonl").stdout
+
+
+def test_stdout(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    cli("export", tmp_path / "x.jsonl")
+    assert cli("export", "-").stdout_bytes == (tmp_path / "x.jsonl").read_bytes()
+    assert len(cli("export", "-", "--format", "csv").stdout.splitlines()) > 7
+
+
+def test_csv_has_a_line_for_each_point(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    cli("export", tmp_path / "x.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text(encoding="utf-8"), newline="")))
+    assert len(rows) == 7
+    first = rows[0]
+    assert (first["run"], first["subject"], first["parents" if "parents" in first else "branch"]) == (
+        "run-002",
+        'say "hi", é',
+        "main",
+    )
+    assert float(first["low_ms"]) <= float(first["latency_ms"]) <= float(first["high_ms"])
+    assert (first["dirty"], first["kernel_hash"], first["duration_s"]) == ("false", "abc", "0.804")
+    failed = next(row for row in rows if row["backend"] == "b")
+    assert (failed["status"], failed["latency_ms"], failed["rms"]) == ("oom", "", "")
+
+
+def test_parquet_holds_the_samples(cli: Cli, filled: Any, make: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    cli("export", tmp_path / "x.parquet")
+    rows = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    assert len(rows) == 7
+    kept = [[float(np.float32(ms)) for ms in burst] for burst in make(2).latency.bursts_ms]
+    assert rows[0]["bursts_ms"] == kept
+    assert rows[0]["started"].isoformat() == "2026-01-03T03:00:00+00:00"
+    assert next(row for row in rows if row["backend"] == "b")["bursts_ms"] is None
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    cli: Cli, filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "Parquet needs pyarrow" in cli("export", tmp_path / "x.parquet").stderr
+    assert list(tmp_path.glob("*.parquet")) == []
+
+
+def test_v3_has_the_published_names_alone(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    cli("export", tmp_path / "v3.json", "--format", "v3")
+    entries = [json.loads(line) for line in (tmp_path / "v3.json").read_text(encoding="utf-8").splitlines()]
+    for entry in entries:
+        assert set(entry) <= set(TOP_FIELDS)
+        for name in ("benchmark", "model", "metric"):
+            assert set(entry[name]) <= set(FIELDS[name])
+        for runner in entry["runners"]:
+            assert set(runner) <= set(FIELDS["runners"])
+        for dependency in entry["dependencies"].values():
+            assert set(dependency) <= set(FIELDS["dependencies"])
+        maps = (entry["benchmark"], entry["model"], entry["metric"], *entry["runners"], *entry["dependencies"].values())
+        assert all(isinstance(value, str) for part in maps for value in part["extra_info"].values())
+        assert all(isinstance(value, float) for value in entry["metric"]["benchmark_values"])
+
+
+def test_v3_never_has_a_latency_of_what_failed(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    cli("export", tmp_path / "v3.json", "--format", "v3")
+    entries = [json.loads(line) for line in (tmp_path / "v3.json").read_text(encoding="utf-8").splitlines()]
+    by_backend: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        by_backend.setdefault(entry["model"]["backend"], {})[entry["metric"]["name"]] = entry["metric"]
+    assert set(by_backend) == {"triton", "b", "c", "d", "f"}
+    assert set(by_backend["b"]) == {"pass"}
+    assert by_backend["b"]["pass"]["benchmark_values"] == [0.0]
+    assert by_backend["b"]["pass"]["extra_info"]["status"] == "oom"
+    assert "latency" not in by_backend["c"]
+    assert by_backend["c"]["accuracy"]["benchmark_values"] == [0.0]
+    assert "latency" not in by_backend["f"]  # interpreted: no speed
+    assert by_backend["triton"]["latency"]["benchmark_values"][0] == pytest.approx(1, abs=0.01)
+
+
+def test_v3_is_read_back_by_import(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    stored([make(), make(backend="torch", ms=2.0)])
+    cli("export", tmp_path / "v3.jsonl", "--format", "v3")
+    result = cli("import", tmp_path / "v3.jsonl", "--format", "v3", db=tmp_path / "other.db")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(cli("history", "--json", db=tmp_path / "other.db").stdout)
+    assert sorted(round(row["latency_ms"], 2) for row in rows) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("x.txt", "no format has this ending; give --format"), ("none/x.csv", "No such file"), (".", "no format")],
+)
+def test_mistakes_are_one_line(cli: Cli, filled: Any, tmp_path: Path, file: str, said: str) -> None:
+    assert said in cli("export", tmp_path / file if file != "." else file).stderr
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(cli: Cli, filled: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("before")
+    from groupbench.tracker.formats import write_table
+
+    def fails(*args: Any, **named: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_table, "_rows", fails)
+        assert "No space left" in cli("export", tmp_path / "x.csv").stderr
+    assert (tmp_path / "x.csv").read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".x")] == []
+
+
+def test_an_empty_database_gives_an_empty_file(cli: Cli, opened: Any, tmp_path: Path) -> None:
+    for name in ("x.jsonl", "x.csv"):
+        assert cli("export", tmp_path / name).exit_code == 0
+    assert (tmp_path / "x.jsonl").read_bytes() == b""

@@ -1,0 +1,410 @@
+"""The life of an alert: opened by the gate, moved by people, closed and reopened by what is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy import func, select
+
+from groupbench.tracker import open_tracker
+from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.schema import Alert, AlertEvent, Series
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("plain_statistics")
+WHO = ("--who", "Ada")
+
+
+def quiet(make: Any, nights: int, **given: Any) -> list[Any]:
+    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **given) for night in range(nights)]
+
+
+@pytest.fixture
+def slower(cli: Cli, stored: Stored, make: Any) -> Cli:
+    """Six quiet nights and two that are 5 % slower, with their alert."""
+    facts = {"subject": "Tiles", "author": "Ada", "branch": "main"}
+    stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), make(7, ms=1.05)])
+    result = cli("gate", "--update")
+    assert result.exit_code == 1
+    assert "alerts: 1 opened (1)" in result.stderr
+    return cli
+
+
+def listed(cli: Cli, *args: str) -> list[dict[str, Any]]:
+    return json.loads(cli("alerts", "--json", *args).stdout)
+
+
+def first_line(result: Result) -> str:
+    return result.stdout.split("\n")[0]
+
+
+@pytest.mark.sqlite
+def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=1.05), make(7, ms=1.05)])
+    assert cli("gate").exit_code == 1
+    result = cli("alerts")
+    assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed ones\n")
+
+
+def test_an_alert_says_what_changed(slower: Cli, db: Any) -> None:
+    (alert,) = listed(slower)
+    assert (alert["state"], alert["metric"], alert["cause"], alert["commits"]) == (
+        *("new", "latency", "code"),
+        "005ccccccc..006ccccccc",
+    )
+    assert alert["change"] == pytest.approx(0.05, abs=0.002)
+    assert (alert["subject"], alert["author"]) == ("Tiles", "Ada")
+    table = slower("alerts").stdout
+    assert all(text in table for text in ("new", "grouped_gemm", "triton", "+5.0%", "Tiles"))
+    assert "triton" in slower("alerts", "--each").stdout
+    assert slower("alerts", "--csv").stdout.startswith("alert,state,metric")
+    with open_tracker(db) as tracker:
+        assert [row.pk for row in tracker.alerts()] == [1]
+        found = tracker.gate()
+    assert (found.exit_code, found.rows[0].alert.pk) == (1, 1)
+    assert found.table().flat()[0]["alert"] == 1
+
+
+@pytest.mark.sqlite
+def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored: Stored, make: Any) -> None:
+    for night in (8, 9, 10):
+        stored([make(night, ms=1.05)])
+        result = slower("gate", "--update")
+        assert (result.exit_code, "alerts: nothing new" in result.stderr) == (1, True)
+    assert "alert 1 new" in result.stdout
+    assert len(listed(slower, "--all")) == 1
+
+
+@pytest.mark.sqlite
+def test_a_second_step_is_a_second_alert(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(night, ms=1.2) for night in (8, 9, 10)])
+    assert "1 opened (2)" in slower("gate", "--update", "--window", "5").stderr
+    assert [alert["alert"] for alert in listed(slower)] == [1, 2]
+
+
+@pytest.mark.sqlite
+def test_changes_of_one_commit_and_backend_stand_together(cli: Cli, stored: Stored, make: Any) -> None:
+    shapes = [f"G=4,N={n},K=64" for n in (64, 128, 256)]
+    for shape in shapes:
+        stored([*quiet(make, 6, shape=shape), make(6, ms=1.05, shape=shape), make(7, ms=1.05, shape=shape)])
+    assert "3 opened (1, 2, 3)" in cli("gate", "--update").stderr
+    lines = cli("alerts").stdout.splitlines()
+    assert (len(lines), lines[1].startswith("1 2 3")) == (2, True)
+    assert len(cli("alerts", "--each").stdout.splitlines()) == 4
+
+
+@pytest.mark.sqlite
+def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
+    result = slower("ack", "1", "--reason", "on it", *WHO)
+    assert result.exit_code == 0
+    assert "alert 1 acknowledged by Ada: on it" in result.stdout
+    gate = slower("gate")
+    assert gate.exit_code == 0
+    assert "1 series regressed and acknowledged. 1 regressed" in first_line(gate)
+    assert "acknowledged by Ada: on it" in gate.stdout
+    strict = slower("gate", "--strict")
+    assert (strict.exit_code, "GATE regression: 1 series" in strict.stdout) == (1, True)
+
+
+def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, make: Any) -> None:
+    assert slower("expect", "1", "--until", "2100-01-31", "--reason", "accuracy", *WHO).exit_code == 0
+    result = slower("gate", "--update")
+    assert result.exit_code == 0
+    assert "1 of them on a level that is expected" in first_line(result)
+    assert "expected by Ada, until 2100-02-01 00:00: accuracy" in result.stdout
+    stored([make(8, ms=1.05), make(9, ms=1.1)])
+    assert "1 suspect" in first_line(slower("gate"))
+    assert "+4.8%" in slower("gate").stdout
+    stored([make(10, ms=1.1)])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "1 opened (2)" in result.stderr) == (1, True)
+    stored([make(night, ms=1.1) for night in range(11, 20)])
+    assert slower("gate").exit_code == 1
+    assert slower("expect", "2", "--reason", "too", *WHO).exit_code == 0
+    assert slower("gate").exit_code == 0
+    stored([make(20, ms=1.2), make(21, ms=1.2)])
+    assert slower("gate").exit_code == 1
+
+
+@pytest.mark.sqlite
+def test_an_expectation_ends_at_its_date(slower: Cli, stored: Stored, make: Any, db: Any) -> None:
+    until = datetime(2026, 1, 12, tzinfo=UTC)
+    with open_store(db, create=False) as store, store.write() as session:
+        alert_moves.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
+    stored([make(night, ms=1.05) for night in (8, 9, 10)])
+    assert slower("gate", "--update").exit_code == 0
+    stored([make(11, ms=1.05)])
+    result = slower("gate")
+    assert (result.exit_code, "that time is over" in result.stdout) == (1, True)
+    assert listed(slower)[0]["state"] == "expected"  # the gate alone writes nothing
+    assert "1 reopened (1)" in slower("gate", "--update").stderr
+    assert listed(slower)[0]["state"] == "new"
+
+
+@pytest.mark.sqlite
+def test_an_expectation_ends_when_its_commit_is_measured(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(9, backend="other", commit="f" * 40, ms=1.0, plan=None)])
+    assert slower("expect", "1", "--until", "ffffffff", "--reason", "until then", *WHO).exit_code == 0
+    stored([make(8, ms=1.05)])
+    assert slower("gate", "--run", "run-008").exit_code == 0
+    child = {"parents": ["f" * 40]}
+    stored([make(10, ms=1.05, commit_facts=child)])
+    assert slower("gate").exit_code == 1
+
+
+@pytest.mark.parametrize("until", ["2020-01-01", "nonsense", "12345678", ""])
+@pytest.mark.sqlite
+def test_an_end_that_is_none_is_usage(slower: Cli, until: str) -> None:
+    result = slower("expect", "1", "--until", until, "--reason", "r")
+    assert result.exit_code == 2
+    assert listed(slower)[0]["state"] == "new"
+
+
+@pytest.mark.sqlite
+def test_a_span_to_come_is_a_date(slower: Cli) -> None:
+    assert slower("expect", "1", "--until", "30d", "--reason", "r", *WHO).exit_code == 0
+    until = datetime.strptime(listed(slower)[0]["until"], "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
+    assert timedelta(days=29) < until - datetime.now(UTC) < timedelta(days=31)
+
+
+def test_it_closes_itself_and_reopens(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(8, ms=1.001)])
+    assert "1 fixed (1)" in slower("gate", "--update").stderr
+    assert listed(slower) == []
+    assert listed(slower, "--all")[0]["last"].startswith("fixed by groupbench: the level is back")
+    stored([make(night, ms=1.0) for night in (9, 10, 11)])
+    assert slower("gate", "--update").exit_code == 0
+    stored([make(12, ms=1.05), make(13, ms=1.05)])
+    result = slower("gate", "--update", "--window", "6")
+    assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
+    assert [event.split()[2] for event in listed(slower)[0]["events"]] == ["new", "fixed", "new"]
+
+
+@pytest.mark.sqlite
+def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(night, ms=1.05) for night in range(8, 20)])
+    result = slower("gate", "--update", "--window", "5")
+    assert (result.exit_code, "still there; alert 1 new" in result.stdout) == (1, True)
+    slower("ack", "1", *WHO)
+    assert slower("gate", "--window", "5").exit_code == 0
+    stored([make(20, ms=1.0)])
+    assert "1 fixed" in slower("gate", "--update", "--window", "5").stderr
+
+
+@pytest.mark.sqlite
+def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(8, ms=1.03)])
+    assert "fixed" not in slower("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+def test_another_environment_fixes_nothing(slower: Cli, stored: Stored, make: Any) -> None:
+    stored([make(8, ms=1.0, environment={"driver": "580"})])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "alerts: nothing new" in result.stderr) == (4, True)
+
+
+def test_closed_by_people(slower: Cli, stored: Stored, make: Any) -> None:
+    assert slower("close", "1", "--as", "invalid", "--reason", "the fan", *WHO).exit_code == 0
+    assert slower("gate").exit_code == 0
+    stored([make(8, ms=1.05)])
+    assert slower("gate", "--update").exit_code == 0
+    assert listed(slower) == []
+    assert slower("ack", "1").exit_code == 2
+    assert slower("close", "1", "--as", "invalid", "--reason", "again").exit_code == 2
+
+
+@pytest.mark.sqlite
+def test_closed_as_fixed_too_early_comes_back(slower: Cli, stored: Stored, make: Any) -> None:
+    assert slower("close", "1", "--as", "fixed", "--reason", "reverted", *WHO).exit_code == 0
+    stored([make(8, ms=1.05)])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
+
+
+@pytest.mark.sqlite
+def test_accuracy_and_repeatability(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 5), *quiet(make, 5, backend="b"), make(5, rms=9e-3), make(5, backend="b", repeatable=False)])
+    assert "2 opened (1, 2)" in cli("gate", "--update").stderr
+    assert {alert["metric"] for alert in listed(cli)} == {"accuracy", "repeatability"}
+    stored([make(6, rms=9e-3), make(6, backend="b", repeatable=False)])
+    again = cli("gate", "--update")
+    assert (again.exit_code, "nothing new" in again.stderr) == (1, True)
+    assert cli("expect", "1", "2", "--reason", "split K", *WHO).exit_code == 0
+    assert cli("gate").exit_code == 0
+    stored([make(7, rms=9e-3), make(7, backend="b", repeatable=False)])
+    assert cli("gate").exit_code == 0
+    stored([make(8, rms=5e-2), make(8, backend="b", repeatable=True)])
+    result = cli("gate", "--update")
+    assert result.exit_code == 1
+    assert "1 opened (3), 1 fixed (1)" in result.stderr
+    stored([make(9, rms=2e-3)])
+    assert "fixed (2, 3)" in cli("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(("before", "after"), [(1.5e-7, 2e-6), (0.0, 3e-6)], ids=["fp32", "from_exact"])
+def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: Any, before: float, after: float) -> None:
+    """Errors are judged with a floor, which is no part of them."""
+    stored([*quiet(make, 5, rms=before), make(5, rms=after), make(6, rms=after)])
+    assert cli("gate", "--update").exit_code == 1
+    (alert,) = listed(cli)
+    assert (alert["before"], alert["after"]) == (pytest.approx(before, abs=1e-12), pytest.approx(after))
+    assert alert["change"] == (pytest.approx(after / before - 1) if before else None)
+    assert cli("ack", "1", *WHO).exit_code == 0
+    assert first_line(cli("gate")) == (
+        "GATE ok: nothing new; 1 series regressed and acknowledged. 1 regressed, 1 of them acknowledged"
+    )
+    assert cli("expect", "1", "--reason", "so be it", *WHO).exit_code == 0
+    stored([make(7, rms=after)])
+    assert cli("gate", "--update").exit_code == 0
+    stored([make(8, rms=before)])
+    assert "1 fixed (1)" in cli("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+def test_a_wrong_result_fails_whatever_its_alert_says(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1, status="wrong")])
+    assert "1 opened (1)" in cli("gate", "--update").stderr
+    assert cli("ack", "1", *WHO).exit_code == 0
+    assert cli("gate").exit_code == 1
+    assert "can be no expected level" in cli("expect", "1", "--reason", "r").stderr
+    assert cli("close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
+    stored([make(2)])
+    assert "1 fixed (1)" in cli("gate", "--update").stderr
+    stored([make(3, status="wrong")])
+    assert "1 opened (2)" in cli("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("together", [True, False])
+def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
+    cli: Cli, stored: Stored, make: Any, together: bool
+) -> None:
+    right, wrong = [make(n) for n in range(4)], [make(n, status="wrong") for n in (4, 5, 6)]
+    for nights in [[*right, *wrong]] if together else [right, *([night] for night in wrong)]:
+        stored(nights)
+        cli("gate", "--update")
+    assert [(alert["metric"], alert["commits"]) for alert in listed(cli)] == [("result", "003ccccccc..004ccccccc")]
+    assert cli("close", "1", "--as", "fixed", "--reason", "r").exit_code == 0
+    cli("gate", "--update")
+    assert [alert["alert"] for alert in listed(cli)] == [1]  # again
+    stored([make(7), make(8, status="wrong")])
+    assert "1 opened (2), 1 fixed (1)" in cli("gate", "--update").stderr
+    assert listed(cli)[-1]["commits"] == "007ccccccc..008ccccccc"
+
+
+@pytest.mark.parametrize("command", [("ack", "7"), ("ack", "0"), ("ack",), ("close", "1"), ("expect", "1")], ids=str)
+@pytest.mark.sqlite
+def test_usage(slower: Cli, command: tuple[str, ...]) -> None:
+    assert slower(*command).exit_code == 2
+    assert listed(slower)[0]["state"] == "new"
+
+
+@pytest.mark.sqlite
+def test_all_of_several_or_none(slower: Cli) -> None:
+    assert "no alert 9" in slower("ack", "1", "9").stderr
+    assert listed(slower)[0]["state"] == "new"
+
+
+@pytest.mark.sqlite
+def test_who_is_gits_user_by_default(slower: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groupbench.tracker.git.user", lambda: "Grace <grace@example.org>")
+    assert "by Grace" in slower("ack", "1").stdout
+
+
+class TestKeeping:
+    """Alerts and comparisons in backup, merge, verify and prune."""
+
+    @pytest.fixture
+    def judged(self, slower: Cli, db: Any) -> Cli:
+        compared = Compared("005" + "c" * 37, "007" + "c" * 37, "different", datetime(2026, 1, 9, tzinfo=UTC), 0.05)
+        with open_store(db, create=False) as store, store.write() as session:
+            key = session.scalar(select(Series.id))
+            comparisons.store(session, key, compared)
+            comparisons.store(session, key, compared)
+        slower("ack", "1", *WHO)
+        return slower
+
+    def test_merge_keeps_them_and_is_idempotent(self, judged: Cli, db: Any, tmp_path: Path) -> None:
+        other = tmp_path / "other.db"
+        for _ in range(2):
+            assert judged("merge", db, db=other).exit_code == 0
+        for place in (db, other):
+            with open_store(place, create=False) as store, store.read() as session:
+                assert list(verify(session)) == []
+                (alert,) = alerts.find(session)
+                assert [event.state for event in alert.events] == ["new", "acknowledged"]
+                assert alert.state == "acknowledged"
+                assert [len(found) for found in comparisons.of_series(session, [1]).values()] == [1]
+
+    def test_the_newest_event_of_two_databases_holds(self, judged: Cli, db: Any, tmp_path: Path) -> None:
+        other = tmp_path / "other.db"
+        assert judged("merge", db, db=other).exit_code == 0
+        assert judged("expect", "1", "--reason", "there", *WHO, db=other).exit_code == 0
+        assert judged("merge", other).exit_code == 0
+        (alert,) = json.loads(judged("alerts", "--json").stdout)
+        assert alert["state"] == "expected"
+        assert len(alert["events"]) == 3
+        assert judged("merge", other).exit_code == 0
+        assert len(listed(judged)[0]["events"]) == 3
+
+    def test_prune_keeps_what_an_alert_rests_on(self, judged: Cli, stored: Stored, make: Any, db: Any) -> None:
+        stored([make(night, ms=1.05) for night in range(8, 300)])
+        result = judged("prune", "--apply", "--every", "60")
+        assert "2 evidence" in result.stdout
+        with open_store(db, create=False) as store, store.read() as session:
+            assert list(verify(session)) == []
+            (alert,) = alerts.find(session)
+            assert (alert.base_run.id, alert.run.id, alert.environment is None) == ("run-005", "run-006", False)
+        assert judged("gate").exit_code == 0
+
+    def test_verify_tells_what_is_missing(self, judged: Cli, db: Any) -> None:
+        with open_store(db, create=False) as store, store.write() as session:
+            for event in session.scalars(select(AlertEvent)):
+                session.delete(event)
+            session.get_one(comparisons.Comparison, 1).verdict = "same"
+        said = judged("verify").stdout
+        assert "orphan: 1 alert without any event (id 1)" in said
+        assert "hash: comparison 1 is not what its hash says" in said
+
+    @pytest.mark.sqlite
+    def test_a_backup_holds_them(self, judged: Cli, tmp_path: Path) -> None:
+        assert judged("backup", tmp_path / "copy.db").exit_code == 0
+        assert len(json.loads(judged("alerts", "--json", db=tmp_path / "copy.db").stdout)) == 1
+
+
+@pytest.mark.sqlite
+def test_two_gates_at_once_open_one_alert(slower: Cli, db: Any) -> None:
+    assert "nothing new" in slower("gate", "--update").stderr
+    with open_store(db, create=False) as store, store.read() as session:
+        assert session.scalar(select(func.count()).select_from(Alert)) == 1
+
+
+@pytest.mark.sqlite
+def test_what_was_confirmed_once_is_no_suspect_again(
+    slower: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from groupbench.tracker.stats import scan
+
+    plain = scan.scan
+    monkeypatch.setattr(
+        scan, "scan", lambda histories, **_: [replace(found, verdict="suspect") for found in plain(histories)]
+    )
+    stored([make(8, ms=1.05)])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "still there; alert 1 new" in result.stdout) == (1, True)
+    assert "nothing new" in result.stderr

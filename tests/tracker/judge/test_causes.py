@@ -1,0 +1,89 @@
+"""Why a latency or a result moved, from what two points say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from groupbench.tracker.judge.causes import Facts, config_differences, find_cause
+from groupbench.tracker.query.rows import State
+from groupbench.tracker.record import Environment, Kernel
+
+HERE = Environment(device="cuda", gpu="H100", driver="570.1", triton="3.7.1", gpu_uuid="GPU-1")
+OLD, NEW = State("a" * 40, False), State("b" * 40, False)
+
+
+def kernel(name: str = "gemm", **config: Any) -> tuple[Kernel, ...]:
+    return (Kernel(name=name, hash="h", config=config),)
+
+
+def facts(state: State = NEW, hash_: str | None = "new", **given: Any) -> Facts:
+    environment = msgspec.structs.replace(HERE, **given.pop("environment", {}))
+    return Facts(state, environment, hash_, given.pop("kernels", ()))
+
+
+BEFORE = facts(OLD, "old", kernels=kernel(BLOCK_M=64, num_warps=4))
+TUNED = kernel(BLOCK_M=128, num_warps=4)
+
+
+@pytest.mark.parametrize(
+    ("after", "moved", "confirmed", "word", "note"),
+    [
+        (facts(hash_="old", environment={"driver": "580"}, kernels=TUNED), True, False, "machine", "canary"),
+        (facts(hash_="old", environment={"driver": "580"}), False, False, "environment", "driver 570.1 → 580"),
+        (facts(environment={"triton": "3.8"}), False, False, "environment", "triton 3.7.1 → 3.8"),
+        (facts(OLD, "new", kernels=TUNED), False, False, "infrastructure", "same commit"),
+        (facts(hash_="old", kernels=TUNED), False, False, "infrastructure", "compiled kernel as before"),
+        (facts(kernels=TUNED), False, False, "tuning", "BLOCK_M 64 → 128"),
+        (facts(kernels=kernel("other", BLOCK_M=128)), False, False, "code", "compiled kernel changed"),
+        (facts(kernels=BEFORE.kernels), False, False, "code", "compiled kernel changed"),
+        (facts(hash_=None), False, False, "code", None),
+        (facts(kernels=TUNED), True, True, "tuning", "BLOCK_M 64 → 128"),
+        (facts(hash_="old"), True, True, "code", "compiled kernel as before"),
+        (facts(environment={"driver": "580"}), False, True, "code", "compiled kernel changed"),
+    ],
+    ids=str,
+)
+def test_the_first_that_holds(after: Facts, moved: bool, confirmed: bool, word: str, note: str | None) -> None:
+    found = find_cause(BEFORE, after, canaries_moved=moved, confirmed=confirmed)
+    assert found.word == word
+    assert (found.note is None) if note is None else note in str(found.note)
+
+
+@pytest.mark.parametrize(
+    ("after", "word", "note"),
+    [
+        (facts(hash_="old", environment={"driver": "580"}), "environment", "driver 570.1 → 580"),
+        (facts(OLD, "old"), "infrastructure", "same commit"),
+        (facts(hash_="old", kernels=TUNED), "tuning", "BLOCK_M 64 → 128"),
+        (facts(hash_="old"), "code", "compiled kernel as before"),
+        (facts(), "code", "compiled kernel changed"),
+    ],
+    ids=str,
+)
+def test_of_a_result_the_same_compiled_kernel_does_not_clear_the_code(after: Facts, word: str, note: str) -> None:
+    found = find_cause(BEFORE, after, result=True)
+    assert found.word == word
+    assert note in str(found.note)
+
+
+def test_a_dirty_tree_is_no_proof_of_the_same_code() -> None:
+    dirty = State("a" * 40, True)
+    assert find_cause(facts(dirty, "old"), facts(dirty, "new")).word == "code"
+
+
+def test_without_a_past_it_is_the_code() -> None:
+    assert find_cause(None, facts()).word == "code"
+    assert find_cause(None, facts(), canaries_moved=True).word == "machine"
+
+
+def test_configs_are_compared_kernel_by_kernel() -> None:
+    two = (*kernel(M=1), *kernel("b", N=1))
+    assert config_differences(two, (*kernel(M=2), *kernel("b", N=1, K=8))) == ["M 1 → 2", "K absent → 8"]
+    assert config_differences(two, kernel(M=2)) == []
+    assert config_differences((), kernel(M=2)) == []
+    many = config_differences(kernel(**{f"c{i}": 0 for i in range(9)}), kernel(**{f"c{i}": 1 for i in range(9)}))
+    assert len(many) == 9
+    assert "5 more" in str(find_cause(BEFORE, facts(kernels=kernel(**{f"c{i}": 1 for i in range(7)}))).note)

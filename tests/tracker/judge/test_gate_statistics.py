@@ -1,0 +1,239 @@
+"""The gate on the real statistics: quiet on unchanged code, awake to planted changes. Seeds are fixed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.judge import gate
+from groupbench.tracker.judge.alerts import on_level
+from groupbench.tracker.query import points
+from groupbench.tracker.store.engine import open_store
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+pytestmark = pytest.mark.sqlite
+SERIES = 20
+
+
+def nights(make: Any, count: int, changes: dict[str, tuple[int, float]], noise: float = 0.002) -> list[Any]:
+    """Of each of some backends, `count` nights; `changes` says from which night on which is how much slower."""
+    rng = np.random.default_rng(3)
+    made = []
+    for number in range(SERIES):
+        backend = f"b{number}"
+        start, factor = changes.get(backend, (count, 1.0))
+        for night in range(count):
+            ms = 0.1 * 1.3**number * (factor if night >= start else 1.0) * np.exp(rng.normal(0, noise))
+            made.append(make(night, ms=float(ms), backend=backend))
+    return made
+
+
+def judged(cli: Cli, *args: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    done = cli("gate", "--json", *args)
+    return done.exit_code, {row["backend"]: row for row in json.loads(done.stdout)["series"]}
+
+
+def test_unchanged_code_is_left_alone(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(nights(make, 25, {}))
+    for night in (12, 18, 24):
+        code, rows = judged(cli, "--run", f"run-{night:03d}")
+        assert (code, Counter(row["verdict"] for row in rows.values())) == (0, {"ok": SERIES})
+
+
+def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(cli: Cli, stored: Stored, make: Any) -> None:
+    """However many nights were stored together, before and after."""
+    sides = [(before, after) for before in range(1, 7) for after in range(1, 6)]
+    given = {"b": [4e-3, 2e-3] * 3 + [4e-3, 4e-3]}  # two levels, of which neither is news
+    given |= {f"{before} {after}": [2e-3] * before + [4e-3] * after for before, after in sides}
+    stored(
+        [make(20 - len(all_) + n, backend=name, rms=rms) for name, all_ in given.items() for n, rms in enumerate(all_)]
+    )
+    _, rows = judged(cli)
+    assert rows.pop("b")["verdict"] == "ok"
+    for name, row in rows.items():
+        after = int(name.split()[1])
+        assert (row["verdict"], row["what"], row["before_rms"]) == ("regressed", "accuracy", pytest.approx(2e-3)), name
+        assert row["commits"] == f"{19 - after:03x}ccccccc..{20 - after:03x}ccccccc", name
+
+
+def test_one_night_off_is_a_suspect_and_many_are_a_change(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(nights(make, 31, {"b3": (30, 1.04), "b4": (30, 0.96), "b7": (22, 1.03), "b8": (22, 0.97)}))
+    code, rows = judged(cli)
+    assert code == 1
+    told = {name: row["verdict"] for name, row in rows.items() if row["verdict"] != "ok"}
+    assert told == {"b3": "suspect", "b4": "suspect", "b7": "regressed", "b8": "improved"}
+    assert rows["b7"]["commits"] == "015ccccccc..016ccccccc"
+    assert rows["b7"]["low"] < 0.03 < rows["b7"]["high"]
+    assert rows["b7"]["q"] < 0.05
+
+
+def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(nights(make, 40, {"b3": (25, 1.05)}))
+    for night in range(30, 40):
+        assert cli("gate", "--update", "--run", f"run-{night:03d}").exit_code == 1
+    (alert,) = json.loads(cli("alerts", "--all", "--json").stdout)
+    assert (alert["backend"], alert["state"], alert["commits"]) == ("b3", "new", "018ccccccc..019ccccccc")
+    assert cli("expect", "1", "--reason", "so be it", "--who", "Ada").exit_code == 0
+    code, rows = judged(cli)
+    assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})
+    stored([make(40, ms=0.1 * 1.3**3, backend="b3")])
+    assert "1 fixed (1)" in cli("gate", "--update").stderr
+
+
+def test_accuracy_is_judged_by_its_own_history(cli: Cli, stored: Stored, make: Any) -> None:
+    rms = [2e-3 * (1 + 0.01 * (night % 3)) * (1.6 if night >= 18 else 1.0) for night in range(24)]
+    stored([make(night, rms=value) for night, value in enumerate(rms)])
+    assert cli("gate", "--run", "run-017").exit_code == 0
+    for night in ("018", "019", "023"):
+        code, rows = judged(cli, "--run", f"run-{night}")
+        assert (code, rows["triton"]["what"], rows["triton"]["commits"][-10:]) == (
+            *(1, "accuracy"),
+            "012ccccccc",
+        ), night
+
+
+def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Stored, make: Any) -> None:
+    """The newest night is of the same commit as the one before, on a machine that became slower."""
+    rng = np.random.default_rng(5)
+    for backend, operator in (("copy", "canary"), ("triton", "grouped_gemm")):
+        for night in range(31):
+            ms = float((1.05 if night == 30 else 1.0) * np.exp(rng.normal(0, 0.002)))
+            code = {"commit": f"{min(night, 29):03x}" + "c" * 37}
+            stored([make(night, ms=ms, backend=backend, operator=operator, **code)])
+    code, rows = judged(cli)
+    assert code == 3
+    assert (rows["copy"]["verdict"], rows["copy"]["cause"]) == ("suspect", "machine")
+    assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == ("unresolved", "machine")
+
+
+@pytest.mark.parametrize(
+    ("machine", "kernel", "verdict", "cause"),
+    [
+        (1.05, 1.1, "unresolved", "machine"),
+        (0.95, 0.9, "improved", "machine"),
+        (1.05, 0.9, "improved", "code"),
+        (0.95, 1.1, "regressed", "code"),
+    ],
+)
+def test_a_canary_explains_what_moved_the_same_way(
+    cli: Cli, stored: Stored, make: Any, machine: float, kernel: float, verdict: str, cause: str
+) -> None:
+    rng = np.random.default_rng(5)
+    for backend, operator, factor in (("copy", "canary", machine), ("triton", "grouped_gemm", kernel)):
+        ms = [float((factor if night >= 30 else 1.0) * np.exp(rng.normal(0, 0.002))) for night in range(36)]
+        stored([make(night, ms=value, backend=backend, operator=operator) for night, value in enumerate(ms)])
+    _, rows = judged(cli)
+    assert (rows["copy"]["verdict"], rows["copy"]["cause"]) == ("suspect", "machine")
+    assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == (verdict, cause)
+
+
+@pytest.mark.parametrize("earlier", [5, 12, 25])
+def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Stored, make: Any, earlier: int) -> None:
+    """Nor where few series share their noise, of which tests alone would see too little."""
+    stored(nights(make, earlier + 2, {"b3": (earlier, 1.06)}))
+    for night in (earlier, earlier + 1):
+        code, rows = judged(cli, "--run", f"run-{night:03d}")
+        assert (code, [name for name, row in rows.items() if row["verdict"] == "suspect"]) == (3, ["b3"])
+
+
+def test_a_night_back_on_the_level_before_is_no_regression(cli: Cli, stored: Stored, make: Any) -> None:
+    """The statistics still see the newer level; its alert closes, and reopens with the next slow night."""
+    made = nights(make, 34, {"b3": (25, 1.05)})
+    kept = [r for r in made if (r.cell.backend, r.run.id) != ("b3", "run-032")]
+    stored([*kept, make(32, ms=0.1 * 1.3**3, backend="b3")])
+    assert cli("gate", "--update", "--run", "run-031").exit_code == 1
+    result = cli("gate", "--update", "--run", "run-032")
+    assert (result.exit_code, "1 fixed (1)" in result.stderr) == (0, True)
+    assert "back on the level before" in result.stdout
+    result = cli("gate", "--update", "--run", "run-033")
+    assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("latest", "effect", "sigma", "back"),
+    [
+        ([0.1, 0.0], 0.1, 0.01, True),
+        ([0.1, 0.04], 0.1, 0.01, False),
+        ([0.0, 0.1], 0.1, 0.01, False),
+        ([0.04, 0.0], 0.04, 0.01, False),  # 2.25 results are needed
+        ([0.0, 0.0, 0.0], 0.04, 0.01, True),
+        ([0.04, 0.0, 0.0], 0.04, 0.01, True),
+        ([0.0] * 8, 0.02, 0.01, False),
+        ([0.0] * 9, 0.02, 0.01, True),
+        ([0.0] * 30, 0.02, 0.02, False),
+        ([-0.1, 0.0], -0.1, 0.01, True),
+        ([-0.1, -0.06], -0.1, 0.01, False),
+        ([0.0], 0.1, None, True),
+        ([], 0.1, 0.01, False),
+    ],
+    ids=str,
+)
+def test_how_many_results_show_that_a_level_is_back(
+    latest: list[float], effect: float, sigma: float | None, back: bool
+) -> None:
+    assert on_level(latest, 0.0, effect, sigma, "gpu") is back
+
+
+def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make: Any) -> None:
+    """Of a noisy series several results must be back together; those of before the change are none of them."""
+    made = nights(make, 34, {"b3": (25, 1.05)}, noise=0.012)
+    stored(made)
+    assert "1 opened (1)" in cli("gate", "--update", "--run", "run-030").stderr
+    for night in range(31, 34):
+        assert "nothing new" in cli("gate", "--update", "--run", f"run-{night:03d}").stderr, night
+
+
+def levels(make: Any, *parts: tuple[int, float, float]) -> list[Any]:
+    """Nights of one series, 0.1 % of noise: so many on each level of ms and rms."""
+    rng = np.random.default_rng(11)
+    wanted = [(ms, rms) for number, ms, rms in parts for _ in range(number)]
+    return [make(n, ms=float(ms * np.exp(rng.normal(0, 0.001))), rms=rms) for n, (ms, rms) in enumerate(wanted)]
+
+
+def gate_rows(cli: Cli, *args: str) -> list[tuple[str, str, int | None]]:
+    return [
+        (row["verdict"], row["what"], row["alert"]) for row in json.loads(cli("gate", "--json", *args).stdout)["series"]
+    ]
+
+
+def test_an_alert_is_told_once_beside_a_change_of_long_ago(cli: Cli, stored: Stored, make: Any) -> None:
+    """Faster long ago, and less accurate now."""
+    stored(levels(make, (30, 1.0, 2e-3), (30, 0.8, 2e-3), (3, 0.8, 9e-3)))
+    first = cli("gate", "--update")
+    assert first.stdout.startswith("GATE regression: 1 series regressed. 1 regressed\n")
+    assert gate_rows(cli) == [("regressed", "accuracy", 1)]
+
+
+def test_the_gravest_of_two_changes_is_the_verdict_on_a_series(cli: Cli, stored: Stored, make: Any, db: Path) -> None:
+    stored(levels(make, (30, 1.0, 2e-3), (30, 1.0, 9e-3), (7, 1.1, 9e-3)))
+    assert gate_rows(cli) == [("regressed", "latency", None)]
+    with open_store(db, create=False) as store, store.read() as session:
+        assert gate.judge_run(session, points.find_run(session, None)).by_series == {1: "regressed"}
+
+
+def test_what_nobody_dealt_with_is_not_hidden_by_what_is_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:
+    made = levels(make, (30, 1.0, 2e-3), (120, 1.1, 2e-3), (4, 1.1, 9e-3))
+    stored(made[:36])
+    assert "1 opened (1)" in cli("gate", "--update").stderr
+    stored(made[36:])
+    assert "1 opened (2)" in cli("gate", "--update").stderr
+    assert cli("ack", "2", "--who", "Ada").exit_code == 0
+    assert cli("gate").exit_code == 1
+    assert gate_rows(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
+
+
+def test_an_exact_history_has_no_error(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(levels(make, (10, 1.0, 0.0), (4, 1.0, 3e-6)))
+    result = cli("gate", "--update")
+    assert "rms 0 → 3e-06" in result.stdout
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert (alert["before"], alert["change"]) == (0.0, None)

@@ -1,0 +1,116 @@
+"""The tracker on a real history: three commits on one H100 (tests/data/h100/README.md says what happened in them)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.judge.gate import judge_run
+from groupbench.tracker.query import points
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.engine import open_store
+
+Cli = Callable[..., Result]
+README = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
+
+
+@pytest.fixture
+def h100(cli: Cli) -> Cli:
+    done = cli("ingest", *map(str, HISTORY))
+    assert done.exit_code == 0, done.output
+    return cli
+
+
+def run_of(number: int) -> str:
+    return json.loads(HISTORY[number - 1].open().readline())["run"]["id"]
+
+
+def verdicts(cli: Cli, run: str) -> tuple[int, list[dict[str, Any]]]:
+    done = cli("gate", "--run", run, "--json")
+    return done.exit_code, json.loads(done.stdout)["series"]
+
+
+def test_nothing_changed_where_nothing_did(h100: Cli) -> None:
+    code, rows = verdicts(h100, run_of(3))
+    assert code == 0
+    assert not {row["verdict"] for row in rows} & {"regressed", "improved", "wrong", "missing"}
+
+
+SLOWER = ("helion_persistent", "G=4,M_g=1024,N=1024,K=1024,B=shared")
+
+
+def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
+    """Real work: every kernel of ours changed, torch's did not, and one got slower where nobody looked.
+
+    Three earlier results prove nothing; what is off them is worth an A/B.
+    """
+    code, rows = verdicts(h100, run_of(4))
+    assert code == 3
+    suspects = [row for row in rows if row["verdict"] == "suspect"]
+    assert len(suspects) == 16
+    (slower,) = [row for row in suspects if row["change"] > 0]
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert slower["change"] == pytest.approx(0.53, abs=0.01)
+    faster = [-100 * row["change"] for row in suspects if row is not slower]
+    told = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
+    assert f"{told}, and one {100 * slower['change']:.0f} % slower" in README
+    assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
+    assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
+    tuned = next(row for row in suspects if row["backend"] == "triton_pointer")
+    assert (tuned["cause"], "BLOCK_N 128 → 256" in tuned["note"]) == ("tuning", True)
+    assert Counter(row["verdict"] for row in rows) == {"suspect": 16, "ok": 8, "insufficient": 80}
+
+
+def test_a_suspect_that_nobody_confirmed_stays_one_and_dates_back(h100: Cli) -> None:
+    code, rows = verdicts(h100, run_of(5))
+    assert code == 3
+    (slower,) = [row for row in rows if row["verdict"] == "suspect" and row["change"] > 0]
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert slower["commits"] == "fc7ede973c..87b80271e3"
+
+
+def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -> None:
+    """What an A/B of the two commits would store: nothing is measured here."""
+    compared = {"verdict": "different", "effect": 0.425, "low": 0.415, "high": 0.435, "pairs": 8}
+    with open_store(db, create=False) as store, store.write() as session:
+        run = points.find_run(session, run_of(4))
+        for row in judge_run(session, run).suspects:
+            assert row.ab_base is not None
+            assert row.ab_base.commit.startswith("fc7ede9")
+            if (row.series.backend, row.series.shape) == SLOWER:
+                measured = datetime(2026, 11, 21, 3, tzinfo=UTC)
+                told = Compared(base=row.ab_base.commit, head=run.commit, measured=measured, **compared)
+                comparisons.store(session, row.series.pk, told)
+    code, rows = verdicts(h100, run_of(4))
+    assert code == 1
+    (slower,) = [row for row in rows if row["verdict"] == "regressed"]
+    assert (slower["backend"], slower["shape"]) == SLOWER
+    assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
+    h100("gate", "--update", "--run", run_of(4))
+    (alert,) = json.loads(h100("alerts", "--json").stdout)
+    assert (alert["backend"], alert["shape"]) == SLOWER
+    assert alert["subject"].startswith("Kernels: tiles of 128x256")
+
+
+def test_hosts_and_cards_never_mix(h100: Cli) -> None:
+    """The same problem and backend under TritonBench is another series, and on another card incomparable."""
+    rows = json.loads(h100("series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--json").stdout)
+    assert {row["host"] for row in rows} == {"builtin", "tritonbench"}
+    done = h100("gate", "--run", run_of(9))
+    assert done.exit_code == 4
+    assert "gpu_uuid" in done.stdout or "GPU" in done.stdout
+
+
+def test_the_same_files_again_change_nothing(h100: Cli) -> None:
+    done = h100("ingest", *map(str, HISTORY))
+    assert done.exit_code == 0
+    assert done.output.count("nothing new") == len(HISTORY)

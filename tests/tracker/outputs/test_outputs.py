@@ -1,0 +1,574 @@
+"""`gate -o`: each format is well formed and within its reader's limits, whatever a text holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import Result as CliResult
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.judge.alerts import AlertRow, Event
+from groupbench.tracker.judge.verdicts import ORDER, Gate, Judged, Span, exit_code
+from groupbench.tracker.judge.verdicts import summary as first_line
+from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
+from groupbench.tracker.outputs import atom as feeds
+from groupbench.tracker.outputs import badge as badges
+from groupbench.tracker.outputs import shield as shields
+from groupbench.tracker.outputs.escape import code, size, slack, words
+from groupbench.tracker.outputs.result import Place, Result, ci_place
+from groupbench.tracker.outputs.verdict import render as render_json
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
+from groupbench.tracker.record import Environment, Kernel
+from groupbench.tracker.text.wording import printable
+
+Cli = Callable[..., CliResult]
+
+ATOM = "{http://www.w3.org/2005/Atom}"
+EVIL = "Tiles | `x` </details> <script>alert(1)</script> @everyone closes #12 [a](http://evil) ]]> & 😀 {0}"
+NIGHT = datetime(2026, 1, 14, 3, tzinfo=UTC)
+
+
+# ---- verdicts of any kind, with any text
+
+
+def run_row(text: str = "fix", commit: str = "c" * 40) -> RunRow:
+    return RunRow(1, "run-1", commit, False, "main", text, NIGHT, "nightly", text or None)
+
+
+def series_row(pk: int, text: str = "triton_flat", shape: str | None = None) -> SeriesRow:
+    shape = shape or f"G=4,N={pk},K=64"
+    return SeriesRow(pk, "grouped_gemm", text, "fwd", "bf16", shape, "builtin", "cooled", "H100", 0, {}, None, None)
+
+
+def judged(pk: int, verdict: Any, text: str = "note", **given: Any) -> Judged:
+    series, run = series_row(pk, text or "b"), run_row(text)
+    point = PointRow(
+        pk=pk, series=series, run=run, environment=EnvironmentRow(1, "e", Environment(device="cuda")),
+        status="ok", message=None, baseline=False, timing="gpu", median_ms=1.05, low_ms=1.0, high_ms=1.1, error=0.01,
+        prepare_ms=None, enqueue_ms=None, rms=9e-3, max_abs=None, worst_block_rms=None, mismatch=None, unwritten=None,
+        repeatable=True, kernel_hash=None, duration_s=3.0,
+    )  # fmt: skip
+    moved = verdict in ("regressed", "improved", "suspect", "unresolved")
+    told: dict[str, Any] = {"note": text}
+    if moved:
+        told |= {"what": "latency", "cause": "code", "before_ms": 1.0, "change": 0.05, "low": 0.04, "high": 0.06}
+        told["span"] = Span(run_row(commit="b" * 40), run, text)
+    return Judged(series, verdict, None if verdict == "missing" else point, **told | given)
+
+
+def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
+    happened = tuple(Event(NIGHT.replace(minute=n % 60), text, "new", text) for n in range(events))
+    return AlertRow(
+        pk, series_row(pk), "latency", "acknowledged", "code", None, run_row(text), "e", 1.0, 1.05, 0.05, 0.04, 0.06,
+        NIGHT, None, None, text, None, happened,
+    )  # fmt: skip
+
+
+def result_of(rows: list[Judged], *, strict: bool = False, text: str = "fix", **given: Any) -> Result:
+    code = exit_code(rows, strict)
+    said = first_line(rows, code, strict=strict, same_commit=False)
+    return Result(Gate(run_row(text), tuple(rows), code, said), strict=strict, **given)
+
+
+TRAPS = (
+    *(EVIL, "", "`", "``", "|", "a | b", "\\|", "a\\", "<!--", "-->", "\n# x", "\ufffe\uffff\x0b\x00", "\ud800"),
+    *("😀" * 400, "x" * 3000, "&" * 3000),
+)
+TEXTS = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(), max_size=60))
+
+
+@st.composite
+def results(draw: Any) -> Result:
+    verdicts = draw(st.lists(st.sampled_from(ORDER), max_size=6))
+    rows = [judged(pk, verdict, draw(TEXTS), loud=draw(st.booleans())) for pk, verdict in enumerate(verdicts)]
+    text = draw(TEXTS)
+    known = draw(st.booleans())
+    rows = [replace(row, alert=alert_row(row.series.pk, text)) if known else row for row in rows]
+    place = Place("https://example.org/o/r") if draw(st.booleans()) else Place()
+    alerts = tuple(alert_row(pk, draw(TEXTS)) for pk in range(draw(st.integers(0, 3))))
+    return result_of(rows, strict=draw(st.booleans()), text=text, place=place, alerts=alerts)
+
+
+class Tags(HTMLParser):
+    """What Markdown rendered holds: its tags, in order, and whether they nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+        self.outside, self.inside = "", ""  # of code
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.links += [value or "" for name, value in attrs if name == "href"]
+        if tag not in ("br", "hr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if "code" in self.open:
+            self.inside += data
+        else:
+            self.outside += data
+
+
+def rendered(text: str) -> Tags:
+    markdown_it = pytest.importorskip("markdown_it")
+    parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    tags = Tags(parser.render(text))
+    assert not tags.open
+    return tags
+
+
+def check_markdown(text: str, result: Result, limit: int) -> Tags:
+    assert size(text) <= limit
+    tags = rendered(text)
+    known = {"h2", "h3", "p", "strong", "ul", "li", "code", "a", "details", "summary", "table", "thead", "tbody"}
+    known |= {"tr", "th", "td"}
+    assert tags.seen <= known, tags.seen - known
+    assert all(link.startswith("https://example.org/o/r/commit/") for link in tags.links), tags.links
+    assert "@" not in tags.outside
+    assert "http" not in tags.outside
+    return tags
+
+
+@given(results())
+def test_any_verdict_is_well_formed_markdown_within_the_limits(result: Result) -> None:
+    check_markdown(summary.render(result), result, 2**20)
+    text = comment.render(result)
+    check_markdown(text, result, 65_535)
+    assert comment.mark_of(text)
+
+
+@given(results())
+def test_any_verdict_is_well_formed_for_programs(result: Result) -> None:
+    check_junit(junit.render(result), result)
+    check_sarif(json.loads(sarif.render(result)), result)
+    assert json.loads(render_json(result))["exit_code"] == result.gate.exit_code
+    ElementTree.fromstring(badges.render(result))
+    assert json.loads(shields.render(result))["schemaVersion"] == 1
+    check_atom(feeds.render(result))
+    check_slack(webhook.payload(result))
+
+
+def check_junit(text: str, result: Result) -> ElementTree.Element:
+    """Elements and attributes are those that Jenkins' junit-10.xsd knows, counts are right, and red is red."""
+    top = ElementTree.fromstring(text)
+    allowed = {
+        "testsuites": {"name", "tests", "failures", "errors"},
+        "testsuite": {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"},
+        "properties": set(),
+        "property": {"name", "value"},
+        "testcase": {"name", "classname", "time"},
+        "failure": {"type", "message"},
+        "error": {"type", "message"},
+        "skipped": {"type", "message"},
+        "system-out": set(),
+    }
+    for element in top.iter():
+        assert set(element.attrib) <= allowed[element.tag], element.tag
+    for suite in top:
+        cases = suite.findall("testcase")
+        assert int(suite.get("tests", "")) == len(cases)
+        for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            assert int(suite.get(name, "")) == sum(case.find(tag) is not None for case in cases)
+        assert re.fullmatch(r"\d+\.\d{3}", suite.get("time", ""))
+    assert len(top.findall("testsuite/testcase")) == len(result.gate.rows) + 1
+    assert top.get("tests") == str(len(result.gate.rows) + 1)
+    red = int(top.get("failures", "")) + int(top.get("errors", ""))
+    assert (red > 0) == (result.gate.exit_code != 0)
+    return top
+
+
+def check_sarif(found: dict[str, Any], result: Result) -> None:
+    assert set(found) == {"$schema", "version", "runs"}
+    (run,) = found["runs"]
+    worse = [row for row in result.gate.rows if row.verdict in ("regressed", "wrong")]
+    assert len(run["results"]) == len(worse)
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    for one in run["results"]:
+        assert rules[one["ruleIndex"]] == one["ruleId"]
+        assert one["level"] in ("note", "error")
+        place = one["locations"][0]["physicalLocation"]
+        assert re.fullmatch(r"[\w.%/~-]+", place["artifactLocation"]["uri"])
+        assert place["region"]["startLine"] >= 1
+        assert not re.search(r"\]\(|\{\d", one["message"]["text"])
+        assert not re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", one["message"]["text"])
+    prints = [one["partialFingerprints"]["groupbench/v1"] for one in run["results"]]
+    assert len(set(prints)) == len(prints)
+
+
+def check_atom(text: str) -> ElementTree.Element:
+    feed = ElementTree.fromstring(text)
+    ids = [element.text for element in feed.iter(f"{ATOM}id")]
+    assert len(set(ids)) == len(ids)
+    for element in [feed, *feed.findall(f"{ATOM}entry")]:
+        for name in ("id", "title", "updated"):
+            assert len(element.findall(f"{ATOM}{name}")) == 1
+        assert (element.findtext(f"{ATOM}id") or "").startswith("urn:uuid:")
+        datetime.fromisoformat(element.findtext(f"{ATOM}updated") or "")
+        assert element.findtext(f"{ATOM}author/{ATOM}name")
+    moments = [entry.findtext(f"{ATOM}updated") or "" for entry in feed.findall(f"{ATOM}entry")]
+    assert moments == sorted(moments, reverse=True)
+    return feed
+
+
+def check_slack(found: dict[str, Any]) -> None:
+    assert set(found) == {"text", "blocks"}
+    json.dumps(found).encode()
+    assert 1 <= len(found["text"]) <= 4000
+    assert 1 <= len(found["blocks"]) <= 50
+    for block in found["blocks"]:
+        text = block["elements"][0]["text"] if block["type"] == "context" else block["text"]["text"]
+        assert 1 <= len(text.encode("utf-16-le")) // 2 <= (150 if block["type"] == "header" else 3000)
+        if block["type"] != "header":
+            bare = re.sub(r"<https://example\.org/o/r/commit/\w+\|\w+>", "", text)
+            assert not re.search(r"[<>]|&(?!amp;|lt;|gt;)", bare)
+
+
+@given(TEXTS)
+def test_code_shows_the_text_as_it_is(text: str) -> None:
+    table = f"| a | b |\n| --- | --- |\n| {code(text)} | {words(text)} |\n"
+    assert rendered(table).seen <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
+    assert rendered(f"| a |\n| --- |\n| {code(text)} |\n").inside == printable(text)
+
+
+def test_nothing_is_read_as_markup_in_a_subject() -> None:
+    tags = check_markdown(comment.render(result_of([judged(1, "regressed", EVIL)], text=EVIL)), result_of([]), 65_535)
+    assert "script" not in tags.seen
+    assert slack("<!channel> & `x`") == "&lt;!channel&gt; &amp; `x`"
+
+
+# ---- limits
+
+
+def many(number: int, verdict: Any = "regressed") -> Result:
+    rows = [replace(judged(pk, verdict, "😀" * 500), cause="code") for pk in range(number)]
+    return result_of(
+        [replace(row, series=series_row(pk, f"b{pk % 50}", "😀" * 300 + str(pk))) for pk, row in enumerate(rows)]
+    )
+
+
+def test_a_comment_of_5000_regressions_fits_and_says_what_was_cut() -> None:
+    text = comment.render(many(5000))
+    assert 60_000 < size(text) < 65_536
+    rows = text.count("\n| `grouped_gemm`")
+    left = re.search(r"(\d+) lines were left out", text)
+    assert left
+    assert rows + int(left[1]) == 5000
+    assert rendered(text).seen >= {"details", "table"}
+    assert "and 20 more groups of series" in text
+
+
+def test_a_summary_of_8000_series_fits_and_says_what_was_cut(tmp_path: Path) -> None:
+    result = many(8000)
+    assert 2**20 - 20_000 < size(summary.render(result)) < 2**20
+    path = tmp_path / "step.md"
+    path.write_text("x" * 500_000)
+    summary.append(result, path)
+    assert 1_000_000 < path.stat().st_size < 2**20
+    assert "lines were left out" in path.read_text()
+    with pytest.raises(Exception, match="no room"):
+        summary.append(result, path)
+
+
+def test_a_message_of_5000_regressions_fits() -> None:
+    check_slack(webhook.payload(many(5000)))
+
+
+def test_a_message_that_grows_when_it_is_escaped_fits() -> None:
+    check_slack(webhook.payload(result_of([judged(pk, "incomparable", "&" * 3000) for pk in range(2)])))
+
+
+def test_a_comment_of_any_length_is_cut_at_a_line(tmp_path: Path) -> None:
+    text = "<details><summary>x</summary>\n\n```\n" + "😀 line\n" * 20_000
+    cut = comment.fitted(text)
+    assert size(cut) < 65_536
+    assert "lines were left out" in cut
+    assert "\ufffd" not in cut
+    tags = rendered(cut)
+    assert tags.seen >= {"details", "pre", "code"}
+    assert "left out" in tags.outside
+    assert comment.fitted("short\n") == "short\n"
+    closed = comment.fitted("```\n<details>\n```\n" + "line\n" * 20_000)
+    assert "details" not in rendered(closed).seen
+    assert "left out" in rendered(closed).outside
+
+
+# ---- what each says
+
+
+def test_what_changed_together_is_told_once() -> None:
+    rows = [replace(judged(pk, "regressed", "n"), change=0.03 + pk / 100) for pk in range(3)]
+    (group,) = result_of(rows).groups
+    assert (group.change, group.head) == ("+3.0% to +5.0%", "latency of 3 series")
+    worse = replace(judged(1, "regressed"), what="accuracy", before_rms=2e-3)
+    assert result_of([worse]).groups[0].change == "rms ×4.5"
+
+
+def test_an_interpreter_s_time_is_no_latency() -> None:
+    rows = [judged(1, "new", loud=True), judged(2, "wrong")]
+    result = result_of([replace(row, point=replace(row.point, timing="interpreted", median_ms=6.927)) for row in rows])
+    for text in (summary.render(result), comment.render(result)):
+        assert "interpreted" in rendered(text).outside
+        assert "6.927" not in text
+    assert [row["timing"] for row in json.loads(render_json(result))["series"]] == ["interpreted"] * 2
+
+
+@pytest.mark.parametrize("verdict", ORDER)
+@pytest.mark.parametrize("strict", (False, True))
+def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
+    result = result_of([judged(1, verdict), judged(2, "ok")], strict=strict)
+    top = check_junit(junit.render(result), result)
+    case = next(case for case in top.iter("testcase") if case.get("classname", "").startswith("grouped"))
+    young = "error" if strict else "skipped"
+    expected = {
+        "wrong": "failure", "regressed": "failure", "missing": "error", "unresolved": "error", "suspect": "error",
+        "incomparable": "error", "improved": "system-out", "ok": "system-out", "new": young, "insufficient": young,
+        "unavailable": "skipped",
+    }  # fmt: skip
+    assert [child.tag for child in case] == [expected[verdict]]
+
+
+def test_a_known_regression_and_a_canary_are_skipped_in_junit() -> None:
+    known = replace(judged(1, "regressed"), alert=alert_row(1, "me"))
+    canary = judged(2, "suspect")
+    canary = replace(canary, series=replace(canary.series, operator="canary"))
+    top = check_junit(junit.render(result_of([known, canary])), result_of([known, canary]))
+    assert [case[0].tag for case in top.iter("testcase") if len(case)] == ["skipped", "skipped"]
+    found = sarif.sarif(result_of([known]))["runs"][0]["results"][0]
+    assert (found["level"], found["suppressions"][0]["status"]) == ("note", "accepted")
+
+
+def test_two_changes_of_a_series_are_two_cases_of_two_names() -> None:
+    """Of equal names a report would show one."""
+    slower = judged(1, "regressed")
+    result = result_of([slower, replace(slower, what="accuracy"), judged(2, "ok")])
+    top = check_junit(junit.render(result), result)
+    names = [(case.get("classname"), case.get("name")) for case in top.iter("testcase")]
+    assert len(set(names)) == len(names) == 4
+    assert str(names[2][1]) == f"{names[1][1]} accuracy"
+
+
+def test_the_verdict_on_a_series_is_the_gravest_of_its_rows() -> None:
+    slower, expected = judged(1, "regressed"), replace(judged(1, "ok"), what="accuracy")
+    for rows in ([slower, expected], [expected, slower]):
+        assert result_of([*rows, judged(2, "ok")]).gate.by_series == {1: "regressed", 2: "ok"}
+
+
+def test_nothing_measured_is_an_error_of_the_gate_itself() -> None:
+    result = result_of(
+        [judged(1, "unavailable", point=None) if False else replace(judged(1, "unavailable"), point=None)]
+    )
+    assert result.gate.exit_code == 3
+    top = check_junit(junit.render(result), result)
+    assert [case.get("name") for case in top.iter("testcase") if case.find("error") is not None] == ["gate"]
+
+
+def test_fingerprints_stay_and_tell_series_and_metrics_apart() -> None:
+    one, other = series_row(1), series_row(2)
+    assert sarif.fingerprint(one, "latency") == sarif.fingerprint(replace(one, pk=9), "latency")
+    assert len({sarif.fingerprint(s, what) for s in (one, other) for what in ("latency", "accuracy")}) == 4
+
+
+def test_badge_words() -> None:
+    assert badges.message(result_of([judged(1, "wrong"), judged(2, "regressed")])) == "1 wrong, 1 regressed"
+    assert badges.message(result_of([judged(1, "missing"), judged(2, "ok")])) == "incomplete"
+    assert badges.message(result_of([judged(1, "improved"), judged(2, "ok")])) == "1 improved, 1 ok"
+
+
+def test_feed_groups_a_transition_and_keeps_its_ids() -> None:
+    alerts = tuple(alert_row(pk, "me", events=3) for pk in range(4))
+    text = feeds.render(result_of([], alerts=alerts))
+    feed = check_atom(text)
+    assert len(feed.findall(f"{ATOM}entry")) == 3
+    assert "of 4 series" in (feed.findtext(f"{ATOM}entry/{ATOM}title") or "")
+    again = feeds.render(result_of([judged(1, "wrong")], alerts=(*alerts, alert_row(9, "other"))))
+    ids = re.findall(r"urn:uuid:[\w-]+", text)
+    assert set(ids) < set(re.findall(r"urn:uuid:[\w-]+", again))
+    assert len(check_atom(feeds.render(result_of([], alerts=tuple(alert_row(n, str(n)) for n in range(300))))).findall(
+        f"{ATOM}entry")) == 200  # fmt: skip
+
+
+def test_only_a_change_is_news() -> None:
+    assert not result_of([judged(1, "ok"), judged(2, "new")]).changed
+    assert result_of([judged(1, "improved")]).changed
+    assert result_of([judged(1, "missing")]).changed
+    assert result_of([judged(1, "ok")], moved=True).changed
+
+
+def test_place_is_what_ci_says() -> None:
+    github = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "5"}
+    assert ci_place(github) == Place("https://github.com/o/r", "https://github.com/o/r/actions/runs/5")
+    gitlab = {"CI_PROJECT_URL": "https://gitlab.com/o/r", "CI_JOB_URL": "https://gitlab.com/o/r/-/jobs/1"}
+    assert ci_place(gitlab).commit("abc") == "https://gitlab.com/o/r/-/commit/abc"
+    assert ci_place({"CI_PROJECT_URL": "javascript:alert(1)"}).repository is None
+    assert ci_place({"CI_PROJECT_URL": "https://x/)[a"}).repository == "https://x/%29%5Ba"
+    assert ci_place({}) == Place()
+
+
+# ---- where kernels stand
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    files = {
+        "kernels/flat.py": "import triton\n\n\n@triton.jit\ndef _flat_kernel(\n    a,\n):\n    pass\n",
+        "kernels/also.py": "@triton.jit\ndef _flat_kernel(a):\n    pass\n",
+        "kernels/another.py": "def _flat_kernel(a):\n    pass\n",
+        "tests/test_flat.py": "@triton.jit\ndef _flat_kernel(a):\n    pass\n",
+        "kernels/jagged.py": "@helion.kernel(\n    static_shapes=False,\n)\ndef jagged(x):\n    pass\n",
+        "operators/grouped_gemm.py": (
+            'B = (\n    Backend(\n        "torch_loop",\n    ),\n    Backend("triton_flat"),\n)\n# kernels.flat\n'
+        ),
+        "operators/a_other.py": 'B = Backend("torch_loop")\n',
+        "README.md": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "path", "line", "found_by"),
+    [
+        ("triton_flat", ["_flat_kernel"], "kernels/flat.py", 5, "kernel"),
+        ("helion", ["_helion_jagged"], "kernels/jagged.py", 4, "kernel"),
+        ("torch_loop", ["cutlass_80_tensorop"], "operators/grouped_gemm.py", 3, "backend"),
+        ("torch_loop", [], "operators/grouped_gemm.py", 3, "backend"),
+        ("nowhere", [], "README.md", 1, "nothing"),
+    ],
+    ids=["triton", "helion", "cutlass", "no-kernels", "unknown"],
+)
+def test_a_kernel_is_found(tree: Path, name: str, kernels: list[str], path: str, line: int, found_by: str) -> None:
+    series = series_row(1, name)
+    found = source.find(tree, [series], {1: tuple(Kernel(name=kernel) for kernel in kernels)})[1]
+    assert (found.path, found.line, found.found_by) == (path, line, found_by)
+
+
+def test_the_kernels_of_this_repository_are_found() -> None:
+    root = Path(__file__).parents[3]
+    names = {"triton_flat": "_flat_kernel", "helion_jagged": "_helion_grouped_gemm_jagged"}
+    series = [series_row(pk, backend) for pk, backend in enumerate(names)]
+    kernels = {one.pk: (Kernel(name=names[one.backend]),) for one in series}
+    found = source.find(root, [*series, series_row(5, "torch_loop")], kernels)
+    assert found[0].path == "kernels/grouped_gemm/flat.py"
+    assert found[1].path == "kernels/grouped_gemm/helion_jagged.py"
+    assert found[5].path == "operators/grouped_gemm.py"
+    line = (root / found[0].path).read_text().split("\n")[found[0].line - 1]
+    assert line.startswith("def _flat_kernel(")
+
+
+# ---- the command
+
+
+@pytest.fixture
+def slower(stored: Any, make: Any, plain_statistics: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("GITHUB_STEP_SUMMARY", "GROUPBENCH_WEBHOOK", "GITHUB_REPOSITORY", "CI_PROJECT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    facts = {"subject": EVIL, "author": "A. N. Other"}
+    kernels = ({"name": "_flat_kernel", "hash": "k"},)
+    stored([*[make(n) for n in range(6)], *[make(n, ms=1.05, commit_facts=facts, kernels=kernels) for n in (6, 7)]])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FILES = {
+    "summary": "s.md", "comment": "c.md", "junit": "j.xml", "sarif": "s.sarif", "json": "v.json", "badge": "b.svg",
+    "atom": "a.atom",
+}  # fmt: skip
+
+
+@pytest.mark.sqlite
+def test_all_at_once(cli: Cli, slower: Path) -> None:
+    assert {*FILES, "webhook"} == set(FORMATS)
+    options = [text for form, name in FILES.items() for text in ("-o", f"{form}={name}")]
+    result = cli("gate", "--update", *options, "-o", "badge=b.json")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("GATE regression: 1 series regressed")
+    assert "GATE regression" in (slower / "s.md").read_text()
+    assert EVIL not in (slower / "c.md").read_text()
+    assert ElementTree.parse(slower / "j.xml").getroot().get("failures") == "1"
+    verdict = json.loads((slower / "v.json").read_text())
+    assert verdict == json.loads(cli("gate", "--json").stdout) | {"series": verdict["series"]}
+    (found,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
+    assert found["properties"]["source"] == "nothing"
+    assert "new: grouped_gemm triton: latency" in (slower / "a.atom").read_text()  # the update's own alert
+    assert json.loads((slower / "b.json").read_text())["message"] == "1 regressed"
+    ElementTree.parse(slower / "b.svg")
+
+
+@pytest.mark.sqlite
+def test_sarif_points_at_the_kernel(cli: Cli, slower: Path) -> None:
+    (slower / "k.py").write_text("\n@triton.jit\ndef _flat_kernel(a):\n    pass\n")
+    cli("gate", "-o", "sarif=s.sarif")
+    (found,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
+    place = found["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("k.py", 3)
+
+
+@pytest.mark.sqlite
+def test_the_step_summary_is_added_to(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(slower / "step.md"))
+    (slower / "step.md").write_text("before\n")
+    assert cli("gate", "-o", "summary").exit_code == 1
+    assert cli("gate", "-o", "summary=other.md").exit_code == 1
+    text = (slower / "step.md").read_text()
+    assert text.startswith("before\n\n## ")
+    assert text.count("GATE") == 1
+    assert (slower / "other.md").read_text().startswith("## ")
+
+
+@pytest.mark.sqlite
+def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = cli_any(cli, "gate", "-o", "junit=no/such/j.xml", "-o", "badge=b.svg")
+    assert result.exit_code == 2
+    assert result.stdout.startswith("GATE regression")
+    assert "no/such/j.xml: cannot be written" in result.stderr
+    assert (slower / "b.svg").exists()
+
+
+def cli_any(cli: Cli, *args: str) -> CliResult:
+    """Without the fixture's rule that an exit code of 2 comes with one line alone."""
+    return cli(*args)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("nonsense=x",), "no output 'nonsense'; there are: summary"),
+        (("junit",), "junit: needs a file, junit=FILE"),
+        (("junit=-",), "stdout is the verdict's"),
+        (("summary",), "GITHUB_STEP_SUMMARY"),
+        (("webhook",), "GROUPBENCH_WEBHOOK"),
+        (("webhook=ftp://x",), "https://"),
+        (("junit=x", "sarif=./x"), "two outputs cannot be one file"),
+        (("badge=x.png",), "badge=x.png: a badge ends with .svg"),
+    ],
+    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice", "png"],
+)
+def test_usage_is_checked_before_anything_is_judged(cli: Cli, slower: Path, given: tuple[str, ...], said: str) -> None:
+    result = cli("gate", *[text for one in given for text in ("-o", one)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_host_is_all_that_is_said_of_an_url() -> None:
+    assert http.host("https://hooks.slack.com/services/T/B/secret") == "hooks.slack.com"

@@ -1,0 +1,104 @@
+"""The order of commits, and the newest results of every series."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.judge.recent import recent_points, series_of
+from groupbench.tracker.query.ancestry import CommitNode, ancestors, commit_order, ordered
+from groupbench.tracker.record import STATUSES
+from groupbench.tracker.store.engine import Store
+from groupbench.tracker.store.ingest import ingest
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def node(name: str, *parents: str, day: int | None = None) -> CommitNode:
+    return CommitNode(name, parents, None if day is None else START + timedelta(days=day))
+
+
+def names(*nodes: CommitNode) -> str:
+    return "".join(each.hash for each in ordered(nodes))
+
+
+@pytest.mark.parametrize(
+    ("commits", "order"),
+    [
+        ((), ""),
+        ((node("a"),), "a"),
+        ((node("b", "a", day=1), node("a", day=0)), "ab"),
+        ((node("b", "a", day=0), node("a", day=5)), "ab"),  # the clock was wrong
+        ((node("d", "b", "c", day=3), node("c", "a", day=2), node("b", "a", day=1), node("a", day=0)), "abcd"),
+        ((node("c", "a", day=1), node("b", "a", day=2), node("d", "c", "b", day=3), node("a", day=0)), "acbd"),
+        ((node("b", "x", day=2), node("a", "y", day=1)), "ab"),  # a shallow clone: parents that nobody has
+        ((node("n"), node("b", "a", day=2), node("a", day=1)), "abn"),  # known by its hash alone, and never run
+        ((node("b", "a", day=1), node("a", "b", day=2), node("c", "b", day=0)), "bca"),  # a circle
+        ((node("a", "a", day=1),), "a"),  # its own parent
+    ],
+    ids=["none", "one", "two", "clock", "merge", "branches", "shallow", "bare", "circle", "self"],
+)
+def test_order(commits: tuple[CommitNode, ...], order: str) -> None:
+    assert names(*commits) == order
+    assert names(*commits[::-1]) == names(*commits)
+
+
+@given(st.data())
+def test_a_parent_is_before_its_child_whatever_the_clocks_say(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 12))
+    commits = []
+    for i in range(count):
+        parents = data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set()
+        day = data.draw(st.none() | st.integers(0, 5))
+        commits.append(node(str(i), *(str(p) for p in parents), "unknown", day=day))
+    shuffled = data.draw(st.permutations(commits))
+    found = [each.hash for each in ordered(shuffled)]
+    place = {hash_: i for i, hash_ in enumerate(found)}
+    assert sorted(place) == sorted(each.hash for each in commits)
+    assert all(place[p] < place[c.hash] for c in commits for p in c.parents if p in place)
+
+
+def test_order_of_a_store(opened: Store, make: Any) -> None:
+    facts = [
+        {"commit": "m", "commit_facts": {"parents": ["a", "b"], "time": "2026-01-01T00:00:00Z"}},
+        {"commit": "b", "commit_facts": {"parents": ["base"], "time": "2026-02-02T00:00:00Z"}},
+        {"commit": "a", "commit_facts": {"parents": ["base"], "time": "2026-02-01T00:00:00Z"}},
+        {"commit": "bare"},
+    ]
+    ingest(opened, enumerate((make(night, **given) for night, given in enumerate(facts)), 1), "file")
+    with opened.read() as session:
+        assert [each.hash for each in commit_order(session)] == ["bare", "a", "b", "m"]
+        assert ancestors(session, "m") == {"m", "a", "b"}
+        assert ancestors(session, "none") == set()
+
+
+def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
+    """Whatever order files came in; a series that stopped is found as well."""
+    nights = [5, 1, 9, 3, 7, 0, 2, 8, 4, 6]
+    records = [make(night, 1 + night / 10, backend=f"b{i}") for night in nights for i in range(60)]
+    records += [make(night, 2.0, backend="old", status="ok" if night else "oom") for night in (0, 1)]
+    ingest(opened, enumerate(records, 1), "file")
+    with opened.read() as session:
+        for n in (1, 3, 10, 20):
+            recent = recent_points(session, n)
+            assert len(recent.series) == 61
+            for key, where in series_of(recent):
+                assert where == recent.of(key)
+                ms = recent.median_ms[where]
+                if abs(ms[0] - 2) < 0.01:
+                    assert [STATUSES[code] for code in recent.status[where]] == ["ok", "oom"][:n]
+                    assert np.isnan(ms[1:]).all()
+                else:
+                    assert ms == pytest.approx([1.9 - 0.1 * i for i in range(min(n, 10))], rel=2e-3)
+        assert recent.of(10_000) == slice(0, 0)
+
+
+def test_recent_points_of_nothing(opened: Store) -> None:
+    with opened.read() as session:
+        recent = recent_points(session, 5)
+    assert (len(recent.series), len(recent.run), recent.starts.tolist()) == (0, 0, [0])

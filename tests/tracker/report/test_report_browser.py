@@ -1,0 +1,317 @@
+"""The report as a reader has it: in a real browser, from a file, without a network. `browse` fails on any error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.cli import main
+from groupbench.tracker.record import encode
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Browse = Callable[..., "Page"]
+
+HOSTILE = """</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'"&amp;\u2028"""
+WORK = {"flops": 10**11, "min_bytes": 10**9, "dims": {"G": 4}}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 12 nights: two operators, canaries, a failure, a wrong result, names that want to be markup."""
+    make = _builder()
+    records = []
+    for night in range(12):
+        facts = {"subject": HOSTILE if night == 11 else f"Commit {night}", "author": "Ada <ada@example.org>"}
+        given = {"commit_facts": facts, "environment": {"driver": "1" if night < 4 else "2"}}
+        for size in range(1, 5):
+            cell = {"shape": f"G={size * size},N=1024", "cell": WORK}
+            records.append(make(night, ms=float(size), backend="torch", baseline=True, **cell, **given))
+            records.append(make(night, ms=0.6 * size, backend="triton", **cell, **given))
+            records.append(make(night, ms=1.5 * size, backend="helion", **cell, **given))
+        copy = {"flops": 0, "min_bytes": 2 * 10**9}
+        product = {"flops": 10**12, "min_bytes": 10**8}
+        records.append(make(night, operator="canary", backend="torch", shape="copy", cell=copy, **given))
+        records.append(make(night, operator="canary", backend="torch", shape="mm", ms=2.0, cell=product, **given))
+        if night == 11:
+            failed = {"status": "oom", "message": HOSTILE}
+            records.append(make(night, operator=HOSTILE, backend=HOSTILE, shape=HOSTILE, **failed, **given))
+            records.append(make(night, operator=HOSTILE, backend="good", shape=HOSTILE, **given))
+            wrong = {"status": "wrong", "message": "0.5 outside"}
+            records.append(make(night, backend="wrong", shape="G=1,N=1024", **wrong, **given))
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "records.jsonl").write_bytes(b"".join(map(encode, records)))
+    for command in (["ingest", "records.jsonl"], ["report", "-o", "report.html"]):
+        where = [str(folder / part) if "." in part else part for part in command]
+        done = CliRunner().invoke(main, ["--db", str(folder / "t.db"), *where])
+        assert done.exit_code == 0, done.output
+    return folder / "report.html"
+
+
+def _builder() -> Callable[..., Any]:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("builders", Path(__file__).parents[1] / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    build: Callable[..., Any] = module.build
+    return build
+
+
+def at(report: Path, page: str) -> str:
+    return f"{report.as_uri()}#{page}"
+
+
+def column(page: Page, table: str, place: int) -> list[str]:
+    return page.locator(f"{table} tbody tr:visible td:nth-child({place})").all_inner_texts()
+
+
+def opened(page: Page, section: str) -> None:
+    """Wait until a page of the page is the one that is shown."""
+    page.locator(f"#{section}.current").wait_for()
+    assert page.locator("main > section:visible").count() == 1
+
+
+def test_the_verdict_comes_first_and_pages_follow_the_address(browse: Browse, report: Path) -> None:
+    page = browse(report)
+    assert "regression" in page.inner_text(".verdict").lower()
+    opened(page, "overview")
+    assert page.locator("nav a[aria-current=page]").inner_text() == "Overview"
+    page.get_by_role("link", name="grouped_gemm", exact=True).first.click()
+    opened(page, "op-grouped_gemm")
+    assert page.locator("nav a[aria-current=page]").inner_text() == "grouped_gemm"
+    assert page.title().startswith("grouped_gemm · ")
+    page.go_back()
+    opened(page, "overview")
+    page.goto(at(report, "environment"))
+    opened(page, "environment")
+    page.goto(at(report, "nowhere"))
+    opened(page, "overview")
+
+
+def test_a_change_leads_to_its_series(browse: Browse, report: Path) -> None:
+    page = browse(report)
+    page.locator("#changed a", has_text="wrong").click()
+    article = page.locator("article:focus")
+    assert article.locator("h4").inner_text().startswith("wrong wrong fwd · bf16 · G=1,N=1024")
+    assert article.evaluate("node => { const y = node.getBoundingClientRect().top; return 0 <= y && y < innerHeight; }")
+    page.goto(at(report, "op-grouped_gemm/s1"))
+    page.reload()
+    page.locator("#s1 .latency .point").first.wait_for()  # opened by its address
+    assert page.locator("article:focus").get_attribute("id") == "s1"
+
+
+def test_an_address_of_a_page_shows_the_verdict_too(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    page.locator("[data-figure=map-0] .xaxislayer-above text").first.wait_for()
+    assert page.evaluate("scrollY") == 0
+
+
+def test_plots_are_drawn_when_they_are_looked_at(browse: Browse, report: Path) -> None:
+    page = browse(report)
+    opened(page, "overview")
+    assert page.locator(".js-plotly-plot").count() == 0
+    page.goto(at(report, "op-grouped_gemm"))
+    page.wait_for_selector("[data-figure=map-0] .js-plotly-plot .heatmaplayer image, .heatmaplayer .hm")
+    last = page.locator("#op-grouped_gemm article").last
+    assert last.locator(".js-plotly-plot").count() == 0
+    last.locator("summary").first.click()
+    last.locator(".latency .js-plotly-plot .point").first.wait_for()
+    last.locator(".accuracy .js-plotly-plot .point").first.wait_for()
+    last.locator(".bursts .js-plotly-plot .box").first.wait_for()
+
+
+def test_the_reader_chooses_the_baseline(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    image = page.locator("[data-figure=map-0] [role=img]")
+    assert image.get_attribute("aria-label").startswith("Speed-up over torch: 4 problems by 4 backends.")
+    page.locator("[data-figure=map-0] summary").click()
+    cells = page.locator("[data-figure=map-0] tbody tr").first.locator("td")
+    cells.first.wait_for()
+    assert cells.all_inner_texts() == ["G=1,N=1024", "1.00×", "▼ 0.67×", "▲ 1.67×", "wrong"]
+    page.locator("section.current").get_by_label("Baseline").select_option("triton")
+    assert image.get_attribute("aria-label").startswith("Speed-up over triton")
+    assert cells.all_inner_texts() == ["G=1,N=1024", "▼ 0.60×", "▼ 0.40×", "1.00×", "wrong"]
+    assert page.locator("[data-figure=map-0] .heatmap-label, [data-figure=map-0] text", has_text="▼ 0.60×").count()
+
+
+def test_histories_are_folded_until_somebody_looks(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    opened(page, "op-grouped_gemm")
+    cards = page.locator("#op-grouped_gemm article")
+    assert (cards.count(), page.locator("#op-grouped_gemm .plots").count()) == (13, 0)
+    assert sum(card.bounding_box()["height"] for card in cards.all()) < 13 * 60
+    page.get_by_label("Filter the histories of grouped_gemm").fill("triton")
+    page.get_by_role("button", name="Open all that are listed").click()
+    assert page.locator("#op-grouped_gemm .plots").count() == 4
+    page.goto(at(report, "op-canary"))
+    opened(page, "op-canary")
+    assert page.locator("#op-canary .plots").count() == 2  # few stay open
+    assert page.locator("#op-canary .unfold").count() == 0
+
+
+def test_every_plot_has_its_data_as_text(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    roof = page.locator("[data-figure=roofline]")
+    roof.locator("summary").click()
+    roof.locator("tbody tr").first.wait_for()
+    assert roof.locator("th").all_inner_texts()[:3] == ["backend", "problem", "FLOP/byte"]
+    assert roof.locator("tbody tr").count() == 12
+    card = page.locator("#op-grouped_gemm article").first
+    card.locator("summary").first.click()
+    for name, rows in (("latency", 13), ("accuracy", 12), ("bursts", 10)):
+        part = card.locator(f".{name}")
+        part.locator("summary").click()
+        part.locator("tbody tr").first.wait_for()
+        assert part.locator("tbody tr").count() == rows, name
+        assert len(part.locator("[role=img]").get_attribute("aria-label")) > 50
+    told = card.locator(".latency tbody").inner_text()
+    assert "environment: driver 1 → 2" in told
+    assert "004ccccccc · 2026-01-05 03:00 · Commit 4" in told
+
+
+def test_tables_sort_by_number_or_text_and_say_so(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    table = "#results-op-grouped_gemm"
+    head = page.locator(f"{table} th", has_text="latency ms")
+    assert head.get_attribute("aria-sort") == "none"
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    values = [float(text) for text in column(page, table, 7)]
+    assert values == sorted(values)
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [float(text) for text in column(page, table, 7)] == values[::-1]
+    speed = page.locator(f"{table} th", has_text="speedup")
+    for _ in range(2):  # what has none comes last either way
+        speed.locator("button").click()
+        assert column(page, table, 9)[-1] == ""
+    page.locator(f"{table} th", has_text="shape").locator("button").click()
+    assert head.get_attribute("aria-sort") == "none"
+    shapes = column(page, table, 1)
+    assert list(dict.fromkeys(shapes)) == ["G=1,N=1024", "G=4,N=1024", "G=9,N=1024", "G=16,N=1024"]
+
+
+def test_filters_keep_what_holds_every_word(browse: Browse, report: Path) -> None:
+    page = browse(at(report, "op-grouped_gemm"))
+    table = page.get_by_label("Filter Results of grouped_gemm")
+    table.fill("TRITON g=4")
+    assert column(page, "#results-op-grouped_gemm", 4) == ["triton"]
+    assert page.locator("p.filter", has=table).locator("output").inner_text() == "1 of 13"
+    table.fill("nothing like it")
+    assert column(page, "#results-op-grouped_gemm", 4) == []
+    table.fill("")
+    assert len(column(page, "#results-op-grouped_gemm", 4)) == 13
+    page.get_by_label("Filter the histories of grouped_gemm").fill("helion G=16")
+    assert page.locator("#op-grouped_gemm article:visible").count() == 1
+
+
+def test_all_of_it_is_reached_by_keyboard(browse: Browse, report: Path) -> None:
+    page = browse(report)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    reached = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+    assert {"theme", "Overview", "grouped_gemm", "Environment"} <= reached
+    link = page.locator("nav a", has_text="grouped_gemm")
+    link.focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    page.locator("h2:focus").wait_for()  # wait_for_function evaluates a string, which the page forbids
+    assert page.evaluate("document.activeElement.textContent") == "grouped_gemm"
+
+
+def ground(page: Page) -> int:
+    """Brightness of the page, 0 to 765."""
+    rgb = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    return sum(rgb[:3])
+
+
+def ink(page: Page) -> str:
+    return page.locator("[data-figure=map-0] .xaxislayer-above text").first.evaluate("node => node.style.fill")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_are_the_system_s_until_the_button_says(browse: Browse, report: Path, scheme: str) -> None:
+    page = browse(at(report, "op-grouped_gemm"), color_scheme=scheme)
+    page.locator("[data-figure=map-0] .xaxislayer-above text").first.wait_for()
+    assert (ground(page) < 200) == (scheme == "dark")
+    before = ink(page)
+    page.locator("#theme").click()
+    assert (ground(page) < 200) == (scheme == "light")
+    assert ink(page) != before
+    page.reload()
+    assert (ground(page) < 200) == (scheme == "light")
+
+
+def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> None:
+    phone = {"viewport": {"width": 375, "height": 812}, "has_touch": True, "is_mobile": True}
+    page = browse(report, **phone)
+    for place in ("overview", "unmeasured", "environment", "op-grouped_gemm"):
+        page.goto(at(report, place))
+        opened(page, place)
+        assert page.evaluate("document.documentElement.scrollWidth") == 375, place
+    page.locator("[data-figure=map-0] .js-plotly-plot .xaxislayer-above text").first.wait_for()
+    card = page.locator("#op-grouped_gemm article").first
+    card.locator("summary").first.click()
+    card.locator(".latency .point").first.wait_for()
+    box = page.locator("#results-op-grouped_gemm").locator("xpath=..")
+    assert box.evaluate("node => node.scrollWidth > node.clientWidth")  # what is wide scrolls by itself
+    assert page.locator("[data-figure=map-0] .annotation", has_text="G=1,N=1024").count() == 1  # above its cells
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    assert page.evaluate("visualViewport.scale") == 1
+
+
+def test_hostile_text_stays_text(browse: Browse, report: Path) -> None:
+    page = browse(report)
+    for link in page.locator("nav a").all():
+        link.click()
+        opened(page, link.get_attribute("href").lstrip("#"))
+    page.locator("nav a", has_text="hacked").click()
+    page.locator("section.current h2", has_text="hacked").wait_for()
+    card = page.locator("section.current article", has_text="good")
+    card.scroll_into_view_if_needed()
+    point = card.locator(".latency .point").first
+    point.wait_for()
+    card.locator(".latency summary").click()
+    card.locator(".latency tbody tr").first.wait_for()
+    point.hover(force=True)
+    card.locator(".hoverlayer .hovertext").wait_for()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, .hoverlayer img").count() == 0
+    assert "onerror" in card.locator(".latency tbody").inner_text()
+    failed = page.locator("section.current article", has_text="No result")
+    assert '<img src=x onerror="window.hacked = 2">' in failed.inner_text()
+    page.goto(at(report, "unmeasured"))
+    assert HOSTILE.split("\u2028")[0] in page.locator("section.current").inner_text()
+
+
+def test_what_else_is_written_into_the_file_does_not_run(chromium: Browser, report: Path, tmp_path: Path) -> None:
+    """Were escaping to fail, the browser still knows the page's own scripts by their hashes."""
+    text = report.read_text(encoding="utf-8").replace("<main ", "<script>document.title = 'hacked'</script><main ", 1)
+    (tmp_path / "r.html").write_text(text, encoding="utf-8")
+    refused: list[str] = []
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.on("console", lambda said: refused.append(said.text))
+        page.goto((tmp_path / "r.html").as_uri())
+        page.locator("nav a", has_text="grouped_gemm").click()
+        opened(page, "op-grouped_gemm")
+        assert page.title().startswith("grouped_gemm · ")
+    assert any("Content Security Policy" in line for line in refused)
+
+
+def test_without_scripts_all_is_there_to_read(browse: Browse, report: Path) -> None:
+    page = browse(report, java_script_enabled=False)
+    assert page.locator("main > section:visible").count() == 6
+    assert page.locator("#results-op-grouped_gemm tbody tr:visible").count() == 13

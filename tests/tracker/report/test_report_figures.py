@@ -1,0 +1,384 @@
+"""Figures and what they are made of: pure functions of plain data, and of rows of the store."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.report import figures
+from groupbench.tracker.report.gather import Report, gather, problem_label
+from groupbench.tracker.report.shown import (
+    Bursts,
+    Ceilings,
+    Level,
+    Mark,
+    RoofPoint,
+    RunLabel,
+    SeriesHistory,
+    SpeedRow,
+)
+from groupbench.tracker.store.engine import open_store
+
+Cli = Callable[..., Result]
+HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
+SERIES = SeriesRow(
+    1, "gemm", "triton", "fwd", "bf16", "G=4,N=64", "builtin", "cooled", "H100", 0, {"G": 4, "N": 64}, 1, 1
+)
+RUNS = tuple(RunLabel(f"run-{n}", f"{n:010d}", f"2026-01-{n + 1:02d} 03:00", f"<b>{n}</b>") for n in range(20))
+CEILINGS = Ceilings(RUNS[0], tflops=800.0, gbps=3000.0, dtype="bf16")
+
+
+def history(ms: list[float | None], **given: Any) -> SeriesHistory:
+    n = len(ms)
+    low = [None if v is None else 0.99 * v for v in ms]
+    high = [None if v is None else 1.02 * v for v in ms]
+    plain: dict[str, Any] = {"runs": tuple(range(n)), "rms": (2e-3,) * n} | given
+    return SeriesHistory(SERIES, ms=tuple(ms), low=tuple(low), high=tuple(high), **plain)
+
+
+def by_name(figure: figures.Figure) -> dict[str, dict[str, Any]]:
+    return {trace["name"]: trace for trace in figure["data"]}
+
+
+# ---- heat map
+
+
+def row(ms: dict[str, float], why: dict[str, str] | None = None, problem: str = "G=4") -> SpeedRow:
+    return SpeedRow(problem, problem, RUNS[0], False, ms, why or {})
+
+
+def test_colour_sign_and_number_say_the_same() -> None:
+    figure = figures.speedup_heatmap([row({"base": 2.0, "fast": 1.0, "slow": 4.0, "same": 2.001})], BACKENDS, "base")
+    map_ = figure["data"][0]
+    assert map_["text"] == [["1.00×", "▲ 2.00×", "▼ 0.50×", "1.00×"]]
+    assert map_["z"] == [[0.0, 1.0, -1.0, pytest.approx(0, abs=0.01)]]
+    assert "2.00× by fast at G=4; 1 are below 1." in figure["layout"]["meta"]["alt"]
+
+
+BACKENDS = ("base", "fast", "slow", "same")
+
+
+def test_a_cell_without_speed_says_why_and_one_without_baseline_its_latency() -> None:
+    rows = [row({"base": 2.0}, {"fast": "oom: <out> of memory"}), row({"slow": 0.5})]
+    map_, lacking = figures.speedup_heatmap(rows, ("base", "fast", "slow"), "base")["data"]
+    assert map_["z"] == [[0.0, None, None], [None, None, None]]
+    told = dict(zip(zip(lacking["y"], lacking["x"], strict=True), lacking["text"], strict=True))
+    assert told[0, 1] == "oom"
+    assert told[0, 2] == "not measured"
+    assert told[1, 2] == "0.500 ms"
+    assert "oom: &lt;out&gt; of memory" in lacking["hovertext"][0]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "text"),
+    [(1.0, "1.00×"), (1.009, "1.01×"), (1.02, "▲ 1.02×"), (0.98, "▼ 0.98×"), (12.34, "▲ 12.3×"), (432.1, "▲ 432×"),
+     (0.0012, "▼ 0.0012×")],
+)  # fmt: skip
+def test_a_speedup_has_its_direction_and_never_reads_as_nothing(speedup: float, text: str) -> None:
+    assert figures.speedup_text(speedup) == text
+
+
+# ---- roofline
+
+
+def test_points_stand_below_the_roof_at_their_intensity() -> None:
+    bound, free = RoofPoint("a", "G=1", "bf16", 10**9, 10**8, 0.1), RoofPoint("b", "G=<2>", "bf16", 10**12, 10**8, 2.0)
+    assert (bound.intensity, bound.tflops, bound.gbps) == (10.0, 10.0, 1000.0)
+    assert bound.share(CEILINGS) == pytest.approx(10 / 30)  # 3000 GB/s at 10 FLOP/byte are 30 TFLOP/s
+    assert free.share(CEILINGS) == pytest.approx(500 / 800)
+    figure = figures.roofline([bound, free], CEILINGS)
+    roof, first, second = figure["data"]
+    ridge = 1e3 * 800 / 3000
+    assert roof["x"][1] == pytest.approx(ridge, rel=1e-3)
+    assert roof["y"][1:] == [800.0, 800.0]
+    assert roof["y"][0] == pytest.approx(3.0 * roof["x"][0], rel=1e-3)
+    assert (first["x"], first["y"], first["customdata"]) == ([10.0], [10.0], [[1000.0, 33.3]])
+    assert first["marker"]["symbol"] != second["marker"]["symbol"]
+    assert first["marker"]["color"] != second["marker"]["color"]
+    assert second["text"] == ["G=&lt;2&gt;"]
+    assert "800 TFLOP/s" in figure["layout"]["meta"]["alt"]
+
+
+# ---- history
+
+
+def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
+    low = Ceilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
+    figure = figures.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
+    told = [note["text"] for note in figure["layout"]["annotations"]]
+    assert told == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
+    assert "below 0.042 TFLOP/s and 9.6 GB/s." in figure["layout"]["meta"]["alt"]
+
+
+@pytest.mark.parametrize("intensity", [0.5, 30.0, 4000.0])
+def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
+    """Each begins or ends at the edge that it could run over."""
+    points = [RoofPoint("a", "p", "bf16", round(intensity * 10**8), 10**8, 20.0)]
+    layout = figures.roofline(points, CEILINGS)["layout"]
+    roof, slope = layout["annotations"]
+    left, right = layout["xaxis"]["range"]
+    assert (roof["xanchor"], roof["x"]) == ("right", 1)
+    assert (slope["xanchor"], slope["x"]) == ("left", 0)
+    assert (roof["xref"], slope["xref"]) == ("x domain", "x domain")
+    assert left < right
+    assert len(layout["xaxis"]["title"]["text"]) < 45  # letters that a phone has room for
+
+
+def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
+    told = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
+    found = by_name(figures.latency_history(told, RUNS))
+    assert (found["ok"]["x"], found["ok"]["y"]) == ([0, 2], [1.0, 1.1])
+    assert found["ok"]["error_y"]["array"] == [0.02, 0.022]
+    assert found["ok"]["error_y"]["arrayminus"] == [0.01, 0.011]
+    assert (found["not ok"]["x"], found["not ok"]["y"]) == ([1, 3], [1.1, 3.0])
+    assert found["not ok"]["text"][0].endswith("&lt;b&gt;1&lt;/b&gt;<br>oom: &lt;no&gt; memory")
+
+
+def test_texts_of_runs_are_left_out_where_the_page_has_them() -> None:
+    told = history([1.0, None], status={1: "oom"})
+    long, short = figures.latency_history(told, RUNS), figures.latency_history(told)
+    assert "ticktext" in long["layout"]["xaxis"]
+    assert "ticktext" not in short["layout"]["xaxis"]
+    assert (by_name(short)["ok"]["meta"], "text" in by_name(short)["ok"]) == ("runs", False)
+    assert by_name(short)["not ok"]["text"] == ["oom"]
+    assert "0000000001 · 2026-01-02 03:00<br>" in by_name(long)["not ok"]["text"][0]
+
+
+def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
+    marks = (
+        Mark("environment", 1, "driver 1 → 2"),
+        Mark("change", 2, "+5.0%"),
+        Mark("alert", 2, "alert 1 new"),
+        Mark("verdict", 3, "suspect +9.0%"),
+    )
+    figure = figures.latency_history(
+        history([1.0] * 4, marks=marks, levels=(Level(0, 1, 1.0), Level(2, 3, 1.05))), RUNS
+    )
+    found = by_name(figure)
+    assert [found[mark.kind]["x"] for mark in marks] == [[0.5], [1.5], [1.5], [2.5]]
+    assert len({found[mark.kind]["marker"]["symbol"] for mark in marks}) == 4
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [0.5, 1.5, 1.5, 2.5]
+    assert {label["text"] for label in figure["layout"]["annotations"]} == {mark.text for mark in marks}
+    assert found["level"]["y"] == [1.0, 1.0, None, 1.05, 1.05]
+    for mark in marks:
+        assert f"{mark.kind.capitalize()} at {RUNS[mark.at].commit}: {mark.text}." in figure["layout"]["meta"]["alt"]
+
+
+def test_interpreted_latencies_are_called_no_speed() -> None:
+    figure = figures.latency_history(history([1.0, 1.0], interpreted=True))
+    assert figure["layout"]["yaxis"]["title"]["text"] == "ms, interpreted: no speed"
+
+
+def test_errors_that_moved_far_are_on_a_logarithmic_scale() -> None:
+    near, far, zero = (figures.accuracy_history(history([1.0, 1.0], rms=rms))["layout"]["yaxis"]
+                       for rms in ((2e-3, 3e-3), (2e-3, 0.5), (0.0, 0.5)))  # fmt: skip
+    assert "type" not in near
+    assert far["type"] == "log"
+    assert far["range"][0] < math.log10(2e-3) < math.log10(0.5) < far["range"][1]
+    assert "type" not in zero
+
+
+def test_bursts_stand_side_by_side_the_newest_last() -> None:
+    figure = figures.burst_distribution([Bursts(0, ((1.0, 1.1), (1.2,))), Bursts(1, ((2.0,),))], RUNS)
+    before, newest = figure["data"]
+    assert (before["x"], before["y"]) == ([1, 1, 2], [1.0, 1.1, 1.2])
+    assert before["name"] == f"{RUNS[0].commit}, before"
+    assert newest["name"] == RUNS[1].commit
+    assert "3 samples in 2 bursts, median 1.1 ms, from 1 to 1.2" in figure["layout"]["meta"]["alt"]
+
+
+values = st.one_of(st.none(), st.floats(min_value=1e-7, max_value=1e7))
+texts = st.text(max_size=30)
+
+
+@given(
+    st.lists(st.tuples(values, values, st.sampled_from(["ok", "oom", "wrong"]), texts), max_size=8),
+    st.lists(st.tuples(st.sampled_from(["change", "environment", "alert", "verdict"]), texts), max_size=4),
+)
+def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks: list[Any]) -> None:
+    told = SeriesHistory(
+        SERIES,
+        runs=tuple(range(len(results))),
+        ms=tuple(ms for ms, *_ in results),
+        low=tuple(ms for ms, *_ in results),
+        high=tuple(None if ms is None else 2 * ms for ms, *_ in results),
+        rms=tuple(rms for _, rms, *_ in results),
+        status={i: status for i, (*_, status, _) in enumerate(results) if status != "ok"},
+        message={i: message for i, (*_, status, message) in enumerate(results) if status != "ok"},
+        marks=tuple(Mark(kind, i, text) for i, (kind, text) in enumerate(marks)),
+    )
+    for figure in (figures.latency_history(told, RUNS), figures.accuracy_history(told), figures.latency_history(told)):
+        assert json.loads(json.dumps(figure, allow_nan=False)) == json.loads(msgspec.json.encode(figure))
+        low, high = figure["layout"]["yaxis"]["range"]
+        assert low < high
+        for trace in figure["data"]:
+            assert len(trace["x"]) == len(trace["y"])
+            if "meta" not in trace and "text" in trace:
+                assert len(trace["text"]) == len(trace["x"])
+                assert not any(character in text.replace("<br>", "") for text in trace["text"] for character in "<>")
+
+
+# ---- from the store
+
+
+@pytest.fixture
+def report(db: Any) -> Callable[..., Report]:
+    def read(run: str | None = None, **given: Any) -> Report:
+        with open_store(db, create=False) as store, store.read() as session:
+            return gather(session, run=query.find_run(session, run), **given)
+
+    return read
+
+
+def test_a_change_an_environment_and_a_level_are_found(stored: Any, make: Any, report: Any) -> None:
+    stored([
+        make(night, ms=(1.0 if night < 20 else 1.1) * (1 + 0.0005 * (night % 3)), backend=backend,
+             environment={"driver": "1" if night < 8 else "2"})
+        for night in range(30) for backend in ("a", "b")
+    ])  # fmt: skip
+    (page,) = report().pages
+    for told in page.histories:
+        assert [(mark.kind, mark.at) for mark in told.marks] == [("environment", 8), ("change", 20)]
+        assert told.marks[0].text == "driver 1 → 2"
+        assert told.marks[1].text.startswith("+10.")
+        assert [(level.first, level.last) for level in told.levels] == [(0, 7), (8, 19), (20, 29)]
+        assert [level.ms for level in told.levels] == pytest.approx([1.0, 1.0, 1.1], rel=2e-3)
+        assert [bursts.run for bursts in told.bursts] == [28, 29]
+        assert [len(burst) for burst in told.bursts[-1].ms] == [7] * 5
+
+
+def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: Any) -> None:
+    """As an H100 measured them: 0.096 ms in one night, 0.322 in the next two."""
+    stored([make(night, ms) for night, ms in enumerate((0.0963, 0.3218, 0.3225))])
+    stored([make(night, ms, backend="quiet") for night, ms in enumerate((0.3221, 0.3218, 0.3225))])
+    quiet, far = sorted(report().pages[0].histories, key=lambda one: one.series.backend)
+    assert (far.levels, [(level.first, level.last) for level in quiet.levels]) == ((), [(0, 2)])
+    level = by_name(figures.latency_history(quiet))["level"]
+    assert level["x"] == [0, 2]  # from its first result to its last
+
+
+def test_a_step_within_one_commit_is_a_change_of_canaries_alone(stored: Any, make: Any, report: Any) -> None:
+    """Of a kernel it is the machine; a canary is there to show the machine."""
+    stored([
+        make(night, ms=(1.0 if night < 20 else 1.1) * (1 + 0.0005 * (night % 3)), operator=operator, commit="c" * 40)
+        for night in range(30) for operator in ("gemm", "canary")
+    ])  # fmt: skip
+    gemm, canary = (page.histories[0] for page in report().pages)
+    assert "change" not in {mark.kind for mark in gemm.marks}
+    assert [mark.at for mark in canary.marks if mark.kind == "change"] == [20]
+
+
+@pytest.mark.usefixtures("plain_statistics")
+def test_what_the_gate_says_of_a_young_change_is_marked_and_its_alert(
+    cli: Cli, stored: Any, make: Any, report: Any
+) -> None:
+    stored([make(night, ms=1.0 if night < 5 else 1.1) for night in range(7)])
+    (told,) = report().pages[0].histories
+    assert [(mark.kind, mark.at) for mark in told.marks] == [("verdict", 5)]
+    assert told.marks[0].text.startswith("regressed +10.")
+    assert cli("gate", "--update").exit_code == 1
+    (told,) = report().pages[0].histories
+    assert [mark.kind for mark in told.marks] == ["alert", "verdict"]
+    assert told.marks[0].text.startswith("alert 1 new")
+
+
+def test_speeds_are_of_one_run_and_environment(stored: Any, make: Any, report: Any) -> None:
+    stored([make(0, ms=4.0, backend="base", baseline=True), make(0, ms=2.0), make(0, shape="old", ms=1.0)])
+    stored([make(1, ms=5.0, backend="base", baseline=True), make(1, status="oom")])
+    stored([make(1, ms=1.0, backend="elsewhere", environment={"driver": "2"})])
+    (one,) = report().pages[0].speeds
+    assert one.backends == ("base", "elsewhere", "triton")
+    newest, old = sorted(one.rows, key=lambda row: row.older)
+    assert newest.ms == {"base": pytest.approx(5.0, rel=0.01)}
+    assert newest.why["triton"] == "oom: it was oom"
+    assert newest.why["elsewhere"].startswith("elsewhere: measured in another environment")
+    assert (old.problem, old.older, old.run.run) == ("old", True, "run-000")
+
+
+def test_many_series_leave_room_for_fewer_runs(
+    stored: Any, make: Any, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make(night, backend=backend) for night in range(6) for backend in "abc"])
+    monkeypatch.setattr("groupbench.tracker.report.gather.POINTS", 10)
+    assert [run.id for run in report().runs] == ["run-003", "run-004", "run-005"]
+    monkeypatch.setattr("groupbench.tracker.report.gather.POINTS", 1)
+    assert [run.id for run in report().runs] == ["run-005"]
+
+
+def test_hosts_and_protocols_have_maps_of_their_own(stored: Any, make: Any, report: Any) -> None:
+    stored([make(), make(cell={"host": "tritonbench"}), make(cell={"protocol": "hot"}, ms=3.0)])
+    assert len(report().pages[0].speeds) == 3
+
+
+def canaries(make: Any, night: int, **given: Any) -> list[Any]:
+    copy = {"flops": 0, "min_bytes": 2 * 10**9}
+    product = {"flops": 10**12, "min_bytes": 10**8}
+    return [
+        make(night, ms=1.0, operator="canary", shape="copy", cell=copy, **given),
+        make(night, ms=2.0, operator="canary", shape="matmul", cell=product, **given),
+    ]
+
+
+WORK = {"cell": {"flops": 10**11, "min_bytes": 10**9}}
+
+
+def test_ceilings_are_of_the_same_run_and_environment(stored: Any, make: Any, report: Any) -> None:
+    stored([make(0, **WORK), *canaries(make, 0), make(1, **WORK), *canaries(make, 1, environment={"driver": "2"})])
+    first, canary = report().pages
+    assert first.roofline.ceilings.run.run == "run-000"
+    assert first.roofline.ceilings.tflops == pytest.approx(500, rel=0.01)
+    assert first.roofline.ceilings.gbps == pytest.approx(2000, rel=0.01)
+    assert "newest run that holds canaries too: 000ccccccc" in first.roofline.note
+    assert canary.name == "canary"
+    assert canary.roofline.missing == "Canaries are what ceilings are measured by."
+
+
+@pytest.mark.parametrize(
+    ("records", "missing"),
+    [
+        pytest.param(lambda make: [make(**WORK)], "No ceilings were measured", id="no canary"),
+        pytest.param(lambda make: [make(**WORK), canaries(make, 0)[0]], "No ceilings were measured", id="only a copy"),
+        pytest.param(lambda make: [make(), *canaries(make, 0)], "known work", id="no flops"),
+        pytest.param(lambda make: [make(timing="interpreted", **WORK), *canaries(make, 0)], "speed", id="interpreted"),
+    ],
+)
+def test_without_ceilings_or_work_it_says_so(stored: Any, make: Any, report: Any, records: Any, missing: str) -> None:
+    stored(records(make))
+    page = next(page for page in report().pages if page.name == "grouped_gemm")
+    assert page.roofline.ceilings is None
+    assert missing in page.roofline.missing
+
+
+def test_another_dtype_than_the_ceiling_s_is_told(stored: Any, make: Any, report: Any) -> None:
+    stored([make(dtype="fp8", **WORK), *canaries(make, 0)])
+    assert "ceiling was measured in bf16; that of fp8 is another" in report().pages[0].roofline.note
+
+
+def test_long_shapes_are_cut_in_the_middle() -> None:
+    label = problem_label(replace(SERIES, shape="G=128," + "1|" * 200 + "N=64"), ["dtype"])
+    assert label.startswith("G=128,1|")
+    assert label.endswith("1|N=64 bf16")
+    assert len(label) < 70
+
+
+def test_a_real_history_has_its_ceilings_and_its_backends(cli: Cli, report: Any) -> None:
+    assert cli("ingest", *map(str, HISTORY)).exit_code == 0
+    found = report(limit=50)
+    page = found.pages[0]
+    assert [one.backends[0] for one in page.speeds] == ["torch_loop", "aten_grouped_mm"]
+    assert [len(one.rows) for one in page.speeds] == [17, 2]
+    assert page.roofline.ceilings.tflops == pytest.approx(801.9, abs=0.1)
+    assert page.roofline.ceilings.gbps == pytest.approx(2965, abs=1)
+    assert len(page.histories) == 141

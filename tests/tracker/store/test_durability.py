@@ -1,0 +1,258 @@
+"""Nothing is lost and nothing invented: processes that die, disks that fill, files that are cut, many at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.errors import IngestError, StoreError
+from groupbench.tracker.record import encode
+from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.ingest import ingest
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+
+Cli = Callable[..., Result]
+
+GROUPBENCH = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", "--db"]
+
+
+def whole(path: Path) -> int:
+    """How many points a database holds, which must be sound and hold whole runs of 200."""
+    with open_store(path, create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+        runs: dict[str, int] = {}
+        for record in stored_records(session):
+            runs[record.run.id] = runs.get(record.run.id, 0) + 1
+    assert set(runs.values()) <= {200}
+    return sum(runs.values())
+
+
+def night(write: Any, make: Any, number: int, name: str | None = None) -> Path:
+    return write([make(number, backend=f"b{i}") for i in range(200)], name or f"{number}.jsonl")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(seed: int, db: Path, write: Any, make: Any) -> None:
+    rng = random.Random(seed)
+    files = [night(write, make, number) for number in range(3)]
+    if seed % 2:
+        subprocess.run([*GROUPBENCH, str(db), "ingest", str(files[0])], check=True, capture_output=True)
+    before = whole(db) if db.exists() else 0
+    process = subprocess.Popen([*GROUPBENCH, str(db), "ingest", *map(str, files)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    if seed % 4 < 2:
+        process.stdout.readline()  # somewhere in the second or third file
+        time.sleep(rng.uniform(0, 0.1))
+    else:
+        time.sleep(rng.uniform(0.1, 1.0))
+    process.kill()
+    told = process.communicate()[0].decode().count("200 points added")
+    told += seed % 4 < 2 and not seed % 2  # the line that was read above
+    if db.exists():
+        assert whole(db) >= max(before, 200 * told)  # what was reported as stored is there
+    done = subprocess.run([*GROUPBENCH, str(db), "ingest", *map(str, files)], capture_output=True)
+    assert (done.returncode, whole(db)) == (0, 600)
+
+
+def test_a_terminated_ingest_leaves_no_file_behind(db: Path, write: Any, make: Any) -> None:
+    file = night(write, make, 0)
+    process = subprocess.Popen([*GROUPBENCH, str(db), "ingest", str(file)])
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() in (0, 130, -2)
+    left = {entry.name for entry in db.parent.iterdir()} - {db.name, file.name, f"{db.name}-wal", f"{db.name}-shm"}
+    assert left == set()
+
+
+def test_a_full_disk_is_one_line_and_the_store_as_it_was(
+    cli: Cli, db: Path, write: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("ingest", night(write, make, 0)).exit_code == 0
+    real = stores._on_connect
+
+    def little_room(connection: Any, other: Any) -> None:
+        real(connection, other)
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 1:d}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "_on_connect", little_room)
+        result = cli("ingest", night(write, make, 1))
+    assert (result.exit_code, "database or disk is full" in result.stderr) == (2, True)
+    assert whole(db) == 200
+    assert cli("ingest", night(write, make, 1)).exit_code == 0
+    assert whole(db) == 400
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of a process are POSIX's")
+@pytest.mark.parametrize("kib", [60, 200, 300])
+def test_a_file_that_may_not_grow_is_one_line(db: Path, write: Any, make: Any, kib: int) -> None:
+    """A limit on the size of files, small enough to stop the making of the database, or its filling."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib * 1024}, {kib * 1024}))\n"
+    files = [night(write, make, number) for number in range(6)]
+    command = [sys.executable, "-c", limit + GROUPBENCH[2], "--db", str(db), "ingest", *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("groupbench: ")
+    if db.exists():
+        assert whole(db) == 200 * done.stdout.count("200 points added")
+    assert [entry.name for entry in db.parent.iterdir() if entry.name.startswith(".")] == []
+    again = subprocess.run([*GROUPBENCH, str(db), "ingest", *map(str, files)], capture_output=True)
+    assert (again.returncode, whole(db)) == (0, 1200)
+
+
+def test_two_ingests_and_a_report_at_once(db: Path, write: Any, make: Any, tmp_path: Path) -> None:
+    files = [night(write, make, number) for number in range(6)]
+    for file in files[:1]:
+        subprocess.run([*GROUPBENCH, str(db), "ingest", str(file)], check=True, capture_output=True)
+    commands = [
+        ["ingest", *map(str, files[1:4])],
+        ["ingest", *map(str, files[3:])],  # one of them twice
+        ["report", "-o", str(tmp_path / "report.html")],
+        ["history", "--json"],
+        ["export", str(tmp_path / "out.jsonl")],
+    ]
+    running = [
+        subprocess.Popen([*GROUPBENCH, str(db), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for command in commands
+    ]
+    said = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 5, said
+    assert whole(db) == 1200
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") % 200 == 0  # one state, never half a file
+
+
+def test_two_processes_make_one_database(db: Path, write: Any, make: Any) -> None:
+    files = [night(write, make, number) for number in range(4)]
+    running = [
+        subprocess.Popen([*GROUPBENCH, str(db), "ingest", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for file in files
+    ]
+    said = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 4, said
+    assert whole(db) == 800
+
+
+@pytest.mark.parametrize("keep", [0.999, 0.7, 0.3, 0.05])
+def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, make: Any, keep: float) -> None:
+    cli("ingest", night(write, make, 0))
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    os.truncate(db, int(db.stat().st_size * keep))
+    before = db.read_bytes()
+    result = cli("verify")
+    assert result.exit_code in (1, 2)
+    if result.exit_code == 1:
+        assert "VERIFY" in result.stdout
+    for command in (["history"], ["runs"], ["ingest", night(write, make, 1)]):
+        result = cli(*command)  # the fixture wants one line wherever the code is 2
+        assert result.exit_code in (0, 2)
+    if keep < 0.9:
+        assert db.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_in_a_database_is_told_by_verify_or_hit_nothing(
+    cli: Cli, db: Path, write: Any, make: Any, seed: int
+) -> None:
+    cli("ingest", night(write, make, 0))
+    cli("export", db.with_name("before.jsonl"))
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    content = bytearray(db.read_bytes())
+    rng = random.Random(seed)
+    place = rng.randrange(8192, len(content) - 4000)
+    content[place : place + 3000] = rng.randbytes(3000)
+    db.write_bytes(content)
+    verified = cli("verify").exit_code
+    for command in (["history"], ["runs"], ["gate"]):
+        assert cli(*command).exit_code in (0, 2, 3)
+    exported = cli("export", db.with_name("after.jsonl")).exit_code
+    assert (verified in (0, 1, 2), exported in (0, 2)) == (True, True)
+    if verified == 0:  # it hit a place that nothing lies in
+        assert db.with_name("after.jsonl").read_bytes() == db.with_name("before.jsonl").read_bytes()
+
+
+def test_a_row_that_was_altered_is_told_by_verify(cli: Cli, stored: Any, make: Any) -> None:
+    path = stored([make(), make(1)])
+    for change, said in (
+        ("UPDATE point SET rms = 0.5 WHERE id = 1", "point 1 is not what its hash says"),
+        ("UPDATE point SET median_ms = 2 WHERE id = 2", "point 2 has statistics that are not those of its samples"),
+        ("UPDATE point SET samples = x'00' WHERE id = 2", "samples are damaged"),
+        ("UPDATE series SET backend = 'other'", "series 1 is not what its hash says"),
+        ('UPDATE environment SET facts = \'{"device":"cpu"}\'', "environment 1 is not what its hash says"),
+    ):
+        copy = path.with_name("copy.db")
+        copy.unlink(missing_ok=True)
+        assert cli("backup", copy).exit_code == 0
+        with closing(sqlite3.connect(copy)) as connection, connection:
+            connection.execute(change)
+        result = cli("verify", db=copy)
+        assert (result.exit_code, said in result.stdout) == (1, True), result.stdout
+
+
+def test_a_read_only_database_is_read_and_not_written(
+    cli: Cli, stored: Any, make: Any, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make()])
+    before = path.read_bytes()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda where, mode: real(where, mode) and not mode & os.W_OK)
+    for command in (["runs"], ["history"], ["verify"], ["prune"], ["export", "-"]):
+        assert cli(*command).exit_code == 0
+    for command in (["ingest", write([make(1)], "b.jsonl")], ["prune", "--apply"], ["merge", path]):
+        result = cli(*command)
+        assert (result.exit_code, "cannot be written" in result.stderr or "readonly" in result.stderr) == (2, True)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_goes_on_growing_is_stored_as_it_was_when_checked(
+    db: Path, write: Any, make: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write([make(), make(backend="b")])
+    real = stores.open_store
+
+    def meanwhile(*args: Any, **named: Any) -> Any:
+        with file.open("ab") as more:
+            more.write(encode(make(backend="c"))[:-20])
+        return real(*args, **named)
+
+    monkeypatch.setattr(stores, "open_store", meanwhile)
+    assert "2 records: 2 points added" in cli("ingest", file).stdout
+
+
+def test_a_failing_batch_undoes_those_before_it(opened: Any, make: Any) -> None:
+    records = [(number, make(backend=f"b{number}")) for number in range(1, 1200)]
+    records.append((1200, make(backend="b1", ms=2.0)))
+    with pytest.raises(IngestError, match="line 1200: run run-000 is stored with another result"):
+        ingest(opened, records, "file")
+    with opened.read() as session:
+        assert list(stored_records(session)) == []
+
+
+def test_a_wait_for_another_writer_ends_in_one_line(
+    cli: Cli, stored: Any, make: Any, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make()])
+    monkeypatch.setattr(stores, "BUSY_SECONDS", 0.05)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        result = cli("ingest", write([make(1)], "b.jsonl"))
+        assert (result.exit_code, "database is locked" in result.stderr) == (2, True)
+        assert cli("runs").exit_code == 0  # a reader never waits
+    with pytest.raises(StoreError, match="no such database"):
+        open_store(path.with_name("none.db"), create=False)

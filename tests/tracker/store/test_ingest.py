@@ -1,0 +1,422 @@
+"""Records into the store, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import Result
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine, inspect, select
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.record import Accuracy, Record, decode, encode
+from groupbench.tracker.store import ingest as ingests
+from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.store.ingest import ingest, parse
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.schema import Base, Point
+
+Cli = Callable[..., Result]
+
+
+def tables(location: Path | str) -> dict[str, list[Any]]:
+    """Every row of every table, as far as there are tables."""
+    where = str(location) if "://" in str(location) else f"sqlite:///{location}"
+    engine = create_engine(where)
+    with engine.connect() as connection:
+        there = set(inspect(connection).get_table_names())
+        found = {
+            table.name: [tuple(row) for row in connection.execute(select(*table.columns).order_by(table.c.id))]
+            for table in Base.metadata.sorted_tables
+            if table.name in there
+        }
+    engine.dispose()
+    return found
+
+
+def untouched(location: Path | str) -> bool:
+    """Whether no database was made."""
+    return not location.exists() if isinstance(location, Path) else tables(location) == {}
+
+
+def rounded(record: Record) -> Record:
+    """As it comes back: samples in float32, an accuracy that says nothing is none."""
+    if record.accuracy == Accuracy():
+        record = msgspec.structs.replace(record, accuracy=None)
+    if record.latency is None:
+        return record
+    bursts = tuple(tuple(float(np.float32(ms)) for ms in burst) for burst in record.latency.bursts_ms)
+    return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
+
+
+def all_records(path: Path) -> list[Record]:
+    with open_store(path, create=False) as store, store.read() as session:
+        return list(stored_records(session))
+
+
+def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    file = write([make(), make(backend="torch", status="oom")])
+    first = cli("ingest", file)
+    assert first.exit_code == 0
+    assert "2 records: 2 points added, 0 already known, 2 series new; run run-000 at 000ccccccc" in first.stdout
+    before = tables(db)
+    again = cli("ingest", file)
+    assert (again.exit_code, tables(db)) == (0, before)
+    assert "0 points added, 2 already known (nothing new), 0 series new" in again.stdout
+
+
+def test_of_many_runs_the_first_are_named(cli: Cli, write: Any, make: Any) -> None:
+    told = cli("ingest", write([make(night=number) for number in range(12)])).stdout
+    assert "12 points added" in told
+    assert "; run run-004 at 004ccccccc; and 7 more" in told
+    assert "run-005" not in told
+
+
+def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    result = cli("ingest", write([make(), make()]))
+    assert "2 records: 1 point added, 1 already known" in result.stdout
+    assert len(tables(db)["point"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "line 2: "),
+        (b'{"schema": 2}', "line 2: record schema 2; this groupbench reads schema 1"),
+        (b"\xff\xfe", "line 2: "),
+        (b"[1]", "line 2: "),
+        (b"[" * 100_000, "line 2: "),
+    ],
+    ids=["cut", "schema", "bytes", "array", "deep"],
+)
+def test_a_malformed_line_is_named_and_nothing_stored(
+    cli: Cli, write: Any, make: Any, db: Path, line: bytes, said: str
+) -> None:
+    result = cli("ingest", write([make(), line + b"\n", make(1)]))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert untouched(db)
+
+
+def test_a_cut_file_is_refused(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    whole = write([make(), make(backend="torch")]).read_bytes()
+    result = cli("ingest", write([whole[:-20]], "cut.jsonl"))
+    assert result.exit_code == 2
+    assert "cut.jsonl: line 2: " in result.stderr
+    assert untouched(db)
+
+
+def test_a_file_without_records_is_refused(cli: Cli, write: Any) -> None:
+    assert "holds no record" in cli("ingest", write([b"\n\n"])).stderr
+
+
+def test_earlier_files_stay_and_later_ones_wait(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    good, bad, last = write([make()], "a"), write([b"{\n"], "b"), write([make(1)], "c")
+    result = cli("ingest", good, bad, last)
+    assert result.exit_code == 2
+    assert "b: line 1: " in result.stderr
+    assert "the file before it is stored" in result.stderr
+    assert len(tables(db)["run"]) == 1
+
+
+def test_stdin(cli: Cli, make: Any, db: Path) -> None:
+    assert "stdin: 1 record:" in cli("ingest", "-", stdin=encode(make())).stdout
+    assert len(tables(db)["point"]) == 1
+
+
+def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:
+    assert "No such file" in cli("ingest", tmp_path / "none").stderr
+    assert "irectory" in cli("ingest", tmp_path).stderr
+
+
+def test_a_contradiction_names_both_lines(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    result = cli("ingest", write([make(), make(backend="b"), make(ms=2.0)]))
+    assert result.exit_code == 2
+    assert "line 3: contradicts line 1" in result.stderr
+    assert untouched(db)
+
+
+def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored: Any, db: Path) -> None:
+    stored([make()])
+    before = tables(db)
+    result = cli("ingest", write([make(backend="new"), make(ms=2.0)], "b"))
+    assert result.exit_code == 2
+    assert "line 2: run run-000 is stored with another result for grouped_gemm triton" in result.stderr
+    assert tables(db) == before
+
+
+@pytest.mark.parametrize("split", [True, False], ids=["stored between", "one stream"])
+def test_what_a_run_had_not_reached_gives_way_to_its_result(
+    cli: Cli, write: Any, make: Any, db: Path, split: bool
+) -> None:
+    begun = [make(backend="torch"), make(status="skipped", message="the budget was over")]
+    gone_on = [make(backend="torch"), make()]
+    files = [write(begun, "begun"), write(gone_on, "gone-on")] if split else [write(begun + gone_on)]
+    result = cli("ingest", *files)
+    assert result.exit_code == 0, result.stderr
+    assert {record.cell.backend: record.status for record in all_records(db)} == {"torch": "ok", "triton": "ok"}
+
+
+def test_a_result_stays_where_the_run_is_told_to_have_stopped_before_it(
+    cli: Cli, write: Any, make: Any, stored: Any, db: Path
+) -> None:
+    stored([make()])
+    before = tables(db)
+    result = cli("ingest", write([make(status="skipped", message="the budget was over")]))
+    assert (result.exit_code, tables(db)) == (0, before)
+    assert "0 points added, 1 already known" in result.stdout
+
+
+def test_a_run_is_of_one_commit(cli: Cli, write: Any, make: Any, db: Path) -> None:
+    result = cli("ingest", write([make(), make(backend="b", commit="other")]))
+    assert "line 2: run run-000 is of commit" in result.stderr
+    result = cli("ingest", write([make(), make(backend="b", commit_facts={"dirty": True})]))
+    assert "line 2: run run-000 has dirty False" in result.stderr
+    assert tables(db)["run"] == []
+
+
+def test_a_death_in_the_middle_leaves_nothing(
+    opened: Store, make: Any, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [(n, make(backend=f"b{n}")) for n in range(5)]
+    real, calls = ingests.point_values, []
+
+    def dies(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(ingests, "point_values", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(opened, records, "file")
+    assert {name: len(rows) for name, rows in tables(db).items()} == dict.fromkeys(tables(db), 0)
+    monkeypatch.undo()
+    assert ingest(opened, records, "file").added == 5
+
+
+def test_later_facts_fill_in_a_bare_commit(stored: Any, make: Any, db: Path) -> None:
+    stored([make()])
+    full = {"parents": ["p"], "branch": "main", "author": "A", "subject": "S", "time": "2026-01-01T00:00:00Z"}
+    stored([make(backend="b", commit_facts=full)])
+    stored([make(backend="c")])
+    stored([make(backend="d", commit_facts={"subject": "other"})])
+    commit = all_records(db)[0].run.commit
+    assert (commit.parents, commit.branch, commit.author, commit.subject) == (("p",), "main", "A", "S")
+    assert commit.time is not None and commit.time.year == 2026
+
+
+def test_facts_of_a_commit_alone_are_no_contradiction(stored: Any, make: Any, db: Path) -> None:
+    stored([make()])
+    stored([make(commit_facts={"subject": "later"})])
+    assert all_records(db)[0].run.commit.subject == "later"
+
+
+def test_environments_are_apart_by_every_fact_and_share_an_identity(stored: Any, make: Any, db: Path) -> None:
+    stored([make(0), make(1, environment={"host": "b"}), make(2, environment={"driver": "580.2"})])
+    found = tables(db)
+    assert (len(found["environment"]), len(found["series"])) == (3, 1)
+    assert len({row[2] for row in found["environment"]}) == 2
+
+
+def test_statistics_are_of_the_samples(stored: Any, make: Any, db: Path) -> None:
+    record = make()
+    bursts = ((0.1, 0.2, 0.3), (0.7,), (0.4, 0.5))
+    latency = msgspec.structs.replace(record.latency, bursts_ms=bursts)
+    stored([msgspec.structs.replace(record, latency=latency)])
+    with open_store(db, create=False) as store, store.read() as session:
+        row = session.execute(select(Point.median_ms, Point.low_ppm, Point.high_ppm, Point.error_ppm)).one()
+        low, high, lengths = session.execute(select(Point.low_ms, Point.high_ms, Point.burst_lengths)).one()
+    assert row == (0.45, 555556, 555556, 459756)
+    assert (low, high) == (pytest.approx(0.2, rel=1e-5), pytest.approx(0.7, rel=1e-5))
+    assert lengths == [3, 1, 2]
+
+
+@pytest.mark.parametrize("ms", [1e-40, 1e39, 5e-324])
+def test_a_time_that_float32_cannot_hold_is_refused(make: Any, ms: float) -> None:
+    record = make()
+    latency = msgspec.structs.replace(record.latency, bursts_ms=((1.0, ms),))
+    with pytest.raises(IngestError, match=r"line 1: .* is no time"):
+        parse([encode(msgspec.structs.replace(record, latency=latency))], "file")
+
+
+@pytest.mark.parametrize("cell", [{"seed": 2**63}, {"flops": 2**63}, {"min_bytes": 2**70}], ids=str)
+def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, cell: dict[str, int]) -> None:
+    (name,) = cell
+    line = json.loads(encode(make()))
+    line["cell"] |= cell
+    with pytest.raises(IngestError, match=rf"line 1: .*{name}"):
+        parse([json.dumps(line).encode()], "file")
+
+
+IMPOSSIBLE = {
+    "accuracy rms": -1.0,
+    "accuracy max_abs": -1e-9,
+    "accuracy mismatch": 1.5,
+    "accuracy unwritten": -0.5,
+    "accuracy first_bad": [0, -1],
+    "cell flops": -5,
+    "cell min_bytes": -1,
+    "cell dims": {"": 3},
+    "latency prepare_ms": -1,
+    "latency telemetry": [{"power_w": -1.0}] + [{}] * 4,
+    "environment cpu_count": -1,
+    "kernels": [{"name": "k", "registers": 3}, {"name": "k", "spills": -1}],
+    "duration_s": -0.5,
+    "run started": "2999-01-01T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE.items(), ids=IMPOSSIBLE)
+def test_what_cannot_be_is_refused_by_its_line(
+    cli: Cli, write: Any, make: Any, db: Path, name: str, value: object
+) -> None:
+    line = json.loads(encode(make()))
+    *part, field = name.split()
+    (line[part[0]] if part else line)[field] = value
+    result = cli("ingest", write([make(), json.dumps(line, indent=1).replace("\n", "").encode()]))
+    assert result.exit_code == 2
+    assert f"line 2: {'.'.join(name.split())}" in result.stderr
+    assert untouched(db)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rms": 0.0, "cell": {"seed": -1, "dims": {"M": 0}, "flops": 0}},
+        {"status": "wrong", "accuracy": {"mismatch": 1.0000001192092896, "unwritten": 1}},  # as torch's mean gives it
+        {"kernels": [{"name": "k", "config": {"num_stages": -1, "maxnreg": None}}]},
+        {"ms": None},  # accurate, and not timed
+        {"commit_facts": {"subject": "Revert -1, [-2]"}},
+        {"cell": {"shape": "x,dim=-1", "dims": {"dim": -1}}},
+        {"status": "error", "message": r"no file C:\u0000.cu, nor \\u0000"},
+    ],
+    ids=["zeros", "all wrong", "config", "no latency", "subject", "shape", "backslash"],
+)
+def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, given: dict[str, Any]) -> None:
+    stored([make(**given)])
+    assert all_records(db) == [rounded(make(**given))]
+
+
+def test_a_clock_a_little_ahead_and_one_that_is_slow_here(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make(commit_facts={"time": "2026-01-01T00:00:00Z"})
+    for hours, refused in ((-1, False), (-23, False), (-25, True)):
+        monkeypatch.setattr(ingests, "clock", lambda hours=hours: record.run.started + timedelta(hours=hours))
+        assert (ingests.unstorable(make()) is not None) == refused
+        assert ingests.unstorable(record) is None  # its commit is of the same day
+
+
+NASTY = """it's "quoted"; DROP TABLE point;-- <script>alert('x')</script> 100% %s {0} \\ 改行\n\t\x1b[31m ☃"""
+
+
+def test_any_text_comes_back(stored: Any, make: Any, db: Path) -> None:
+    record = make(operator=NASTY, backend=NASTY, shape=NASTY, run=NASTY, commit=NASTY, status="error", message=NASTY)
+    stored([record])
+    assert all_records(db) == [record]
+
+
+def texts(smallest: int = 0) -> st.SearchStrategy[str]:
+    return st.text(st.characters(codec="utf-8"), min_size=smallest, max_size=12)
+
+
+numbers = st.none() | st.floats(0, allow_infinity=False) | st.sampled_from([0, -0.0, 5e-324, -5e-324])
+whole = st.integers(-(2**70), 2**70)
+counts = st.integers(0, 2**20) | st.integers(0, 2**63 - 1) | st.integers(-1, 2**63)
+mostly_fits = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 2**63, -(2**63) - 1])
+offsets = st.sampled_from(["Z", "+05:30", "-12:00"])
+moments = st.datetimes(max_value=datetime(2029, 12, 31)) | st.datetimes()
+instants = st.builds(lambda when, offset: when.isoformat() + offset, moments, offsets)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Objects shaped like records, of which most are valid."""
+    samples = st.floats(1e-3, 1e3) | st.sampled_from([1e-29, 1e29, 1e-31, 1e31, 5e-324])
+    latency = {
+        "timing": draw(st.sampled_from(["gpu", "cpu", "interpreted"])),
+        "bursts_ms": draw(st.lists(st.lists(samples, min_size=1, max_size=3), min_size=1, max_size=3)),
+        "prepare_ms": draw(numbers),
+    }
+    accuracy = {"rms": draw(numbers), "repeatable": draw(st.none() | st.booleans()), "first_bad": draw(st.none())}
+    config = draw(
+        st.dictionaries(texts(), st.none() | whole | texts() | st.lists(st.booleans(), max_size=2), max_size=2)
+    )
+    commit = {"hash": draw(texts(1)), "dirty": draw(st.booleans()), "subject": draw(st.none() | texts())}
+    return {
+        "schema": 1,
+        "run": {"id": draw(texts(1)), "started": draw(instants), "commit": commit, "plan": draw(st.none() | texts())},
+        "environment": {
+            "device": draw(st.sampled_from(["cuda", "cpu"])),
+            "gpu": draw(st.none() | texts()),
+            "sm_count": draw(st.none() | counts),
+            "settings": draw(st.dictionaries(texts(), texts(), max_size=2)),
+        },
+        "cell": {
+            "operator": draw(texts(1)),
+            "backend": draw(texts(1)),
+            "shape": draw(texts(1)),
+            "dtype": draw(texts(1)),
+            "seed": draw(mostly_fits),
+            "flops": draw(st.none() | counts),
+            "dims": draw(st.dictionaries(texts(1), counts, max_size=2)),
+        },
+        "status": draw(st.sampled_from(["ok", "wrong", "timeout"])),
+        "message": draw(st.just("why") | texts()),
+        "baseline": draw(st.booleans()),
+        "latency": draw(st.none() | st.just(latency)),
+        "accuracy": draw(st.none() | st.just(accuracy)),
+        "kernels": [{"name": draw(texts()), "hash": draw(st.none() | texts()), "config": config}],
+        "duration_s": draw(numbers),
+    }
+
+
+def rejected_or_stored_exactly(store: Store, line: bytes) -> None:
+    """By the second line of a file: refused by its number, or there afterwards as it was."""
+    blank = b" \n"
+    try:
+        records = parse([blank, line], "file")
+        with store.write() as session:
+            for name in ("point", "kernel_set", "series", "run", "environment", "commit"):
+                session.connection().exec_driver_sql(f'DELETE FROM "{name}"')
+        ingest(store, records, "file")
+    except IngestError as error:
+        assert "file: line 2: " in str(error) or "holds no record" in str(error)
+        return
+    event("stored")
+    with store.read() as session:
+        assert list(stored_records(session)) == [rounded(decode(line))]
+        assert list(verify(session)) == []
+
+
+once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@once
+@given(document=documents())
+def test_any_record_is_refused_or_stored_exactly(opened: Store, document: dict[str, Any]) -> None:
+    rejected_or_stored_exactly(opened, json.dumps(document).encode() + b"\n")
+
+
+@once
+@given(data=st.data())
+def test_any_damage_is_refused_or_stored_exactly(opened: Store, make: Any, data: st.DataObject) -> None:
+    line = bytearray(encode(make()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(line) - 2))
+        line[place] = data.draw(st.sampled_from(b'0123456789.-eE "{}[],:abctfn') | st.integers(11, 255))
+    rejected_or_stored_exactly(opened, bytes(line))
+
+
+@once
+@given(line=st.binary(max_size=60).filter(lambda line: b"\n" not in line))
+def test_any_bytes_are_refused(opened: Store, line: bytes) -> None:
+    rejected_or_stored_exactly(opened, line)

@@ -1,0 +1,199 @@
+"""`groupbench backup`, `verify` and `merge`."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy import text
+
+from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.store.ingest import ingest
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+
+Cli = Callable[..., Result]
+
+
+def held(db: Any) -> list[Any]:
+    with open_store(db, create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+        return list(stored_records(session))
+
+
+@pytest.mark.sqlite
+def test_a_backup_is_one_file_with_the_same(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    path = stored([make(), make(1)])
+    result = cli("backup", tmp_path / "copy.db")
+    assert result.exit_code == 0
+    assert "a copy of" in result.stdout
+    assert held(tmp_path / "copy.db") == held(path)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("target", ["t.db", "there.txt", "none/copy.db", "."])
+def test_a_backup_overwrites_nothing(cli: Cli, stored: Any, make: Any, tmp_path: Path, target: str) -> None:
+    stored([make()])
+    (tmp_path / "there.txt").write_text("precious")
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert cli("backup", tmp_path / target).exit_code == 2
+    assert (tmp_path / "there.txt").read_text() == "precious"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == names
+
+
+@pytest.mark.sqlite
+def test_a_backup_of_a_database_in_use_has_one_state(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    path = stored([make(0, backend=f"b{i}") for i in range(50)])
+    stop = threading.Event()
+
+    def write() -> None:
+        night = 1
+        with open_store(path, create=False) as store:
+            while not stop.is_set():
+                ingest(store, enumerate((make(night, backend=f"b{i}") for i in range(50)), 1), "file")
+                night += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(5):
+            assert cli("backup", tmp_path / f"copy{number}.db").exit_code == 0
+    finally:
+        stop.set()
+        writer.join()
+    for number in range(5):
+        assert len(held(tmp_path / f"copy{number}.db")) % 50 == 0
+
+
+@pytest.mark.sqlite
+def test_a_backup_that_fails_leaves_nothing(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    path = stored([make()])
+    content = path.read_bytes()
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    result = cli("backup", tmp_path / ("x" * 300))
+    assert (result.exit_code, "backup failed" in result.stderr) == (2, True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == names
+    assert path.read_bytes() == content
+
+
+def test_postgresql_is_left_to_its_own_backup(cli: Cli, stored: Any, make: Any, tmp_path: Path, backend: str) -> None:
+    stored([make()])
+    result = cli("backup", tmp_path / "copy.db")
+    assert (result.exit_code == 2 and "pg_dump" in result.stderr) == (backend == "postgresql")
+
+
+def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
+    stored([make(), make(1, status="oom"), make(2, ms=None)])
+    assert cli("verify").stdout == "VERIFY ok: 3 points\n"
+    assert "not looked at" in cli("verify", "--quick").stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE point SET status = 'wrong' WHERE id = 1", "hash: point 1 is not what its hash says"),
+        ("UPDATE point SET low_ppm = low_ppm + 5 WHERE id = 2", "hash: point 2 has statistics"),
+        ("UPDATE point SET series_id = 2 WHERE id = 2", "hash: point 2 is not what its hash says"),
+        ("DELETE FROM point WHERE id = 2", "orphan: 1 run without any point"),
+        ("UPDATE series SET shape = 'x' WHERE id = 1", "hash: series 1 is not what its hash says"),
+        ("UPDATE environment SET identity = 'x'", "hash: environment 1 is not what its hash says"),
+        ("UPDATE kernel_set SET kernels = '[]'", "hash: kernel_set 1 is not what its hash says"),
+    ],
+    ids=["result", "statistic", "series", "orphan", "name", "environment", "kernels"],
+)
+def test_verify_tells_what_was_altered(cli: Cli, stored: Any, make: Any, db: Any, change: str, said: str) -> None:
+    stored([make(0, kernels=[{"name": "k"}]), make(1), make(0, backend="b", ms=2.0)])
+    with open_store(db, create=False) as store, store.write() as session:
+        session.execute(text(change))
+    result = cli("verify")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert said in result.stdout
+    assert "VERIFY" in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.sqlite
+def test_verify_tells_of_a_broken_reference(cli: Cli, stored: Any, make: Any) -> None:
+    path = stored([make(), make(1)])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM run WHERE id = 1")
+    result = cli("verify", "--quick")
+    assert (result.exit_code, "reference: 1 point with a run_id that does not exist (id 1)" in result.stdout) == (
+        1,
+        True,
+    )
+
+
+def test_verify_shows_no_more_than_it_should(cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    stored([make(night) for night in range(30)])
+    with open_store(db, create=False) as store, store.write() as session:
+        session.execute(text("UPDATE point SET baseline = NOT baseline"))
+    result = cli("verify", "--limit", "3")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 4)
+    assert "only the first 3" in result.stdout
+
+
+def test_merge_adds_what_is_missing_and_is_idempotent(
+    cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path
+) -> None:
+    stored([make(0), make(1)])
+    other = tmp_path / "other.db"
+    cli("ingest", write([make(1), make(2, commit_facts={"subject": "S"}), make(1, backend="b")], "b.jsonl"), db=other)
+    theirs = other.read_bytes()
+    result = cli("merge", other)
+    assert result.exit_code == 0
+    assert "3 points in 2 runs: 2 added, 1 already known, 1 series new" in result.stdout
+    assert "0 added, 3 already known (nothing new)" in cli("merge", other).stdout
+    assert other.read_bytes() == theirs
+    cli("export", tmp_path / "all.jsonl")
+    assert (tmp_path / "all.jsonl").read_bytes().count(b"\n") == 4
+    assert cli("verify").exit_code == 0
+
+
+def test_merge_of_each_into_the_other_is_the_same(cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path) -> None:
+    stored([make(0), make(1, backend="x")])
+    other = tmp_path / "other.db"
+    cli("ingest", write([make(1), make(2)], "b.jsonl"), db=other)
+    cli("merge", other)
+    one = cli("export", "-").stdout_bytes
+    fresh = tmp_path / "fresh.db"
+    for source in ("a.jsonl", "b.jsonl"):
+        (tmp_path / "a.jsonl").write_bytes(one)
+        cli("ingest", tmp_path / source, db=fresh)
+    assert sorted(cli("export", "-", db=fresh).stdout_bytes.splitlines()) == sorted(one.splitlines())
+
+
+def test_merge_refuses_a_contradiction_and_adds_nothing(
+    cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path
+) -> None:
+    stored([make(0), make(1)])
+    other = tmp_path / "other.db"
+    cli("ingest", write([make(2), make(1, ms=3.0)], "b.jsonl"), db=other)
+    before = cli("export", "-").stdout_bytes
+    result = cli("merge", other)
+    assert (result.exit_code, "is stored with another result" in result.stderr) == (2, True)
+    assert cli("export", "-").stdout_bytes == before
+
+
+@pytest.mark.sqlite
+def test_merge_of_what_is_not_there_makes_nothing(cli: Cli, db: Path, tmp_path: Path) -> None:
+    assert "no such database" in cli("merge", tmp_path / "none.db").stderr
+    assert not db.exists()
+
+
+def test_merge_makes_the_database_that_it_fills(cli: Cli, stored: Any, make: Any, tmp_path: Path, db: Any) -> None:
+    stored([make()])
+    new = tmp_path / "new.db"
+    result = cli("merge", db, db=new)
+    assert result.exit_code == 0, result.stderr
+    assert held(new) == held(db)
+
+
+def test_merge_of_a_database_into_itself_adds_nothing(cli: Cli, stored: Any, make: Any, db: Any, opened: Store) -> None:
+    stored([make(), make(1)])
+    assert "0 added, 2 already known" in cli("merge", db).stdout

@@ -1,0 +1,229 @@
+"""Older databases: opened, copied, migrated and read; or left as they were."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import Result
+from sqlalchemy import text
+
+from groupbench.tracker.environment import digest
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.record import Record, decode
+from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store import points
+from groupbench.tracker.store.engine import migrate, open_store
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.schema import HEAD, REVISIONS
+
+Cli = Callable[..., Result]
+
+DATA = Path(__file__).parents[1] / "data"
+pytestmark = pytest.mark.sqlite
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A database as revision 0001 wrote it."""
+    path = tmp_path / "old.db"
+    path.write_bytes(gzip.decompress((DATA / "revision_0001.db.gz").read_bytes()))
+    return path
+
+
+def recorded() -> list[Record]:
+    """The records that went into it, as they come back."""
+    return [as_kept(decode(line)) for line in (DATA / "revision_0001.jsonl").read_bytes().splitlines()]
+
+
+def as_kept(record: Record) -> Record:
+    if record.latency is None:
+        return record
+    bursts = tuple(tuple(float(np.float32(ms)) for ms in burst) for burst in record.latency.bursts_ms)
+    return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
+
+
+def plain(record: Record) -> Record:
+    """Comparable: facts of the commit and of the series are as they were recorded last, for all."""
+    commit = msgspec.structs.replace(record.run.commit, parents=(), branch=None, time=None, author=None, subject=None)
+    cell = msgspec.structs.replace(record.cell, dims={}, flops=None, min_bytes=None)
+    run = msgspec.structs.replace(record.run, commit=commit)
+    return msgspec.structs.replace(record, run=run, cell=cell)
+
+
+def by_name(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.run.id, record.cell.backend))
+
+
+def test_a_database_of_revision_0001_is_migrated_and_holds_the_same(old: Path) -> None:
+    with open_store(old, create=False) as store, store.read() as session:
+        assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
+        found = list(stored_records(session))
+        assert list(verify(session)) == []
+    assert list(map(plain, by_name(found))) == list(map(plain, by_name(recorded())))
+    newest = {record.run.id: record.run.commit for record in recorded() if record.run.commit.parents}
+    assert {record.run.id: record.run.commit for record in found if record.run.id in newest} == newest
+
+
+def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path: Path, write: Any, make: Any) -> None:
+    """Of the same records; alerts can be opened in it."""
+    path = tmp_path / "old.db"
+    path.write_bytes(gzip.decompress((DATA / "revision_0002.db.gz").read_bytes()))
+    with open_store(path, create=False) as store, store.read() as session:
+        assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
+        assert list(map(plain, by_name(list(stored_records(session))))) == list(map(plain, by_name(recorded())))
+        assert list(verify(session)) == []
+        assert session.scalar(text("SELECT count(*) FROM alert")) == 0
+    assert path.with_name("old.db.backup-0002").exists()
+    assert cli("ingest", write([make(900, status="wrong")]), db=path).exit_code == 0
+    assert "1 opened (1)" in cli("gate", "--update", db=path).stderr
+    assert cli("verify", db=path).exit_code == 0
+
+
+@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.parametrize("before", [1.5e-7, 0.0])
+def test_levels_of_accuracies_lose_their_floor(
+    cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record], before: float
+) -> None:
+    """Revision 0003 kept what they are judged with, 1e-6 more."""
+    path = tmp_path / "old.db"
+    nights = [make(night, rms=before if night < 5 else 2e-6) for night in range(7)]
+    assert cli("ingest", write(nights), db=path).exit_code == 0
+    assert cli("gate", "--update", db=path).exit_code == 1
+    with sqlite3.connect(path) as connection:
+        (new,) = connection.execute('SELECT "before", "after", effect FROM alert').fetchall()
+        connection.execute('UPDATE alert SET "before" = "before" + 1e-6, "after" = "after" + 1e-6, effect = 0.9')
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+    with open_store(path, create=False) as store, store.read() as session:
+        found = session.execute(text('SELECT "before", "after", effect FROM alert')).all()
+    assert list(found[0]) == [None if value is None else pytest.approx(value) for value in new]
+    assert tuple(new[:2]) == (pytest.approx(before), pytest.approx(2e-6))
+    assert before or (found[0][0], found[0][2]) == (0.0, None)
+
+
+def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: Path) -> None:
+    result = cli("ingest", DATA / "revision_0001.jsonl", db=old)
+    assert "0 points added, 12 already known" in result.stdout
+
+
+def test_a_copy_is_left_beside_it(cli: Cli, old: Path) -> None:
+    before = dump(old)
+    assert cli("runs", db=old).exit_code == 0
+    copy = old.with_name("old.db.backup-0001")
+    assert dump(copy) == before
+    assert sorted(entry.name for entry in old.parent.iterdir()) == ["old.db", "old.db.backup-0001"]
+
+
+def test_no_copy_is_overwritten(cli: Cli, old: Path) -> None:
+    first = old.with_name("old.db.backup-0001")
+    first.write_bytes(b"precious")
+    assert cli("runs", db=old).exit_code == 0
+    assert first.read_bytes() == b"precious"
+    assert old.with_name("old.db.backup-0001-1").exists()
+
+
+def test_without_room_for_a_copy_nothing_is_migrated(cli: Cli, old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, copy: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = dump(old)
+    monkeypatch.setattr(stores, "copy_sqlite", full)
+    result = cli("runs", db=old)
+    assert (result.exit_code, "is not migrated, since no copy can be made" in result.stderr) == (2, True)
+    assert "No space left on device" in result.stderr
+    assert dump(old) == before
+
+
+def test_a_migration_that_dies_in_the_middle_leaves_the_old_database(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, calls, real = dump(old), [], points.point_values
+
+    def dies(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(points, "point_values", dies)
+    with pytest.raises(KeyboardInterrupt):
+        open_store(old, create=False)
+    assert dump(old) == before
+    monkeypatch.undo()
+    with open_store(old, create=False) as store, store.read() as session:
+        assert len(list(stored_records(session))) == 12
+
+
+def test_an_old_database_that_cannot_be_migrated_says_so(cli: Cli, old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("UPDATE point SET kernels = 'no JSON' WHERE id = 3")
+    before = dump(old)
+    result = cli("runs", db=old)
+    assert result.exit_code == 2
+    assert "cannot be migrated from revision 0001, and is as it was" in result.stderr
+    assert dump(old) == before
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        ("DROP TABLE point", "is half migrated: table point is missing; restore a backup"),
+        ("DROP TABLE kernel_set", "is half migrated: table kernel_set is missing"),
+        ("DELETE FROM alembic_version", "is half migrated: it has tables but no revision"),
+        ("ALTER TABLE point DROP COLUMN rms", "is half migrated: table point lacks rms"),
+    ],
+    ids=["no point", "no kernel_set", "no revision", "no column"],
+)
+def test_a_half_migrated_database_is_refused(
+    cli: Cli, stored: Any, make: Any, write: Any, done: str, said: str
+) -> None:
+    path = stored([make()])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(done)
+    before = dump(path)
+    for command in (["runs"], ["ingest", write([make(1)], "more.jsonl")], ["verify"]):
+        result = cli(*command)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in result.stderr
+    assert dump(path) == before
+
+
+def test_tables_of_a_revision_that_is_not_finished_are_refused(cli: Cli, old: Path) -> None:
+    """As a tool without transactions would leave them: the new tables, and the old revision."""
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("CREATE TABLE kernel_set (id INTEGER)")
+    before = dump(old)
+    result = cli("runs", db=old)
+    assert (result.exit_code, "kernel_set" in result.stderr) == (2, True)
+    assert dump(old) == before
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_every_revision_can_be_migrated_from_when_empty(tmp_path: Path, revision: str) -> None:
+    url = stores.URL.create("sqlite", database=str(tmp_path / "t.db"))
+    engine = stores._engine(url, "t.db")
+    migrate(engine, revision)
+    engine.dispose()
+    with open_store(tmp_path / "t.db", create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+
+
+def test_a_store_of_memory_is_migrated_without_a_copy() -> None:
+    with open_store("sqlite://", create=True) as store, store.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM point")) == 0
+    with pytest.raises(StoreError, match="holds no groupbench tables"):
+        open_store("sqlite://", create=False)
+
+
+def dump(path: Path) -> str:
+    """All that a database holds, as SQL."""
+    with closing(sqlite3.connect(path)) as connection:
+        return digest(list(connection.iterdump()))

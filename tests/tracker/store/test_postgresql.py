@@ -1,0 +1,122 @@
+"""What is PostgreSQL's own. (Most tests of the tracker run on it as well: see conftest.)"""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy import MetaData, create_engine, select, text
+
+from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store.engine import migrate, open_store
+from groupbench.tracker.store.maintenance import verify
+from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.schema import HEAD
+
+Cli = Callable[..., Result]
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_an_older_database_is_migrated_and_holds_the_same(
+    cli: Cli, db: str, write: Any, make: Any, tmp_path: Path
+) -> None:
+    """The rows of the old SQLite file, put into tables of revision 0001."""
+    old = tmp_path / "old.db"
+    old.write_bytes(gzip.decompress((DATA / "revision_0001.db.gz").read_bytes()))
+    migrate(stores._engine(stores.make_url(db), "pg"), "0001")
+    tables = MetaData()
+    source, target = create_engine(f"sqlite:///{old}"), stores._engine(stores.make_url(db), "pg")
+    tables.reflect(source)
+    with source.connect() as reading, target.begin() as writing:
+        there = MetaData()
+        there.reflect(writing)
+        for table in tables.sorted_tables:
+            if table.name == "alembic_version":
+                continue
+            rows = [dict(row) for row in reading.execute(select(table)).mappings()]
+            writing.execute(there.tables[table.name].insert(), rows)
+            newest = max(row["id"] for row in rows)
+            writing.execute(
+                text("SELECT setval(pg_get_serial_sequence(:name, 'id'), :newest)"),
+                {"name": f'"{table.name}"', "newest": newest},
+            )
+    target.dispose()
+    with open_store(old, create=False) as store, store.read() as session:
+        expected = list(stored_records(session))
+    with open_store(db, create=False) as store, store.read() as session:
+        assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
+        assert list(stored_records(session)) == expected
+        assert list(verify(session)) == []
+        assert session.scalar(text("SELECT count(*) FROM alert")) == 0
+    assert "2 points added" in cli("ingest", write([make(7), make(7, backend="new")])).stdout
+
+
+def test_a_migrated_database_goes_on(cli: Cli, db: str, write: Any, make: Any) -> None:
+    migrate(stores._engine(stores.make_url(db), "pg"), "0001")
+    assert cli("ingest", write([make(), make(1)])).exit_code == 0
+    assert cli("verify").stdout == "VERIFY ok: 2 points\n"
+
+
+def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, db: str) -> None:
+    stored([make()])
+    with open_store(db, create=False) as store, store.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    assert "newer than this groupbench knows" in cli("runs").stderr
+
+
+@pytest.mark.parametrize("drop", ["DROP TABLE point", "DELETE FROM alembic_version"])
+def test_a_half_migrated_database_is_refused(cli: Cli, stored: Any, make: Any, db: str, drop: str) -> None:
+    stored([make()])
+    with open_store(db, create=False) as store, store.write() as session:
+        session.execute(text(drop))
+    assert "is half migrated" in cli("runs").stderr
+
+
+def test_the_database_of_another_program_is_refused(cli: Cli, db: str, write: Any, make: Any) -> None:
+    engine = create_engine(db)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (x integer)"))
+    engine.dispose()
+    assert "is a database of something else" in cli("ingest", write([make()])).stderr
+
+
+def test_reading_makes_nothing(cli: Cli, db: str) -> None:
+    assert "holds no groupbench tables" in cli("runs").stderr
+    engine = create_engine(db)
+    with engine.connect() as connection:
+        tables = MetaData()
+        tables.reflect(connection)
+    engine.dispose()
+    assert not tables.tables
+
+
+def test_processes_at_once_make_and_fill_one_database(db: str, write: Any, make: Any, cli: Cli) -> None:
+    files = [write([make(night, backend=f"b{i}") for i in range(50)], f"{night}.jsonl") for night in range(4)]
+    command = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", "--db", db, "ingest"]
+    running = [
+        subprocess.Popen([*command, str(file), str(files[0])], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for file in files
+    ]
+    said = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 4, said
+    assert cli("verify").stdout == "VERIFY ok: 200 points\n"
+
+
+def test_an_unreachable_server_is_one_line(cli: Cli) -> None:
+    result = cli("runs", db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
+    assert (result.exit_code, "secret" in result.stderr) == (2, False)
+
+
+def test_sql_only_reads(cli: Cli, stored: Any, make: Any) -> None:
+    stored([make()])
+    assert "1" in cli("sql", "SELECT count(*) FROM point").stdout
+    for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point"):
+        assert cli("sql", statement).exit_code == 2
+    assert cli("verify").stdout == "VERIFY ok: 1 point\n"

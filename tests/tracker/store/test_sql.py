@@ -1,0 +1,148 @@
+"""`groupbench sql`: answers, and never writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from groupbench.tracker.errors import QueryError, TrackerError
+from groupbench.tracker.store import sql
+from groupbench.tracker.store.sql import ask
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def path(stored: Any, make: Any) -> Path:
+    return stored([make(0), make(1), make(1, backend="b", status="oom")])
+
+
+def test_answers(cli: Cli, path: Path) -> None:
+    counted = "SELECT backend, count(*) AS n FROM series JOIN point ON series_id = series.id GROUP BY 1 ORDER BY 1"
+    assert json.loads(cli("sql", counted, "--json").stdout) == [{"backend": "b", "n": 1}, {"backend": "triton", "n": 2}]
+    assert cli("sql", counted, "--csv").stdout == "backend,n\nb,1\ntriton,2\n"
+    assert cli("sql", counted, "--md").stdout.split("\n")[0] == "| backend | n |"
+    assert cli("sql", counted).stdout.split() == ["backend", "n", "b", "1", "triton", "2"]
+    assert json.loads(cli("sql", "SELECT 1, 1, NULL AS x", "--json").stdout) == [{"1": 1, "1:2": 1, "x": None}]
+    assert cli("sql", "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i+1 FROM n WHERE i<3) SELECT max(i) FROM n")
+    assert json.loads(cli("sql", "PRAGMA table_info(point)", "--json").stdout)
+
+
+def test_values_are_never_part_of_the_statement(cli: Cli, path: Path) -> None:
+    statement = "SELECT count(*) AS n FROM series WHERE backend = :name"
+    for name, number in (("b", 1), ("' OR 1=1 --", 0)):
+        assert json.loads(cli("sql", statement, "-p", "name", name, "--json").stdout) == [{"n": number}]
+    assert cli("sql", statement).exit_code == 2
+
+
+def test_bytes_are_told_by_their_number(cli: Cli, path: Path) -> None:
+    assert "<3 bytes>" in cli("sql", "SELECT x'010203' AS b").stdout
+    assert json.loads(cli("sql", "SELECT x'010203' AS b", "--json").stdout) == [{"b": "AQID"}]
+
+
+WRITES = [
+    "DELETE FROM point",
+    "INSERT INTO run SELECT * FROM run",
+    "UPDATE series SET backend = 'x' RETURNING id",
+    "DROP TABLE point",
+    "CREATE TABLE x (y)",
+    "CREATE TEMP TABLE x (y)",
+    "ATTACH 'other.db' AS other",
+    "VACUUM INTO 'other.db'",
+    "PRAGMA query_only = OFF",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA user_version = 7",
+    "PRAGMA writable_schema = 1",
+    "BEGIN IMMEDIATE",
+    "REINDEX",
+    "SELECT load_extension('x')",
+    "WITH x AS (SELECT 1) DELETE FROM point",
+]
+
+
+@pytest.mark.parametrize("statement", WRITES)
+def test_refuses_to_write(
+    cli: Cli, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = content(path)
+    result = cli("sql", statement)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "sql only reads" in result.stderr
+    assert content(path) == before
+    assert not (tmp_path / "other.db").exists()
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM point", "CREATE TABLE x (y)", "PRAGMA user_version = 7"])
+def test_a_second_lock_behind_the_first(path: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    """Were the authorizer to let something pass, the file is still opened to be read."""
+    monkeypatch.setattr(sql, "_may", lambda *_: sqlite3.SQLITE_OK)
+    before = content(path)
+    with pytest.raises(QueryError):
+        ask(path, statement)
+    assert content(path) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELECT 1; DELETE FROM point", "one statement"),
+        ("SELECT nope FROM point", "no such column"),
+        ("SELEC", "syntax error"),
+        ("", "no rows"),
+        ("-- nothing", "no rows"),
+        ("SELECT '\0'", "null character"),
+    ],
+)
+def test_mistakes_are_one_line(cli: Cli, path: Path, statement: str, said: str) -> None:
+    result = cli("sql", "--", statement)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_a_file_that_is_no_database(cli: Cli, tmp_path: Path) -> None:
+    assert "no such database" in cli("sql", "SELECT 1", db=tmp_path / "none.db").stderr
+    assert not (tmp_path / "none.db").exists()
+    text = tmp_path / "text"
+    text.write_text("hello " * 100)
+    assert "not a database" in cli("sql", "SELECT * FROM run", db=text).stderr
+    assert cli("sql", "SELECT 1", db="sqlite:///" + str(tmp_path / "none.db")).exit_code == 2  # type: ignore[arg-type]
+    assert cli("sql", "SELECT 1", db="nope://x").exit_code == 2  # type: ignore[arg-type]
+
+
+def test_a_database_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In WAL mode, and nobody may make the files beside it."""
+    for beside in (f"{path}-wal", f"{path}-shm"):
+        Path(beside).unlink(missing_ok=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert ask(path, "SELECT count(*) AS n FROM point").rows == ((3,),)
+    assert not Path(f"{path}-wal").exists()
+
+
+WORDS = ("select", "insert", "point", "run", "*", "from", "(", ")", ",", "1", ";", "'a")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=40) | st.lists(st.sampled_from(WORDS)).map(" ".join))
+def test_any_statement_answers_or_is_refused(path: Path, statement: str) -> None:
+    before = content(path)
+    try:
+        answer = ask(path, statement)
+        assert all(len(row) == len(answer.columns) for row in answer.rows)
+    except TrackerError as error:
+        assert "\n" not in error.message
+    assert content(path) == before
+
+
+def content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

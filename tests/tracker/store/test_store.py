@@ -1,0 +1,138 @@
+"""Opening, making and refusing databases."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy import text
+
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store.engine import Store, open_store
+
+Cli = Callable[..., Result]
+
+
+def test_a_new_store_waits_for_writers_and_checks_keys(opened: Store) -> None:
+    with opened.read() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+        assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
+
+
+def test_a_broken_key_is_refused(opened: Store) -> None:
+    insert = "INSERT INTO run (uuid, commit_id, dirty, started, trigger) VALUES ('r', 99, 0, '2026-01-01', 'x')"
+    with pytest.raises(StoreError, match="FOREIGN KEY"), opened.write() as session:
+        session.execute(text(insert))
+
+
+def test_a_write_that_fails_leaves_nothing(opened: Store) -> None:
+    with pytest.raises(RuntimeError), opened.write() as session:
+        session.execute(text("INSERT INTO \"commit\" (hash) VALUES ('a')"))
+        raise RuntimeError
+    with opened.read() as session:
+        assert session.scalar(text('SELECT count(*) FROM "commit"')) == 0
+
+
+def test_opening_again_changes_nothing(db: Path) -> None:
+    open_store(db, create=True).close()
+    before = db.read_bytes()
+    open_store(db, create=True).close()
+    open_store(f"sqlite:///{db}", create=False).close()
+    assert db.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [["history"], ["gate"], ["runs"], ["compare", "a", "b"], ["report"]], ids=str)
+def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None:
+    result = cli(*command)
+    assert result.exit_code == 2
+    assert "no such database" in result.stderr
+    assert list(db.parent.iterdir()) == []
+
+
+def refused(path: Path, words: str, cli: Cli, records: Path) -> None:
+    """Both a reader and a writer say `words`, and the file stays as it is."""
+    before = path.read_bytes() if path.is_file() else None
+    for command in (["runs"], ["ingest", str(records)]):
+        result = cli(*command, db=path)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert words in result.stderr
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, write: Any) -> None:
+    path = stored([make()])
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    said = "database is at revision 9999, newer than this groupbench knows; upgrade groupbench"
+    refused(path, said, cli, write([make(1)]))
+
+
+def test_other_files_are_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:
+    records = write([make()])
+    (tmp_path / "notes.txt").write_text("not a database, but long enough to be one")
+    refused(tmp_path / "notes.txt", "is not a SQLite database", cli, records)
+    refused(tmp_path, "is a directory", cli, records)
+    refused(tmp_path / "notes.txt" / "t.db", "notes.txt", cli, records)
+    (tmp_path / "cut.db").write_bytes(b"SQLite format 3\x00" + b"\x01" * 100)
+    refused(tmp_path / "cut.db", "cut.db", cli, records)
+
+
+def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    refused(path, "something else", cli, write([make()]))
+
+
+def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any, db: Path) -> None:
+    db.touch()
+    assert "is empty" in cli("runs").stderr
+    assert db.read_bytes() == b""
+    assert cli("ingest", write([make()])).exit_code == 0
+
+
+@pytest.mark.parametrize("url", ["nosuch://host/x", "://", "sqlite://host:port/x", "http://[x/y"])
+def test_a_bad_url_is_one_line(cli: Cli, url: str) -> None:
+    result = cli("runs", db=url)  # type: ignore[arg-type]
+    assert result.exit_code == 2
+
+
+def test_a_password_is_never_shown(cli: Cli) -> None:
+    result = cli("runs", db="postgresql+nosuchdriver://me:secret@host/x")  # type: ignore[arg-type]
+    assert result.exit_code == 2
+    assert "secret" not in result.stderr
+
+
+def test_a_file_that_cannot_be_written_is_still_read(
+    cli: Cli, stored: Any, make: Any, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make()])
+    before = sorted(entry.name for entry in path.parent.iterdir())
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: real(p, mode) and not mode & os.W_OK)
+    assert "run-000" in cli("runs").stdout
+    result = cli("ingest", write([make(1)], "more.jsonl"))
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([*before, "more.jsonl"])
+
+
+def test_a_migration_that_fails_leaves_no_file(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = stores.migrate
+
+    def fails(engine: Any) -> None:
+        real(engine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores, "migrate", fails)
+    with pytest.raises(KeyboardInterrupt):
+        open_store(db, create=True)
+    assert list(db.parent.iterdir()) == []

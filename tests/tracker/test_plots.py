@@ -1,0 +1,257 @@
+"""Plots: what they hold is all there, in the terminal and in pictures, whatever the numbers and names."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groupbench.tracker import plots
+from groupbench.tracker.cli.history_plot import trends
+from groupbench.tracker.plots import Comparison, Curve, DrawError, Row, Trend
+
+Cli = Callable[..., Result]
+
+TREND = Trend(
+    "grouped_gemm fwd bf16 G=4,M_g=0|1|2",
+    "ms",
+    ("aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"),
+    (
+        Curve("torch_loop", (1.0, 1.01, 1.0), (0.9, 1.0, 0.9), (1.1, 1.1, 1.1)),
+        Curve("triton_flat", (None, 0.5, 0.7)),
+        Curve("helion", (None, None, None)),
+    ),
+    ((2, "driver 1 -> 2"),),
+)
+COMPARISON = Comparison(
+    "grouped_gemm fwd bf16",
+    "latency, ms",
+    ("torch_loop", "triton_flat", "helion"),
+    (
+        Row("one_row", {"torch_loop": 2.0, "triton_flat": 1.0, "helion": None}, {"helion": "oom: no memory"}),
+        Row("ragged", {"torch_loop": 200.0, "triton_flat": 0.001}, {}),
+    ),
+)
+EMPTY = Comparison("nothing", "ms", (), ())
+
+
+def test_a_trend_in_the_terminal() -> None:
+    text = plots.terminal([TREND], 80, coloured=False)
+    lines = text.splitlines()
+    assert lines[0] == f"{TREND.title}, ms"
+    assert max(map(len, lines)) <= 80
+    assert "a torch_loop: 1 ms last" in text and "b triton_flat: 0.7 ms last" in text
+    assert "c helion: nothing measured" in text
+    assert "| before cccccccccc: driver 1 -> 2" in text
+    (axis,) = [line for line in lines if "aaaaaaaaaa" in line and "bbbbbbbbbb" in line]
+    assert axis.index("aaaaaaaaaa") < axis.index("bbbbbbbbbb") < axis.index("cccccccccc")
+    rows = [line[plots._AXIS :] for line in lines if re.match(r" *[\d.]+ \|", line)]
+    assert len(rows) >= 8
+    assert sum(row.count("a") for row in rows) == 3 and sum(row.count("b") for row in rows) == 2
+    above = [i for i, row in enumerate(rows) if "a" in row]
+    below = [i for i, row in enumerate(rows) if "b" in row]
+    assert max(above) < min(below)  # the larger value stands higher
+
+
+def test_bars_in_the_terminal() -> None:
+    lines = plots.terminal([COMPARISON], 60, coloured=False).splitlines()
+    assert lines[0] == "grouped_gemm fwd bf16, latency, ms"
+    assert max(map(len, lines)) <= 60
+    one, two, three, _, _, four, five = lines[3:10]
+    assert one.count("█") // 2 == two.count("█") > 0
+    assert one.endswith(" 2") and "oom: no memory" in three
+    assert four.count("█") == one.count("█")  # each problem has a scale of its own
+    assert five.endswith("▏ 0.001")  # and nothing that was measured is no bar
+
+
+def test_colour_only_where_it_is_asked_for() -> None:
+    assert "\x1b[" not in plots.terminal([TREND, COMPARISON], 80, coloured=False)
+    assert "\x1b[38;2;" in plots.terminal([TREND], 80, coloured=True)
+    assert "\x1b[38;2;" in plots.terminal([COMPARISON], 80, coloured=True)
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_is_coloured_unless_told_otherwise(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("NO_COLOR", no_color)
+    out = Terminal()
+    plots.draw([TREND], "", out, 80)
+    assert ("\x1b[" in out.getvalue()) is not bool(no_color)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "PNG"])
+def test_pictures(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"plot.{suffix}"
+    path.write_text("old")
+    out = io.StringIO()
+    plots.draw([TREND, COMPARISON, EMPTY], str(path), out)
+    assert out.getvalue() == ""
+    assert list(tmp_path.iterdir()) == [path]
+    head = path.read_bytes()[:8]
+    if suffix == "svg":
+        root = ElementTree.parse(path).getroot()
+        said = " ".join(node.text or "" for node in root.iter() if isinstance(node.tag, str))
+        assert all(name in said for name in ("triton_flat", "one_row", "driver 1"))
+    else:
+        assert head == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_line_ends_where_the_environment_does_and_the_words_stay_within() -> None:
+    from matplotlib.figure import Figure
+
+    card = "gpu_uuid GPU-332f98b9-e88f-ebe3-490a-3c2366119dde → GPU-12920978-c777-bf80-1591-342f3bb24834"
+    ticks = tuple("abcdefgh")
+    title = "grouped_gemm fwd bf16 G=4,M_g=2048,N=2048,K=2048,B=shared tritonbench tritonbench:triton_do_bench NVIDIA"
+    for place in (1, 7):
+        trend = Trend(title, "ms", ticks, (Curve("triton_flat", (1.0,) * 4 + (None,) + (2.0,) * 3),), ((place, card),))
+        figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        plots._draw_trend(axes, trend)
+        figure.canvas.draw()
+        lines = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+        assert lines == ([[0], [1, 2, 3, 5, 6, 7]] if place == 1 else [[0, 1, 2, 3, 5, 6], [7]])
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["triton_flat"]
+        (words,) = axes.texts
+        assert words.get_text() == "gpu_uuid GPU-332f98b9… → GPU-12920978…"
+        box, room = words.get_window_extent(), axes.get_window_extent()
+        assert room.x0 <= box.x0 and box.x1 <= room.x1
+        assert axes.title.get_window_extent().width == 0  # titles stand to the left
+        assert axes._left_title.get_window_extent().x1 <= 0.97 * figure.bbox.width
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert plots.terminal([], 80, coloured=False) == ""
+    plots.picture([], tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("where", ["plot.pdf", "plot", "none/plot.png"])
+def test_a_place_that_is_none(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DrawError, match=re.escape(where)):
+        plots.check(where)
+
+
+def test_a_picture_that_cannot_be_written() -> None:
+    with pytest.raises(DrawError, match="/proc"):
+        plots.picture([COMPARISON], Path("/proc/plot.svg"))
+
+
+@pytest.mark.parametrize(("package", "where"), [("plotille", ""), ("matplotlib.figure", "p.png")])
+def test_a_package_that_is_missing(package: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DrawError, match=re.escape("pip install -e '.[plot]'")):
+        plots.check(where)
+
+
+NUMBERS = st.none() | st.floats(1e-9, 1e9)
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
+
+
+@st.composite
+def panels(draw: st.DrawFn) -> Any:
+    ticks = draw(st.lists(NAMES, min_size=1, max_size=6))
+    row = st.lists(NUMBERS, min_size=len(ticks), max_size=len(ticks)).map(tuple)
+    curves = draw(st.lists(st.builds(Curve, NAMES, row, st.just(()), st.just(())), max_size=4))
+    breaks = draw(st.lists(st.tuples(st.integers(0, len(ticks) - 1), NAMES), max_size=2))
+    names = draw(st.lists(NAMES, max_size=4, unique=True))
+    rows = [Row(label, {name: draw(NUMBERS) for name in names}, {}) for label in draw(st.lists(NAMES, max_size=3))]
+    return [
+        Trend(draw(NAMES), "ms", tuple(ticks), tuple(curves), tuple(breaks)),
+        Comparison(draw(NAMES), "ms", tuple(names), tuple(rows)),
+    ]
+
+
+@given(panels=panels(), width=st.integers(20, 200), coloured=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_any_numbers_in_the_terminal(panels: Any, width: int, coloured: bool) -> None:
+    text = plots.terminal(panels, width, coloured)
+    assert panels[0].title in text and panels[1].title in text
+    for curve in panels[0].curves if any(y is not None for c in panels[0].curves for y in c.y) else ():
+        assert curve.name in text
+
+
+@given(panels=panels())
+@settings(max_examples=5, deadline=None)
+def test_any_numbers_in_a_picture(panels: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("plot") / "p.svg"
+    plots.picture(panels, path)
+    ElementTree.parse(path)
+
+
+@given(share=st.floats(0, 1), room=st.integers(8, 100))
+def test_a_bar_is_as_long_as_its_share(share: float, room: int) -> None:
+    bar = plots._bar(share, room)
+    assert 1 <= len(bar) <= room
+    assert math.isclose(bar.count("█") + (0.5 if bar[-1] != "█" else 0), room * share, abs_tol=1.01)
+
+
+# ---- history --plot
+
+
+def test_history_is_drawn(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    stored(
+        [make(night, backend=name, ms=ms * (1 + night / 10)) for night in range(3) for name, ms in (("a", 1), ("b", 2))]
+    )
+    drawn = cli("history", "--plot")
+    assert drawn.exit_code == 0, drawn.stderr
+    assert "a a: 1.2 ms last" in drawn.stdout and "b b: 2.4 ms last" in drawn.stdout
+    picture = cli("history", "--plot", str(tmp_path / "h.svg"))
+    assert (picture.exit_code, picture.stdout) == (0, "")
+    ElementTree.parse(tmp_path / "h.svg")
+    faster = cli("history", "--plot", "--metrics", "speedup", "--baseline", "b")
+    assert "a a: 2 times the baseline last" in faster.stdout
+
+
+@pytest.mark.parametrize("args", [("--plot", "x.pdf"), ("--plot", "--json")], ids=["suffix", "two formats"])
+def test_history_says_what_it_cannot_draw(args: tuple[str, ...], cli: Cli, stored: Any, make: Any) -> None:
+    stored([make(0)])
+    result = cli("history", *args)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_what_is_no_value_is_a_gap() -> None:
+    def row(run: int, **unlike: Any) -> dict[str, Any]:
+        facts = {"operator": "o", "mode": "fwd", "shape": "s", "dtype": "fp16", "hardware": "h", "host": "builtin"}
+        facts |= {
+            "protocol": "cooled",
+            "seed": 0,
+            "backend": "b",
+            "run": f"r{run}",
+            "started": run,
+            "commit": f"c{run}",
+        }
+        facts |= {"latency_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "status": "ok", "timing": "gpu", "rms": 0.1}
+        return facts | {"environment_changed": []} | unlike
+
+    rows = [
+        row(3, timing="interpreted"),  # the newest comes first, as a history may
+        row(2, status="wrong"),
+        row(1, environment_changed=["driver 1 -> 2"]),
+        row(0),
+        row(4, backend="other", latency_ms=None, status="oom"),
+        row(4, shape="t"),
+    ]
+    first, second = trends(rows, "latency")
+    assert first.ticks == ("c0", "c1", "c2", "c3", "c4")
+    assert [(c.name, c.y) for c in first.curves] == [
+        ("b", (1.0, 1.0, None, None, None)),
+        ("other", (None, None, None, None, None)),
+    ]
+    assert first.curves[0].low == (0.9, 0.9, None, None, None)
+    assert first.breaks == ((1, "driver 1 -> 2"),)
+    assert second.title == "o fwd fp16 t"
+    assert trends(rows, "rms")[0].curves[0].y == (0.1, 0.1, None, 0.1, None)  # an interpreted result is one

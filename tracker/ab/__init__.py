@@ -1,0 +1,1 @@
+"""Two versions of a kernel, measured in turns on one device until it is clear whether they differ."""

@@ -1,0 +1,452 @@
+"""Two sides on one device, in turns, until it is clear whether they differ.
+
+A comparison is made of blocks. In each, both sides are placed anew in memory, then their bursts take turns in an order
+that a coin decides (head first or base first, and mirrored where there are two each, so that what comes later in a
+block is no one's disadvantage). Every few blocks both sides get new processes. After each block tracker/stats/
+sequential.py says same, different or continue. Blocks and not bursts are the unit, since an address moves a kernel by
+up to 0.4 % for as long as it is not moved.
+
+The GPU rests before a burst; short bursts share one rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from groupbench.tracker.ab.result import (
+    REFRESH_BLOCKS,
+    AbCell,
+    AbResult,
+    Block,
+    RecordsError,
+    SideAccuracy,
+    Verdict,
+    append_record,
+    as_json,
+    defaults,
+    exit_code,
+    rule_for,
+)
+from groupbench.tracker.ab.side import AbError, Side, SideError, SideFailure, SideProcess
+
+__all__ = [
+    "AbCell",
+    "AbError",
+    "AbResult",
+    "Bench",
+    "Block",
+    "RecordsError",
+    "Side",
+    "SideAccuracy",
+    "as_json",
+    "exit_code",
+    "open_sides",
+    "rule_for",
+]
+
+SHORT_BURST_S = 0.03
+"""Two sides' bursts share a rest up to this length, of which a kernel below 1 ms runs for a third."""
+BURST_TO_PLACEMENT = 2.0
+"""A burst's scatter over a placement's: 1.3 to 2.4 on an H100 but for long kernels, whose placement hardly matters."""
+
+
+class Bench:
+    """One long-lived process a side, for as many comparisons as one likes. A context manager.
+
+    budget_s      of wall time for one comparison, preparation included
+    min_effect    relative change below which sides are the same; None: by device and latency, see `defaults`
+    alpha         share of like sides that are ever called different
+    timeout_s     how long a side may stay silent
+    seed          of the coin and of the placements, with a count of the comparisons
+    only_changed  sides whose compiled kernels are equal are the same without timing
+    rest          before each burst, once a block, or (auto) as the length of a burst says
+    records       a file that gets a line for each comparison, its bursts included
+    results       what was compared so far
+    """
+
+    def __init__(
+        self,
+        base: Side,
+        head: Side,
+        *,
+        budget_s: float = 60.0,
+        min_effect: float | None = None,
+        alpha: float = 0.001,
+        timeout_s: float = 300.0,
+        seed: int = 0,
+        only_changed: bool = False,
+        refresh_blocks: int = REFRESH_BLOCKS,
+        rest: Literal["auto", "burst", "block"] = "auto",
+        records: Path | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.base, self.head = base, head
+        self.budget_s, self.min_effect, self.alpha, self.timeout_s = budget_s, min_effect, alpha, timeout_s
+        self.seed, self.only_changed, self.refresh_blocks, self.rest = seed, only_changed, refresh_blocks, rest
+        self.records, self.progress = records, progress
+        self.results: list[AbResult] = []
+        self._sides: tuple[SideProcess, SideProcess] | None = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both sides. The next comparison starts new ones."""
+        sides, self._sides = self._sides, None
+        for process in sides or ():
+            process.close()
+
+    @property
+    def device(self) -> str | None:
+        """cuda or cpu; None before anything was asked."""
+        return None if self._sides is None else str(self._sides[0].facts["device"])
+
+    def start(self, device: str = "auto") -> str:
+        """Start both sides now, and say which device they found. Raises AbError."""
+        self._both(device, SideError)
+        return str(self.device)
+
+    def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:
+        """(cells that both sides have and can run, why others are left out).
+
+        selection  operator, and where given backends, shapes, suites, dtypes, mode, plugins: as side.py's `cells`
+
+        Raises AbError where both sides lack what was asked for by name, SideError where one does or does not start.
+        """
+        found: list[dict[tuple[str, ...], str | None]] = []
+        failures: list[SideFailure] = []
+        for process in self._both(device, SideError):
+            try:
+                answer = process.ask("cells", self.timeout_s, **selection)
+            except SideFailure as failure:
+                failures.append(failure)
+                continue
+            keys = ("operator", "backend", "shape", "dtype", "mode")
+            found.append({tuple(cell[key] for key in keys): cell["unavailable"] for cell in answer})
+        if failures:
+            kind = AbError if len(failures) == 2 else SideError
+            raise kind(f"{failures[0].title}: {_usage(failures[0].message)}")
+        base, head = found
+        cells, notes = [], []
+        for key in {**head, **base}:
+            reason = next((side[key] for side in found if side.get(key)), None)
+            if key not in base or key not in head:
+                missing = self.base if key not in base else self.head
+                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: not in {missing.title}")
+            elif base[key] and head[key]:
+                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: unavailable: {reason}")
+            else:
+                plugins = tuple(selection.get("plugins") or ())
+                operator, backend, shape, dtype, mode = key
+                cells.append(AbCell(operator, backend, shape, dtype, mode=mode, device=device, plugins=plugins))
+        return cells, notes
+
+    def compare(self, cell: AbCell) -> AbResult:
+        """One comparison. What a side cannot do is a result too, `failed`.
+
+        Raises AbError where a comparison cannot be made at all (no such device, sides on unlike devices), RecordsError
+        where it cannot be kept.
+        """
+        seed = self.seed + len(self.results)
+        comparison = _Comparison(self, cell, seed)
+        try:
+            result = comparison.run()
+        except SideFailure as failure:
+            result = comparison.failed(failure)
+        except BaseException:
+            self.close()
+            raise
+        self.results.append(result)
+        if self.records is not None:
+            append_record(self.records, result)
+        return result
+
+    def _both(self, device: str, problem: type[AbError] | None = None) -> tuple[SideProcess, SideProcess]:
+        """The running sides, started where they are not, on that device."""
+        alive = self._sides is not None and all(process.alive for process in self._sides)
+        if self._sides is not None and (not alive or device not in (self._sides[0].device, self.device)):
+            self.close()
+        if self._sides is None:
+            base = SideProcess("base", self.base, device)
+            try:
+                sides = (base, SideProcess("head", self.head, device))
+            except BaseException:
+                base.close()
+                raise
+            self._sides = sides
+            for process in sides:
+                process.send("hello", self.timeout_s, device=device)
+            try:
+                for process in sides:
+                    process.hello()
+            except SideFailure as failure:
+                self.close()
+                if problem is not None:
+                    raise problem(f"{failure.title}: {failure.message}") from None
+                raise
+            devices = [process.facts["device"] for process in sides]
+            if devices[0] != devices[1]:
+                self.close()
+                raise AbError(f"base would run on {devices[0]} and head on {devices[1]}: say --device")
+        return self._sides
+
+
+class _Comparison:
+    """One cell, from its preparation to its verdict."""
+
+    def __init__(self, bench: Bench, cell: AbCell, seed: int) -> None:
+        self.bench, self.cell, self.seed = bench, cell, seed
+        self.started = time.monotonic()
+        self.coin = random.Random(seed)
+        self.result = AbResult(cell, bench.base, bench.head, "unknown", seed=seed)
+        self.blocks: list[Block] = []
+        self.sides: tuple[SideProcess, ...] = ()
+
+    def run(self) -> AbResult:
+        bench, cell = self.bench, self.cell
+        self.sides = bench._both(cell.device)
+        bench.progress(f"{cell}: preparing")
+        prepared = self._prepare()
+        base, head = prepared
+        self._keep(
+            timing=base["timing"],
+            base_accuracy=_accuracy(base),
+            head_accuracy=_accuracy(head),
+            base_hash=_hash(base["kernels"]),
+            head_hash=_hash(head["kernels"]),
+            base_environment=self.sides[0].facts["environment"],
+            head_environment=self.sides[1].facts["environment"],
+        )
+        if "interpreted" in (base["timing"], head["timing"]):
+            self._unload()
+            alike = self.result.accuracy_change == "same"
+            verdict: Verdict = "same" if alike else "different"
+            return self._ended(verdict, message="interpreted kernels have no latency: accuracy alone was compared")
+        if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
+            self._unload()
+            return self._ended("same", message="the compiled kernels and their configs are equal: not timed")
+        result = self._measure()
+        self._unload()
+        return result
+
+    def failed(self, failure: SideFailure) -> AbResult:
+        """The result of a comparison that a side's failure ended; the other side is freed of the cell."""
+        for process in self.sides:
+            if failure.who != "both" and process.who != failure.who:
+                with contextlib.suppress(SideFailure):
+                    process.ask("unload", self.bench.timeout_s)
+        message = f"{failure.who} ({failure.title}): {_usage(failure.message)}"
+        self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks))
+        return self._ended("failed", message=message, failed_side=failure.who, failed_status=failure.status)
+
+    def _prepare(self) -> list[dict[str, Any]]:
+        """Both sides' answers; on a GPU at the same time, since nothing is timed yet."""
+        cell = msgspec.to_builtins(self.cell)
+        return self._ask_both("prepare", cell=cell, timeout_s=self.bench.timeout_s)
+
+    def _measure(self) -> AbResult:
+        from groupbench.tracker.stats import sequential
+
+        timing = self.result.timing or "cpu"
+        latency_ms, burst_s, reload_s = self._scout()
+        plan = defaults(timing, latency_ms)
+        min_effect = plan.min_effect if self.bench.min_effect is None else self.bench.min_effect
+        rule = rule_for(timing, latency_ms, self.bench.alpha, min_effect, self.bench.refresh_blocks)
+        self._keep(min_effect=min_effect)
+        samples = self.cell.samples or plan.samples
+        idle_s = plan.idle_s if self.cell.idle_s is None else self.cell.idle_s
+        burst_s *= samples / self._scouted
+        shares_rest = self.bench.rest == "block" or (self.bench.rest == "auto" and burst_s <= SHORT_BURST_S)
+        bursts = bursts_a_side(reload_s, burst_s, idle_s, shares_rest)
+        decision = sequential.decide([], rule)
+        while decision.verdict == "continue" and len(self.blocks) < sequential.MAX_BLOCKS and self._has_time():
+            self._block(samples, bursts, idle_s, shares_rest)
+            decision = sequential.decide([block.difference for block in self.blocks], rule)
+            self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
+        self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks), **_levels(self.blocks))
+        if not self.blocks:
+            return self._ended("unknown", message=f"preparing took the whole budget of {self.bench.budget_s:g} s")
+        if decision.verdict == "continue":
+            effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
+            message = f"not resolved within {self.bench.budget_s:g} s; the interval is one of 95 %"
+            return self._ended("unknown", message, effect=effect, low=_finite(low), high=_finite(high))
+        return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
+
+    def _scout(self) -> tuple[float, float, float]:
+        """(latency in ms, seconds of a burst, seconds to place both sides anew): what the blocks are planned by."""
+        self._scouted = self.cell.samples or 10
+        self._adopt(self._scouted)
+        started = time.monotonic()
+        self._ask_both("reload", seed=self.coin.getrandbits(32), samples=self._scouted)
+        reload_s = time.monotonic() - started
+        medians, seconds = [], []
+        for process in self.sides:
+            started = time.monotonic()
+            medians.append(statistics.median(process.ask("burst", self.bench.timeout_s)))
+            seconds.append(time.monotonic() - started)
+        return min(medians), max(seconds), reload_s
+
+    def _adopt(self, samples: int, fresh: bool = False) -> None:
+        """The cell in the process of each side that is timed, in a new one if fresh."""
+        for process in self.sides:
+            seed = self.coin.getrandbits(32)
+            process.send("adopt", self.bench.timeout_s, seed=seed, samples=samples, fresh=fresh)
+        self._receive_both()
+
+    def _block(self, samples: int, bursts: int, idle_s: float, shares_rest: bool) -> None:
+        """Other addresses for both sides, or other processes when it is time; then their bursts."""
+        age, turn = divmod(len(self.blocks), self.bench.refresh_blocks)
+        if age and not turn:
+            self._adopt(samples, fresh=True)
+        for process in self.sides:
+            process.send("reload", self.bench.timeout_s, seed=self.coin.getrandbits(32), samples=samples)
+        self._receive_both()
+        order = block_order(bursts, self.coin.random() < 0.5)
+        taken: dict[str, list[float]] = {"A": [], "B": []}
+        for number, name in enumerate(order):
+            if idle_s and (number == 0 or not shares_rest):
+                time.sleep(idle_s)
+            process = self.sides["AB".index(name)]
+            taken[name].append(statistics.median(process.ask("burst", self.bench.timeout_s)))
+        self.blocks.append(Block(order, age, tuple(taken["A"]), tuple(taken["B"])))
+
+    def _ask_both(self, verb: str, **arguments: Any) -> list[Any]:
+        for process in self.sides:
+            process.send(verb, self.bench.timeout_s, **arguments)
+        return self._receive_both()
+
+    def _receive_both(self) -> list[Any]:
+        """Both answers. Where both fail, the failure is of both, with what base said."""
+        answers: list[Any] = []
+        failures: list[SideFailure] = []
+        for process in self.sides:
+            try:
+                answers.append(process.receive())
+            except SideFailure as failure:
+                failures.append(failure)
+        if len(failures) == 2:
+            first, second = failures
+            titles = first.title if first.title == second.title else f"{first.title}, {second.title}"
+            raise SideFailure("both", titles, first.status, first.message)
+        if failures:
+            raise failures[0]
+        return answers
+
+    def _unload(self) -> None:
+        for process in self.sides:
+            process.send("unload", self.bench.timeout_s)
+        with contextlib.suppress(SideFailure):
+            self._receive_both()
+
+    def _has_time(self) -> bool:
+        return time.monotonic() - self.started < self.bench.budget_s
+
+    def _keep(self, **facts: Any) -> None:
+        self.result = replace(self.result, **facts)
+
+    def _ended(self, verdict: Verdict, message: str | None = None, **facts: Any) -> AbResult:
+        seconds = round(time.monotonic() - self.started, 3)
+        return replace(self.result, verdict=verdict, message=message, seconds=seconds, **facts)
+
+
+def bursts_a_side(reload_s: float, burst_s: float, idle_s: float, shares_rest: bool) -> int:
+    """How many bursts each side has in a block: two where all share one rest, else as reloading costs."""
+    from groupbench.tracker.stats.sequential import bursts_per_block
+
+    return 2 if shares_rest else bursts_per_block(1.0, BURST_TO_PLACEMENT, reload_s, burst_s + idle_s)
+
+
+def block_order(bursts: int, head_first: bool) -> str:
+    """AB, ABBA, ABBAAB, ... or the same with B first."""
+    pair = "BA" if head_first else "AB"
+    return "".join(pair if number % 2 == 0 else pair[::-1] for number in range(bursts))
+
+
+@contextlib.contextmanager
+def open_sides(
+    base: str,
+    head: str,
+    *,
+    repo: Path | None = None,
+    setup: str | None = None,
+    base_python: str | None = None,
+    head_python: str | None = None,
+) -> Iterator[tuple[Side, Side]]:
+    """Two sides from what a user types: each a folder, taken as it is, or a commit of `repo`, checked out meanwhile.
+
+    Raises WorktreeError where a name is neither, SetupError where a commit does not build.
+    """
+    from groupbench.tracker.ab import worktree
+
+    repo = repo or Path.cwd()
+    with contextlib.ExitStack() as stack:
+        trees: dict[str, Side] = {}
+        for name in (base, head):
+            if name in trees:
+                continue
+            if Path(name).is_dir():
+                trees[name] = Side(name, Path(name).resolve())
+            else:
+                commit = worktree.resolve(repo, name)
+                trees[name] = Side(name, stack.enter_context(worktree.checkout(repo, commit, setup)), commit=commit)
+        pythons = ((base, base_python), (head, head_python))
+        first, second = (replace(trees[name], python=python or sys.executable) for name, python in pythons)
+        yield first, second
+
+
+def _accuracy(prepared: dict[str, Any]) -> SideAccuracy:
+    problem = prepared["problem"]
+    return SideAccuracy("ok" if problem is None else "wrong", prepared["accuracy"].get("rms"), problem)
+
+
+def _hash(kernels: list[dict[str, Any]]) -> str | None:
+    """One name for all compiled kernels; None where there are none, or one is not known."""
+    hashes = [kernel.get("hash") for kernel in kernels]
+    return "+".join(sorted(map(str, hashes))) if hashes and all(hashes) else None
+
+
+def _same_code(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> bool:
+    """Whether both launch the same kernels with the same configs, and launch some."""
+
+    def identity(kernels: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+        return sorted(
+            (kernel["name"], str(kernel.get("hash")), repr(sorted(kernel.get("config", {}).items())))
+            for kernel in kernels
+        )
+
+    return _hash(base) is not None and _hash(head) is not None and identity(base) == identity(head)
+
+
+def _levels(blocks: Sequence[Block]) -> dict[str, float]:
+    """Each side's median over all bursts, in ms."""
+    if not blocks:
+        return {}
+    return {
+        "base_ms": statistics.median(ms for block in blocks for ms in block.base_ms),
+        "head_ms": statistics.median(ms for block in blocks for ms in block.head_ms),
+    }
+
+
+def _usage(message: str) -> str:
+    return message.removeprefix("UsageError: ")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,221 @@
+"""Suspects of a run, decided: both commits measured in turns on this machine, and what came of it stored.
+
+The base is the last commit measured before the change, the head the run's own. Cells of one pair of commits share two
+worktrees and one bench. What the budget does not reach is left out, and said.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Side
+from groupbench.tracker.ab.worktree import WorktreeError, checkout, resolve
+from groupbench.tracker.environment import hardware_class
+from groupbench.tracker.judge import gate
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.query import points
+from groupbench.tracker.record import Environment
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import FAILED, Compared
+from groupbench.tracker.store.engine import Store
+from groupbench.tracker.text.wording import counted
+
+Tell = Callable[[Judged, Compared], None]
+
+
+CELL_S = 60.0
+"""Of wall time for one comparison, at most."""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What became of a run's suspects."""
+
+    compared: tuple[tuple[Judged, Compared], ...] = field(default=())
+    left_out: tuple[Judged, ...] = field(default=())  # for want of time
+    asked_before: tuple[Judged, ...] = field(default=())  # the same commits, without a decision
+    elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
+
+    @property
+    def decided(self) -> bool:
+        undecided = self.left_out or self.asked_before or self.elsewhere
+        return not undecided and all(one.decided for _, one in self.compared)
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        counts: dict[str, int] = {}
+        for _, one in self.compared:
+            counts[one.verdict] = counts.get(one.verdict, 0) + 1
+        told = [f"{number} {verdict}" for verdict, number in counts.items()]
+        if self.left_out:
+            told.append(f"{len(self.left_out)} left out, the budget is spent; `groupbench confirm` goes on")
+        if self.asked_before:
+            told.append(f"{counted(len(self.asked_before), 'earlier comparison')} gave no decision; see --again")
+        if self.elsewhere:
+            told.append(f"{len(self.elsewhere)} cannot be measured on this machine")
+        return "CONFIRM " + (", ".join(told) or "nothing to do: the run has no suspect that an A/B would decide")
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Suspects that two commits decide."""
+
+    base: str
+    head: str
+    rows: tuple[Judged, ...]
+
+
+def confirm(
+    store: Store,
+    run: str | None = None,  # start of its id; None is the newest
+    *,
+    repo: Path,
+    budget_s: float,
+    setup: str | None = None,  # shell command, run in each tree first
+    base_python: Path | None = None,
+    plugins: Sequence[str] = (),
+    again: bool = False,
+    tell: Tell = lambda row, compared: None,
+    say: Callable[[str], None] = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Confirmed:
+    """Measure what history cannot decide, and store each comparison as it comes, but for failures of both sides.
+
+    Raises QueryError; WorktreeError where `repo` is no clone.
+    """
+    with store.read() as session:
+        judged = gate.judge_run(session, points.find_run(session, run))
+        known = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
+    pairs, before = _plan(judged.suspects, known, again)
+    if pairs:
+        resolve(repo, "HEAD")  # what is no clone at all tells nothing of a commit
+    end = clock() + budget_s
+    done: list[tuple[Judged, Compared]] = []
+    left_out: list[Judged] = []
+    elsewhere: list[Judged] = []
+    for pair in pairs:
+        if clock() >= end:
+            left_out += pair.rows
+            continue
+        say(f"A/B of {pair.base[:10]} and {pair.head[:10]}: {len(pair.rows)} series")
+        remaining = list(pair.rows)
+        try:
+            with _bench(repo, pair, setup, base_python) as bench:
+                while remaining and clock() < end:
+                    bench.budget_s = min(CELL_S, end - clock())
+                    row = remaining[0]
+                    result = bench.compare(_cell(row, plugins))
+                    compared = _compared(row, result, pair)
+                    # What fails on both sides tells nothing of either commit, and may be mended here: it is not kept.
+                    done.append((row, compared if result.failed_side == "both" else _stored(store, row, compared)))
+                    tell(*done[-1])
+                    remaining.pop(0)
+            left_out += remaining
+        except WorktreeError as error:  # a commit that cannot be had here: the same for all of them
+            for row in remaining:
+                failed = Compared(pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message)
+                done.append((row, _stored(store, row, failed)))
+                tell(*done[-1])
+        except AbError as error:  # this machine cannot compare; another may
+            say(error.message)
+            elsewhere += remaining
+    return Confirmed(tuple(done), tuple(left_out), tuple(before), tuple(elsewhere))
+
+
+def _plan(
+    suspects: Sequence[Judged], known: dict[int, list[Compared]], again: bool
+) -> tuple[list[_Pair], list[Judged]]:
+    """(what to measure by commits, those with the gravest change first; what was measured before)."""
+    groups: dict[tuple[str, str], list[Judged]] = {}
+    before = []
+    for row in suspects:
+        assert row.ab_base is not None and row.point is not None
+        commits = row.ab_base.commit, row.point.run.commit
+        if not again and any((one.base, one.head) == commits for one in known.get(row.series.pk, ())):
+            before.append(row)
+        else:
+            groups.setdefault(commits, []).append(row)
+    return [_Pair(*commits, tuple(rows)) for commits, rows in groups.items()], before
+
+
+@contextmanager
+def _bench(repo: Path, pair: _Pair, setup: str | None, base_python: Path | None) -> Iterator[Bench]:
+    """Both commits as folders, and a bench between them. Raises WorktreeError."""
+    with ExitStack() as stack:
+        sides = []
+        for commit, python in ((pair.base, base_python or sys.executable), (pair.head, sys.executable)):
+            tree = stack.enter_context(checkout(repo, commit, setup))
+            sides.append(Side(title=commit[:10], tree=tree, python=str(python), commit=commit))
+        yield stack.enter_context(Bench(*sides))
+
+
+def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
+    series = row.series
+    assert row.point is not None
+    return AbCell(
+        operator=series.operator,
+        backend=series.backend,
+        shape=series.shape,
+        dtype=series.dtype,
+        mode=series.mode,
+        seed=series.seed,
+        device=row.point.environment.facts.device,
+        plugins=tuple(plugins),
+    )
+
+
+def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
+    """What an A/B said, to be kept. Raises AbError where it says nothing of the row's series."""
+    if result.head_environment:
+        here = hardware_class(msgspec.convert(result.head_environment, Environment, strict=False))
+        if here != row.series.hardware:
+            raise AbError(f"this machine has {here}, the suspects are of {row.series.hardware}: confirm them there")
+    message = result.message
+    if result.failed_side == "both" and result.failed_status == "usage":
+        message = f"{message}; backends that came by --plugin need it here, too"
+    sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
+    return Compared(
+        base=pair.base,
+        head=pair.head,
+        verdict=result.verdict,
+        measured=datetime.now(UTC),
+        effect=_plain(result.effect),
+        low=_plain(result.low),
+        high=_plain(result.high),
+        base_ms=_plain(result.base_ms),
+        head_ms=_plain(result.head_ms),
+        pairs=result.pairs,
+        seconds=_plain(result.seconds),
+        message=message,
+        details={
+            "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
+            "kernel_hash": [hash_ for _, hash_ in sides],
+            "gpu_uuid": result.head_environment.get("gpu_uuid"),
+        },
+    )
+
+
+def _stored(store: Store, row: Judged, compared: Compared) -> Compared:
+    with store.write() as session:
+        comparisons.store(session, row.series.pk, compared)
+    return compared
+
+
+def _plain(value: float | None) -> float | None:
+    """As the database keeps it."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def relative(effect: float) -> float:
+    """Of a logarithm."""
+    return math.expm1(effect)

@@ -1,0 +1,1 @@
+"""The commit of a range that changed a kernel, found by A/B comparisons."""

@@ -1,0 +1,223 @@
+"""Driving a search: each question to the log or to an A/B of two checkouts, the answer as rows and lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from groupbench.tracker.bisect.history import BisectError
+from groupbench.tracker.bisect.hunt import Answer, Direction, Hunting, Settings
+from groupbench.tracker.bisect.search import Finding, Question, Rates
+from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.stats.thresholds import RMS_FLOOR, RMS_RATIO
+
+if TYPE_CHECKING:
+    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, SideAccuracy
+    from groupbench.tracker.bisect.log import Header, Log
+
+Comparator = Callable[[Question], Finding]
+
+MOST_CHECKOUTS = 4
+BUDGET_S = 120.0
+"""For one comparison, where none is given: the A/B's own most blocks of a 1 ms kernel fit in."""
+LEAST_ACCURACY = math.log(RMS_RATIO)
+"""Errors less far apart are the same, as for `gate`."""
+ACCURACY_HALF = math.log(1.1)
+"""Half of the interval that is assumed around a ratio of errors: they hardly scatter."""
+
+
+def drive(hunting: Hunting, compare: Comparator, log: Log | None, tell: Callable[[Question, Finding], None]) -> Answer:
+    """Run a search to its end. Findings that the log holds are not measured again."""
+    try:
+        question = next(hunting)
+        while True:
+            finding = log.known(question) if log else None
+            if finding is None:
+                finding = compare(question)
+                if log:
+                    log.add(question, finding)
+            tell(question, finding)
+            question = hunting.send(finding)
+    except StopIteration as done:
+        return done.value
+
+
+class AbComparator:
+    """Compares commits by an A/B of their checkouts. Checkouts are kept while they are in use again and again."""
+
+    def __init__(self, repository: Path, header: Header) -> None:
+        self._repository = repository
+        self._header = header
+        self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
+        self._broken: dict[str, str] = {}
+        self._cell: AbCell | None = None
+        self._count = 0
+
+    def __call__(self, question: Question) -> Finding:
+        trees = {}
+        for at, commit in (("base", question.base), ("head", question.head)):
+            try:
+                trees[at] = self._checkout(commit)
+            except TrackerError as error:
+                return Finding("failed", message=error.message, at=at)
+        return self._compare(question, trees["base"], trees["head"])
+
+    def _compare(self, question: Question, base: Path, head: Path) -> Finding:
+        from groupbench.tracker.ab.bench import Bench, Side
+
+        bench = self._header.bench
+        only_latency = self._header.metric == "latency"
+        self._count += 1
+        python = bench.get("python") or sys.executable
+        with Bench(
+            Side(question.base[:10], base, python, question.base),
+            Side(question.head[:10], head, python, question.head),
+            budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
+            min_effect=bench.get("min_effect"),
+            only_changed=bench.get("only_changed", False),
+            seed=zlib.crc32(f"{question} {self._count}".encode()),  # a pair that is measured again gets other places
+        ) as running:
+            if self._cell is None:
+                self._cell = self._resolved(running)
+            result = running.compare(self._cell)
+        return finding_of_latency(result) if only_latency else finding_of_accuracy(result)
+
+    def _resolved(self, running: Bench) -> AbCell:
+        """The cell, with a dtype where none was given: what both sides take for granted."""
+        from groupbench.tracker.ab.bench import AbCell
+
+        cell = {**self._header.cell, "plugins": tuple(self._header.cell["plugins"])}
+        if cell.get("dtype"):
+            return AbCell(**cell)
+        found, notes = running.cells(
+            cell["device"],
+            operator=cell["operator"],
+            backends=[cell["backend"]],
+            shapes=[cell["shape"]],
+            mode=cell["mode"],
+            plugins=list(cell["plugins"]),
+        )
+        if len(found) != 1:
+            why = "; ".join(notes) or f"{len(found)} cells have that name"
+            raise BisectError(f"no single cell to compare: {why}; say --dtype")
+        return dataclasses.replace(found[0], seed=cell["seed"])
+
+    def _checkout(self, commit: str) -> Path:
+        """The tree of a commit, made once; one that does not build is not tried again."""
+        from groupbench.tracker.ab.worktree import checkout
+
+        if commit in self._broken:
+            raise BisectError(self._broken[commit])
+        if commit not in self._checkouts:
+            while len(self._checkouts) >= MOST_CHECKOUTS:
+                _, (stack, _) = self._checkouts.popitem(last=False)
+                stack.close()
+            stack = ExitStack()
+            try:
+                path = stack.enter_context(checkout(self._repository, commit, self._header.bench.get("setup")))
+            except TrackerError as error:
+                self._broken[commit] = error.message
+                raise
+            self._checkouts[commit] = (stack, path)
+        self._checkouts.move_to_end(commit)
+        return self._checkouts[commit][1]
+
+    def __enter__(self) -> AbComparator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as every:
+            for stack, _ in self._checkouts.values():
+                every.push(stack)
+
+
+def finding_of_latency(result: AbResult) -> Finding:
+    """An A/B as far as latency goes. Raises BisectError where there is none, or nothing of that name to measure."""
+    if result.timing == "interpreted":
+        raise BisectError("interpreted kernels have no latency: --metric accuracy searches without it, or use a GPU")
+    return dataclasses.replace(
+        _facts(result),
+        verdict=result.verdict,
+        effect=_finite(result.effect),
+        low=_finite(result.low),
+        high=_finite(result.high),
+        base_value=result.base_ms,
+        head_value=result.head_ms,
+        least=math.log1p(result.min_effect or 0.0),
+        accuracy=result.accuracy_change,
+    )
+
+
+def finding_of_accuracy(result: AbResult) -> Finding:
+    """An A/B as far as accuracy goes: the ratio of relative errors. A wrong result is worse than any right one."""
+    facts = _facts(result)
+    base, head = result.base_accuracy, result.head_accuracy
+    if result.verdict == "failed" or base is None or head is None:
+        return dataclasses.replace(facts, verdict="failed", message=facts.message or "it says no accuracy")
+    errors = [_error(base), _error(head)]
+    effect = math.log(errors[1] / errors[0])
+    change = result.accuracy_change
+    sign = {"wrong": 1, "less accurate": 1, "mended": -1, "more accurate": -1}.get(change, 0)
+    if sign:
+        effect = sign * max(LEAST_ACCURACY, sign * effect)
+    differs = bool(sign) or (change == "both wrong" and abs(effect) > LEAST_ACCURACY)
+    return dataclasses.replace(
+        facts,
+        verdict="different" if differs else "same",
+        effect=effect,
+        low=effect - ACCURACY_HALF,
+        high=effect + ACCURACY_HALF,
+        base_value=base.rms,
+        head_value=head.rms,
+        least=LEAST_ACCURACY,
+        pairs=1,
+        message=head.problem or "",
+    )
+
+
+def _error(accuracy: SideAccuracy) -> float:
+    """Relative error for a ratio: rounding of the last bit counts as none, and what is not finite as a thousand."""
+    return 1e3 if accuracy.rms is None else max(accuracy.rms, RMS_FLOOR)
+
+
+def _facts(result: AbResult) -> Finding:
+    if result.failed_status == "usage" and result.failed_side == "both":
+        raise BisectError(result.message or "there is no such cell")
+    known = result.base_hash is not None and result.head_hash is not None
+    return Finding(
+        result.verdict,
+        pairs=result.pairs,
+        seconds=result.seconds,
+        message=result.message or "",
+        at=result.failed_side or "",
+        kernels_differ=result.base_hash != result.head_hash if known else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def open_comparator(repository: Path, header: Header) -> AbstractContextManager[Comparator]:
+    """What measures the comparisons of a search."""
+    return AbComparator(repository, header)
+
+
+def settings_of(header: Header) -> Settings:
+    """How a log's search goes: the same settings ask the same questions."""
+    if header.metric == "accuracy":
+        least = LEAST_ACCURACY
+    else:
+        least = math.log1p(header.bench.get("min_effect") or 0.01)
+    direction = cast("Direction", header.direction)
+    return Settings(direction, header.all, header.confidence, least, Rates())

@@ -1,0 +1,200 @@
+"""What a search found, in words and as data. Pure functions of its answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from groupbench.tracker.bisect.hunt import Answer, Culprit, History
+from groupbench.tracker.bisect.search import Finding, Question, Trace
+from groupbench.tracker.text.wording import counted
+
+OK, REGRESSION, UNDECIDED = 0, 1, 3
+
+_WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
+_RESULTS = {"same": "", "wrong": "result wrong", "mended": "result mended", "both wrong": "results of both wrong"}
+
+
+def exit_code(answer: Answer) -> int:
+    """0 nothing to find, or better; 1 worse, and by whom; 3 not decided, or not to one commit."""
+    if answer.outcome in ("narrowed", "undecided"):
+        return UNDECIDED
+    if answer.outcome == "none":
+        return OK
+    assert answer.total is not None
+    return REGRESSION if answer.total.is_worse else OK
+
+
+def percent(effect: float) -> float:
+    """log(head / base) as a relative change: 0.02 is 2 % more."""
+    return math.expm1(effect)
+
+
+def change_text(finding: Finding, metric: str) -> str:
+    """`2.0 % slower (1.9 to 2.1), result wrong`."""
+    return _with_result(_effect_text(finding, metric), finding)
+
+
+def _with_result(text: str, finding: Finding) -> str:
+    result = _RESULTS.get(finding.accuracy, finding.accuracy)
+    return f"{text}, {result}" if result else text
+
+
+def _effect_text(finding: Finding, metric: str) -> str:
+    if finding.effect is None:
+        return finding.verdict
+    worse, better = _WORDS[metric]
+    share = percent(finding.effect)
+    word = worse if share > 0 else better
+    text = f"{100 * abs(share):.{_digits(share)}f} % {word}"
+    if finding.low is None or finding.high is None:
+        return text
+    ends = [100 * percent(end) * (1 if share > 0 else -1) for end in (finding.low, finding.high)]
+    digits = _digits(share)
+    return f"{text} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"
+
+
+def _digits(share: float) -> int:
+    return 0 if abs(share) >= 1 else 1 if abs(share) >= 0.05 else 2
+
+
+def step_line(question: Question, finding: Finding, history: History, metric: str, number: int) -> str:
+    """One comparison, as it is told while the search goes on."""
+    what = {"ends": "BAD against GOOD", "merge base": "merge base against GOOD", "confirm": "to confirm"}
+    commit = history.commits.get(question.head)
+    subject = f" {commit.subject}" if commit and commit.subject else ""
+    found = {
+        "same": _with_result("the same", finding),
+        "different": change_text(finding, metric),
+        "unknown": _with_result("not clear", finding),
+        "failed": f"fails: {finding.message}",
+    }[finding.verdict]
+    name = what.get(question.why, question.why)
+    again = ", again and longer" if question.budget > 1 else ""
+    pairs = f", {counted(finding.pairs, 'pair')}" if finding.pairs else ""
+    return f"{number}. {name}{again}: {question.head[:10]}{subject}: {found}{pairs}, {finding.seconds:.0f} s"
+
+
+def cause(finding: Finding) -> str:
+    """What the compiled kernels say of a difference."""
+    if finding.kernels_differ is None:
+        return ""
+    if finding.kernels_differ:
+        return "the compiled kernel is another"
+    return "the compiled kernels are the same: it is in what launches them, or around them"
+
+
+def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str) -> Iterator[str]:
+    """The answer for a person. The first line says what was found."""
+    yield _head(answer, history, metric, cell)
+    for culprit in answer.culprits:
+        yield from _culprit_lines(culprit, history, metric, len(answer.culprits) > 1)
+    if answer.total is not None and answer.total.effect is not None:
+        yield f"GOOD {history.good[:10]} to BAD {history.bad[:10]}: {_between(answer.total, metric)}"
+    if history.base != history.good and answer.outcome != "none":
+        yield f"GOOD is no ancestor of BAD: searched from their merge base {history.base[:10]}"
+    if answer.unexplained:
+        share = 100 * percent(answer.unexplained)
+        hint = "" if answer.rest_searched else "; --all goes on to look for it"
+        yield f"{share:+.1f} % of the difference is not explained by this{hint}"
+    for name, why in trace.skipped.items():
+        yield f"skipped {name[:10]}: {why}"
+    path = history.first_parents(history.bad)[1]
+    aside = len(history.inside) - len(path)
+    branches = f" and {aside} on merged branches" if aside else ""
+    searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
+    yield f"{counted(len(path), 'commit')} on the line of first parents{branches}; {searched}"
+
+
+def counts(trace: Trace) -> str:
+    """`5 steps, 7 comparisons`: steps are what is compared besides the ends and what confirms."""
+    return f"{counted(trace.asked['step'], 'step')}, {counted(trace.asked.total(), 'comparison')}"
+
+
+def _head(answer: Answer, history: History, metric: str, cell: str) -> str:
+    if answer.outcome != "found":
+        return f"{answer.message}: {cell}" if answer.outcome != "narrowed" else f"narrowed to {answer.message}: {cell}"
+    first = answer.culprits[0]
+    more = f", and {len(answer.culprits) - 1} more" if len(answer.culprits) > 1 else ""
+    return f"{first.commits[0][:10]} made {cell} {change_text(first.finding, metric)}{more}"
+
+
+def _culprit_lines(culprit: Culprit, history: History, metric: str, several: bool) -> Iterator[str]:
+    for name in culprit.commits:
+        commit = history.commits[name]
+        yield f"  {name} {commit.subject} ({commit.author})"
+    if several or not culprit.named:
+        yield f"    {change_text(culprit.finding, metric)} than {culprit.parent[:10]}"
+    yield f"    measured afresh against its parent {culprit.parent[:10]}: {_between(culprit.finding, metric)}"
+    yield f"    certainty that it is {'this' if culprit.named else 'one of these'}: {_chance(culprit.confidence)}"
+    for text in (cause(culprit.finding), culprit.note):
+        if text:
+            yield f"    {text}"
+    if culprit.merges:
+        yield f"    came with merge {', '.join(merge[:10] for merge in culprit.merges)}"
+
+
+def _between(finding: Finding, metric: str) -> str:
+    unit = " ms" if metric == "latency" else ""
+    text = change_text(finding, metric)
+    if finding.base_value is None or finding.head_value is None:
+        return text
+    return f"{finding.base_value:.4g} to {finding.head_value:.4g}{unit}, {text}"
+
+
+def _chance(value: float) -> str:
+    """Never 100 %: what the error rates leave out is likelier than the last digit."""
+    return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
+
+
+def as_data(answer: Answer, history: History, trace: Trace, metric: str, cell: dict[str, Any]) -> dict[str, Any]:
+    """The answer for programs. Changes are relative: 0.02 is 2 % slower, or less accurate."""
+    path = history.first_parents(history.bad)[1]
+    return {
+        "outcome": answer.outcome,
+        "exit_code": exit_code(answer),
+        "message": answer.message,
+        "metric": metric,
+        "cell": cell,
+        "good": history.good,
+        "bad": history.bad,
+        "base": history.base,
+        "ends": None if answer.total is None else finding_data(answer.total),
+        "culprits": [culprit_data(culprit, history) for culprit in answer.culprits],
+        "unexplained": None if answer.unexplained is None else percent(answer.unexplained),
+        "commits": {"first_parents": len(path), "all": len(history.inside)},
+        "steps": trace.asked["step"],
+        "comparisons": dict(trace.asked),
+        "levels": [{"commit": name, **finding_data(found)} for name, found in trace.levels.items()],
+        "skipped": [{"commit": name, "why": why} for name, why in trace.skipped.items()],
+        "seconds": trace.seconds,
+    }
+
+
+def culprit_data(culprit: Culprit, history: History) -> dict[str, Any]:
+    commits = [history.commits[name] for name in culprit.commits]
+    return {
+        "commits": [{"hash": c.hash, "subject": c.subject, "author": c.author} for c in commits],
+        "named": culprit.named,
+        "parent": culprit.parent,
+        "confidence": culprit.confidence,
+        "cause": cause(culprit.finding) or None,
+        "kernels_differ": culprit.finding.kernels_differ,
+        "merges": list(culprit.merges),
+        "note": culprit.note or None,
+        **finding_data(culprit.finding),
+    }
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """A comparison; changes are relative."""
+    ends = {"change": finding.effect, "low": finding.low, "high": finding.high}
+    return {
+        "verdict": finding.verdict,
+        **{name: None if value is None else percent(value) for name, value in ends.items()},
+        "before": finding.base_value,
+        "after": finding.head_value,
+        "accuracy": finding.accuracy,
+        "pairs": finding.pairs,
+    }

@@ -1,0 +1,1 @@
+"""Two commits, runs or files of records, series by series."""

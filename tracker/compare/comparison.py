@@ -1,0 +1,230 @@
+"""Two sides beside each other: every series of either, each judged within like environments."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.compare import sides
+from groupbench.tracker.compare.sides import Side
+from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
+from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from groupbench.tracker.formats import Options
+
+Compared = Literal["wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~"]
+
+ORDER: tuple[Compared, ...] = ("wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~")
+SAID = ("wrong", "regressed", "improved", "ok")
+"""Verdicts that tell something about B against A."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One series on both sides. Latencies are medians over the side's runs."""
+
+    series: SeriesRow
+    verdict: Compared
+    a_ms: float | None = None
+    b_ms: float | None = None
+    ratio: float | None = None  # B over A; above 1 is slower
+    noise: float | None = None  # relative change that would still be noise
+    runs: tuple[int, int] = (0, 0)  # how many of A and of B went in
+    note: str | None = None
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("verdict", *_SERIES, "a_ms", "b_ms", "ratio", "noise", "runs", "note")
+
+    def flat(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "noise")}
+        named = {name: getattr(self.series, name) for name in _SERIES}
+        return {"verdict": self.verdict, **named, **told, "runs": list(self.runs), "note": self.note}
+
+
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    a: Side
+    b: Side
+    pairs: tuple[Pair, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(pair.verdict for pair in self.pairs)
+        return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+
+    @property
+    def comparable(self) -> bool:
+        return any(pair.verdict in SAID or pair.ratio is not None for pair in self.pairs)
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """What keeps series from being compared: each that an `incomparable` pair names, once."""
+        notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict == "incomparable")
+        return tuple(dict.fromkeys(notes))
+
+    def rows(self) -> Rows[Pair]:
+        return Rows(Pair, self.pairs)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Needs pandas."""
+        return self.rows().to_pandas()
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Needs pyarrow."""
+        return self.rows().to_arrow()
+
+    @property
+    def geometric_mean(self) -> float | None:
+        """Of the ratios of all series that have one."""
+        ratios = [pair.ratio for pair in self.pairs if pair.ratio is not None]
+        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def compare(
+    session: Session | None,
+    a: str,
+    b: str,
+    *,
+    force: bool = False,
+    min_effect: float | None = None,
+    where: Filter = Filter(),  # noqa: B008
+    options: Options | None = None,
+) -> Comparison:
+    """Compare what two words stand for (see `sides.find_side`); `force` ignores unlike environments.
+
+    Of `where` what says series counts; `options` are what files of other formats do not say themselves.
+    """
+    found = [sides.find_side(session, word, options) for word in (a, b)]
+    if found[0].points == found[1].points:
+        commit = "commit " if found[0].title == str(found[0].state) else ""
+        raise QueryError(f"{a!r} and {b!r} are the same {commit}{found[0]}; give two")
+    series = {point.series.sort_key: point.series for side in found for point in side.points}
+    allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
+    found = [replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in found]
+    at_a, at_b = (sides.by_series(side.points) for side in found)
+    pairs = []
+    for key in sorted({*at_a, *at_b}):
+        points = (at_a.get(key, []), at_b.get(key, []))
+        pairs.append(compare_series(series[key], *points, force=force, min_effect=min_effect))
+    return Comparison(found[0], found[1], tuple(pairs))
+
+
+def compare_series(
+    series: SeriesRow,
+    a: Sequence[PointRow],  # oldest first
+    b: Sequence[PointRow],
+    *,
+    force: bool = False,
+    min_effect: float | None = None,
+) -> Pair:
+    """One series: its points at A against those at B."""
+    wrong = next((point for point in reversed(b) if point.status == "wrong"), None)
+    if wrong is not None:
+        return Pair(series, "wrong", runs=(len(a), len(b)), note=wrong.message)
+    good_a, good_b = [p for p in a if p.status == "ok"], [p for p in b if p.status == "ok"]
+    if not good_a or not good_b:
+        return _one_sided(series, a, b, good_b)
+    note = None
+    if not force:
+        common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
+        if not common:
+            changed = environment_differences(good_a[-1].environment.facts, good_b[-1].environment.facts)
+            return Pair(series, "incomparable", note="; ".join(changed), runs=(len(good_a), len(good_b)))
+        newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
+        good_a = [p for p in good_a if p.environment.identity == newest]
+        good_b = [p for p in good_b if p.environment.identity == newest]
+    elif len({p.environment.identity for p in (*good_a, *good_b)}) > 1:
+        changed = environment_differences(good_a[-1].environment.facts, good_b[-1].environment.facts)
+        note = "forced: " + ("; ".join(changed) or "several environments")
+    return _judged(series, good_a, good_b, note, min_effect)
+
+
+def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], good_b: list[PointRow]) -> Pair:
+    runs = (len(a), len(b))
+    if good_b:
+        return Pair(
+            series,
+            "new",
+            b_ms=_median(good_b),
+            runs=runs,
+            note="no result at A" if not a else _why(a[-1], "A"),
+        )
+    good_a = [p for p in a if p.status == "ok"]
+    note = "not measured at B" if not b else _why(b[-1], "B")
+    return Pair(series, "missing" if good_a else "~", a_ms=_median(good_a), runs=runs, note=note)
+
+
+def _judged(
+    series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
+) -> Pair:
+    runs = (len(a), len(b))
+    timed_a = [p for p in a if p.timed]
+    timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
+    rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
+    worse = f"accuracy: rms {a[-1].rms:.3g} → {b[-1].rms:.3g}" if rms.verdict == "regressed" else None
+    if not timed_a or not timed_b:
+        interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
+        if worse:
+            return Pair(series, "regressed", runs=runs, note=worse)
+        said = rms.verdict == "ok"
+        return Pair(
+            series,
+            "ok" if said else "~",
+            runs=runs,
+            note=f"{interpreted}: accuracy only" if said else interpreted,
+        )
+    found = judge_pools(
+        [p.median_ms for p in timed_a if p.median_ms is not None],
+        finite(p.error for p in timed_a),
+        [p.median_ms for p in timed_b if p.median_ms is not None],
+        finite(p.error for p in timed_b),
+        timing=str(timed_a[-1].timing),
+        min_effect=min_effect,
+    )
+    verdict: Compared = "~"
+    if found.verdict in ("ok", "regressed", "improved"):
+        verdict = found.verdict
+    if worse:
+        verdict, note = "regressed", worse
+    elif verdict == "~":
+        note = note or "one run with one burst on a side: its noise is not known"
+    assert found.change is not None
+    return Pair(
+        series,
+        verdict,
+        _median(timed_a),
+        _median(timed_b),
+        math.exp(found.change),
+        found.relative_threshold,
+        (len(timed_a), len(timed_b)),
+        note,
+    )
+
+
+def _median(points: Sequence[PointRow]) -> float | None:
+    """Of the runs' latencies, by the logarithm as the ratio is."""
+    logs = sorted(math.log(p.median_ms) for p in points if p.timed and p.median_ms is not None)
+    if not logs:
+        return None
+    middle = len(logs) // 2
+    return math.exp(logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2)
+
+
+def _why(point: PointRow, side: str) -> str:
+    return f"{side} {point.status}: {point.message}"

@@ -1,0 +1,153 @@
+"""What the words of `compare` stand for: a commit, a run, the newest run before a date, or a file of records."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.environment import digest, environment_identity, hardware_class
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query import filters
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
+from groupbench.tracker.record import Accuracy, Record
+from groupbench.tracker.stats.thresholds import burst_error
+
+if TYPE_CHECKING:
+    from groupbench.tracker.formats import Options
+
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: what it is, and its points by series and time."""
+
+    title: str
+    points: tuple[PointRow, ...]
+    state: State | None = None  # where it is a commit, or a run of one
+
+    def __str__(self) -> str:
+        return self.title
+
+
+def is_file(word: str) -> bool:
+    """Whether a word can only be a file: it has a folder or a suffix of a file of records, and exists."""
+    named = os.sep in word or word.endswith(FILE_SUFFIXES)
+    return named and Path(word).is_file()
+
+
+def find_side(session: Session | None, word: str, options: Options | None = None) -> Side:
+    """The points that a word stands for; without a session only files are known.
+
+    In this order: a file; `run:ID`; a date after @; `latest`, `previous`, a branch or the start of a hash; a date,
+    which is the newest run that had begun by its end; what git knows as a commit.
+    """
+    if is_file(word) or (session is None and Path(word).is_file()):
+        return _of_file(word, options)
+    if session is None:
+        raise QueryError(f"no file {word!r}, and no database to look for it")
+    if word.startswith("run:"):
+        return _of_run(session, query.find_run(session, word.removeprefix("run:")))
+    if word.startswith("@"):
+        return _of_run(session, query.run_at(session, filters.instant(word[1:], end=True)))
+    try:
+        state = query.resolve_commit(session, word)
+    except QueryError as error:
+        if word in ("latest", "previous"):
+            raise QueryError(f"{error}; run:ID names one run of a commit, `groupbench runs` lists them") from error
+        if not filters.looks_like_date(word):
+            raise
+        return _of_run(session, query.run_at(session, filters.instant(word, end=True)))
+    return Side(str(state), tuple(query.points_of_state(session, state)), state)
+
+
+def _of_run(session: Session, run: RunRow) -> Side:
+    title = f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}"
+    return Side(title, tuple(query.points_of_run(session, run)), run.state)
+
+
+def _of_file(name: str, options: Options | None) -> Side:
+    from groupbench.tracker.formats import Options, load
+
+    # Nothing is stored of it: where the file says no commit and no date, its name and any instant will do.
+    loaded = load(Path(name), options=options or Options(commit=name, date=datetime.fromtimestamp(0, UTC)))
+    return Side(name, tuple(points_of(loaded.records)))
+
+
+def points_of(records: Iterable[Record]) -> list[PointRow]:
+    """Records as the rows that they would be in the store, by series and time. Their keys mean nothing there."""
+    runs: dict[str, RunRow] = {}
+    environments: dict[str, EnvironmentRow] = {}
+    series: dict[Any, SeriesRow] = {}
+    points: list[PointRow] = []
+    for record in records:
+        run = record.run
+        if run.id not in runs:
+            commit = run.commit
+            said = (commit.hash, commit.dirty, commit.branch, commit.subject, run.started, run.trigger, run.plan)
+            runs[run.id] = RunRow(len(runs), run.id, *said)
+        content = digest(record.environment)
+        if content not in environments:
+            identity = environment_identity(record.environment)
+            environments[content] = EnvironmentRow(len(environments), identity, record.environment)
+        points.append(_point(record, len(points), runs[run.id], environments[content], _series(record, series)))
+    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+
+
+def _series(record: Record, known: dict[Any, SeriesRow]) -> SeriesRow:
+    cell = record.cell
+    names = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol")
+    facts: dict[str, Any] = {name: getattr(cell, name) for name in names}
+    hardware = hardware_class(record.environment)
+    key = (*facts.values(), hardware, cell.seed)
+    if key not in known:
+        sizes: dict[str, Any] = {"dims": cell.dims, "flops": cell.flops, "min_bytes": cell.min_bytes}
+        known[key] = SeriesRow(pk=len(known), hardware=hardware, seed=cell.seed, **facts, **sizes)
+    return known[key]
+
+
+def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, series: SeriesRow) -> PointRow:
+    accuracy = record.accuracy or Accuracy()
+    latency = record.latency
+    medians = [float(np.median(burst)) for burst in latency.bursts_ms] if latency else []
+    error = burst_error(np.asarray(medians)) if medians else math.nan
+    return PointRow(
+        pk=pk,
+        series=series,
+        run=run,
+        environment=environment,
+        status=record.status,
+        message=record.message,
+        baseline=record.baseline,
+        timing=latency.timing if latency else None,
+        median_ms=float(np.median(medians)) if medians else None,
+        low_ms=min(medians, default=None),
+        high_ms=max(medians, default=None),
+        error=None if math.isnan(error) else error,
+        prepare_ms=latency.prepare_ms if latency else None,
+        enqueue_ms=latency.enqueue_ms if latency else None,
+        rms=accuracy.rms,
+        max_abs=accuracy.max_abs,
+        worst_block_rms=accuracy.worst_block_rms,
+        mismatch=accuracy.mismatch,
+        unwritten=accuracy.unwritten,
+        repeatable=accuracy.repeatable,
+        kernel_hash=None,
+        duration_s=record.duration_s,
+    )
+
+
+def by_series(points: Sequence[PointRow]) -> dict[tuple[str, ...], list[PointRow]]:
+    found: dict[tuple[str, ...], list[PointRow]] = {}
+    for point in points:
+        found.setdefault(point.series.sort_key, []).append(point)
+    return found

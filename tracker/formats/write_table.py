@@ -1,0 +1,131 @@
+"""Points as tables for other programs: CSV without samples, Parquet with them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import IO, Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.store.packing import unpack_samples
+from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime
+
+COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("run", Run.uuid),
+    ("started", Run.started),
+    ("trigger", Run.trigger),
+    ("plan", Run.plan),
+    ("commit", Commit.hash),
+    ("dirty", Run.dirty),
+    ("branch", Commit.branch),
+    ("committed", Commit.time),
+    ("subject", Commit.subject),
+    ("operator", Series.operator),
+    ("backend", Series.backend),
+    ("mode", Series.mode),
+    ("dtype", Series.dtype),
+    ("shape", Series.shape),
+    ("host", Series.host),
+    ("protocol", Series.protocol),
+    ("hardware", Series.hardware),
+    ("seed", Series.seed),
+    ("flops", Series.flops),
+    ("min_bytes", Series.min_bytes),
+    ("status", Point.status),
+    ("message", Point.message),
+    ("baseline", Point.baseline),
+    ("timing", Point.timing),
+    ("latency_ms", Point.median_ms),
+    ("low_ms", Point.low_ms),
+    ("high_ms", Point.high_ms),
+    ("error", Point.error),
+    ("prepare_ms", Point.prepare_ms),
+    ("enqueue_ms", Point.enqueue_ms),
+    ("rms", Point.rms),
+    ("max_abs", Point.max_abs),
+    ("worst_block_rms", Point.worst_block_rms),
+    ("mismatch", Point.mismatch),
+    ("unwritten", Point.unwritten),
+    ("repeatable", Point.repeatable),
+    ("kernel_hash", KernelSet.hash),
+    ("duration_s", Point.duration_s),
+    ("environment", Environment.identity),
+    ("driver", Environment.driver),
+    ("cuda", Environment.cuda),
+    ("torch", Environment.torch),
+    ("triton", Environment.triton),
+    ("helion", Environment.helion),
+    ("samples", Point.samples),
+)
+"""(name, what it is), in the order of the file. Samples are for Parquet alone."""
+
+_BATCH = 5000
+
+
+def write_csv(session: Session, file: IO[bytes]) -> int:
+    """One line for each point, in order of runs; gives how many. An unknown value is empty."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(name for name, _ in COLUMNS[:-1])
+    count = 0
+    for row in _rows(session, samples=False):
+        writer.writerow([_text(value) for value in row])
+        count += 1
+    text.detach()
+    return count
+
+
+def write_parquet(session: Session, file: IO[bytes]) -> int:
+    """One row for each point, samples by burst included; gives how many. Raises StoreError without pyarrow."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise StoreError("Parquet needs pyarrow: pip install pyarrow; or export to .jsonl or .csv") from error
+
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    instant = pa.timestamp("us", tz="UTC")
+    fields = [
+        (name, instant if isinstance(column.type, UtcDateTime) else kinds[column.type.python_type])
+        for name, column in COLUMNS[:-1]
+    ]
+    schema = pa.schema([*fields, ("bursts_ms", pa.list_(pa.list_(pa.float32())))])
+    count = 0
+    rows = _rows(session, samples=True)
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        while batch := list(islice(rows, _BATCH)):
+            *columns, samples = zip(*batch, strict=True)
+            bursts = [None if packed is None else unpack_samples(packed) for packed in samples]
+            arrays = [pa.array(values, field.type) for values, field in zip((*columns, bursts), schema, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _rows(session: Session, *, samples: bool) -> Iterator[Any]:
+    columns = [column.label(name) for name, column in (COLUMNS if samples else COLUMNS[:-1])]
+    query = (
+        select(*columns)
+        .select_from(Point)
+        .join(Run, Point.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+        .join(Series, Point.series_id == Series.id)
+        .join(Environment, Point.environment_id == Environment.id)
+        .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
+        .order_by(Point.run_id, Point.id)
+    )
+    return iter(session.execute(query.execution_options(yield_per=_BATCH)))
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value

@@ -1,0 +1,147 @@
+"""Points as entries of PyTorch's benchmark database, table `oss_ci_benchmark_v3`: one JSON line for each metric.
+
+Field names are those of its published definition (pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/
+schema.sql). Fields that only its own workflows know (workflow_id, job_id, run_attempt) are left to its uploader.
+
+A latency is written only where there is one that is a speed: what failed has `pass` 0 with status and message
+beside it, never a latency of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.record import Environment, Record
+from groupbench.tracker.store.records import numbered_records
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "runners": (
+        "name",
+        "type",
+        "cpu_info",
+        "cpu_count",
+        "mem_info",
+        "avail_mem_in_gb",
+        "gpu_info",
+        "gpu_count",
+        "gpu_mem_info",
+        "avail_gpu_mem_in_gb",
+        "extra_info",
+    ),
+    "benchmark": ("name", "mode", "dtype", "extra_info"),
+    "model": ("name", "type", "backend", "origins", "extra_info"),
+    "inputs": ("dtype", "extra_info"),
+    "dependencies": ("repo", "branch", "sha", "version", "extra_info"),
+    "metric": ("name", "benchmark_values", "target_value", "extra_info"),
+}
+"""Published names inside the nested fields."""
+
+TOP_FIELDS = (
+    "timestamp",
+    "schema_version",
+    "name",
+    "repo",
+    "head_branch",
+    "head_sha",
+    "workflow_id",
+    "run_attempt",
+    "job_id",
+    "servicelab_experiment_id",
+    "servicelab_trial_id",
+    *FIELDS,
+)
+
+BENCHMARK = "groupbench"
+MODEL_TYPE = "tritonbench-oss"
+
+_REPOSITORIES = {
+    "torch": ("pytorch", "pytorch/pytorch"),
+    "triton": ("triton", "triton-lang/triton"),
+    "helion": ("helion", "pytorch/helion"),
+    "tritonbench": ("tritonbench", "meta-pytorch/tritonbench"),
+}
+_encoder = msgspec.json.Encoder()
+
+
+def write_v3(session: Session, file: IO[bytes]) -> int:
+    """Every point's metrics; gives how many points. What was never run (skipped, unavailable) has none."""
+    count = 0
+    for row, record in numbered_records(session):
+        if record.status in ("skipped", "unavailable"):
+            continue
+        count += 1
+        for entry in entries(record, row.median_ms):
+            file.write(_encoder.encode(entry) + b"\n")
+    return count
+
+
+def entries(record: Record, median_ms: float | None) -> Iterator[dict[str, Any]]:
+    """One for each metric of a record."""
+    run, cell = record.run, record.cell
+    common = {
+        "timestamp": int(run.started.timestamp()),
+        "schema_version": "v3",
+        "name": BENCHMARK,
+        "head_branch": run.commit.branch or "",
+        "head_sha": run.commit.hash,
+        "runners": [_runner(record.environment)],
+        "benchmark": {
+            "name": run.plan or run.trigger,
+            "mode": cell.mode,
+            "dtype": cell.dtype,
+            "extra_info": {"run": run.id, "host": cell.host, "protocol": cell.protocol, "seed": str(cell.seed)},
+        },
+        "model": {"name": cell.operator, "type": MODEL_TYPE, "backend": cell.backend, "origins": [], "extra_info": {}},
+        "dependencies": _dependencies(record.environment),
+    }
+    for name, values, told in _metrics(record, median_ms):
+        extra = {"input_shape": cell.shape, **told}
+        yield {**common, "metric": {"name": name, "benchmark_values": values, "extra_info": extra}}
+
+
+def _metrics(record: Record, median_ms: float | None) -> Iterator[tuple[str, list[float], dict[str, str]]]:
+    told: dict[str, str] = {"status": record.status}
+    if record.message:
+        told["message"] = record.message
+    yield "pass", [float(record.status == "ok")], told
+    if record.status == "ok" and record.latency is not None and median_ms and record.latency.timing != "interpreted":
+        yield "latency", [median_ms], {"aggregation": "p50", "unit": "ms"}
+        if record.cell.flops:
+            yield "tflops", [record.cell.flops / median_ms / 1e9], {}
+    if record.accuracy is not None:
+        yield "accuracy", [float(record.status != "wrong")], {}
+        if record.accuracy.rms is not None:
+            yield "rms", [record.accuracy.rms], {}
+
+
+def _runner(environment: Environment) -> dict[str, Any]:
+    extra = {"cuda_version": environment.cuda, "driver": environment.driver, "gpu_uuid": environment.gpu_uuid}
+    return {
+        "name": environment.host or "",
+        "type": environment.device,
+        "cpu_info": environment.cpu or "",
+        "cpu_count": _natural(environment.cpu_count),
+        "avail_mem_in_gb": _natural(environment.memory_mib) // 1024,
+        "gpu_info": environment.gpu or "",
+        "gpu_count": int(environment.device == "cuda"),
+        "avail_gpu_mem_in_gb": _natural(environment.gpu_memory_mib) // 1024,
+        "extra_info": {name: value for name, value in extra.items() if value is not None},
+    }
+
+
+def _natural(value: int | None) -> int:
+    return max(value or 0, 0)
+
+
+def _dependencies(environment: Environment) -> dict[str, dict[str, Any]]:
+    found = {}
+    for field, (name, repository) in _REPOSITORIES.items():
+        version = getattr(environment, field)
+        if version is not None:
+            said = {"sha": version} if field == "tritonbench" else {"version": version}
+            found[name] = {"repo": repository, **said, "extra_info": {}}
+    return found

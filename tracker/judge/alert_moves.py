@@ -1,0 +1,194 @@
+"""Alerts opened, moved and closed: by what the gate found, and by people. Every transition is an event."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import git
+from groupbench.tracker.environment import digest
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find, is_back, levels
+from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.query import filters
+from groupbench.tracker.query import points as query
+from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What an update did, by keys of alerts."""
+
+    opened: tuple[int, ...] = ()
+    reopened: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        told = [
+            f"{len(keys)} {name} ({', '.join(map(str, keys[:8]))}{', …' if len(keys) > 8 else ''})"
+            for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
+            if keys
+        ]
+        advice = "; `groupbench alerts` lists them, `ack`, `expect` and `close` deal with them"
+        return "alerts: " + (", ".join(told) or "nothing new") + (advice if self.opened or self.reopened else "")
+
+
+def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated:
+    """Write what the gate found: open what is new, reopen what is back or over, close what is fixed.
+
+    The session must be one that writes. A second time changes nothing.
+    """
+    now = datetime.now(UTC) if now is None else now
+    opened: list[int] = []
+    reopened: list[int] = []
+    fixed: list[int] = []
+    seen: set[int] = set()
+    at = f"run {gate.run.id[:12]} at {gate.run.state}"
+    for row in gate.rows:
+        if row.verdict not in ("regressed", "wrong"):
+            continue
+        if row.alert is None:
+            opened.append(_open(session, row, now, at))
+            continue
+        seen.add(row.alert.pk)
+        if row.alert.state == "fixed":
+            _move(session, row.alert.pk, "new", ITSELF, f"it is back: {at}", now)
+            reopened.append(row.alert.pk)
+    points = {row.series.pk: row for row in gate.rows if row.point is not None}
+    for alert in gate.alerts:
+        judged = points.get(alert.series.pk)
+        if alert.state not in OPEN or alert.pk in opened:
+            continue
+        if judged is not None and alert.pk not in seen and alert.run != gate.run and is_back(alert, judged):
+            _move(session, alert.pk, "fixed", ITSELF, f"the level is back: {at}", now)
+            fixed.append(alert.pk)
+        elif alert.pk in gate.lapsed:
+            _move(session, alert.pk, "new", ITSELF, f"expected until {alert.until}", now)
+            reopened.append(alert.pk)
+    return Updated(tuple(opened), tuple(reopened), tuple(fixed))
+
+
+def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
+    assert row.point is not None and row.what is not None
+    head = row.span.head if row.span else row.point.run
+    base = row.span.base if row.span else None
+    before, after = levels(row)
+    interval = (row.low, row.high) if row.what == "latency" else (None, None)
+    identity = select(Series.identity).where(Series.id == row.series.pk)
+    said = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
+    known = session.scalar(select(Alert.id).where(Alert.identity == digest(said)))
+    if known is not None:  # of a time before: it was closed, and levels moved on since
+        _move(session, known, "new", ITSELF, f"it is back: {at}", now)
+        return known
+    alert = Alert(
+        identity=digest(said),
+        series_id=row.series.pk,
+        metric=row.what,
+        state="new",
+        cause=row.cause,
+        base_run_id=None if base is None else base.pk,
+        run_id=head.pk,
+        comparison_id=None if row.compared is None else row.compared.pk,
+        before=before,
+        after=after,
+        effect=math.log(after / before) if before and after else None,
+        low=None if interval[0] is None else math.log1p(interval[0]),
+        high=None if interval[1] is None else math.log1p(interval[1]),
+        opened=now,
+    )
+    session.add(alert)
+    session.flush()
+    _event(session, alert.id, "new", ITSELF, at, now)
+    return alert.id
+
+
+def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | None, now: datetime) -> list[AlertRow]:
+    """Say that they are known and worked on."""
+    for alert in _asked(session, ids):
+        _must_be_open(alert, "acknowledged")
+        _move(session, alert.pk, "acknowledged", who, reason, now)
+    return find(session, keys=set(ids))
+
+
+def expect(
+    session: Session, ids: Sequence[int], until: str | None, who: str, reason: str, now: datetime
+) -> list[AlertRow]:
+    """Accept their new levels, until a date or a commit. Raises QueryError."""
+    when, commit = _until(session, until, now)
+    for alert in _asked(session, ids):
+        if alert.metric == "result":
+            raise QueryError(f"alert {alert.pk} is of a wrong result, which can be no expected level; mend the backend")
+        _must_be_open(alert, "expected")
+        _move(session, alert.pk, "expected", who, reason, now, when, commit)
+    return find(session, keys=set(ids))
+
+
+def close(session: Session, ids: Sequence[int], state: str, who: str, reason: str, now: datetime) -> list[AlertRow]:
+    """Close them as fixed or as invalid. Raises QueryError."""
+    for alert in _asked(session, ids):
+        if alert.metric == "result" and state == "invalid":
+            raise QueryError(f"alert {alert.pk} is of a wrong result, which is not accepted; mend backend or tolerance")
+        if alert.state == state:
+            raise QueryError(f"alert {alert.pk} is closed as {state} already; `groupbench alerts --all` lists them")
+        _move(session, alert.pk, state, who, reason, now)
+    return find(session, keys=set(ids))
+
+
+def _asked(session: Session, ids: Iterable[int]) -> list[AlertRow]:
+    wanted = list(dict.fromkeys(ids))
+    found = {alert.pk: alert for alert in find(session, keys=set(wanted))}
+    for key in wanted:
+        if key not in found:
+            raise QueryError(f"no alert {key}; `groupbench alerts --all` lists them")
+    return [found[key] for key in wanted]
+
+
+def _must_be_open(alert: AlertRow, state: str) -> None:
+    if alert.state not in OPEN:
+        then = "it reopens if the change returns" if alert.state == "fixed" else "its level is what is judged by now"
+        raise QueryError(f"alert {alert.pk} is closed as {alert.state}; {then}")
+
+
+def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime | None, str | None]:
+    """A date, how far ahead (30d), or a commit. Raises QueryError."""
+    if text is None:
+        return None, None
+    if filters.looks_like_date(text) and not re.fullmatch(r"[0-9a-f]{7,40}", text):
+        ahead = re.fullmatch(r"\d+\s*[mhdwy]", text.strip())
+        when = now + (now - filters.instant(text, now=now)) if ahead else filters.instant(text, end=True)
+        if when <= now:
+            raise QueryError(f"{text!r} is over already; give a date to come, 30d, or a commit")
+        return when, None
+    hashes = list(session.scalars(select(Commit.hash).where(query.starts(Commit.hash, text)).limit(2))) if text else []
+    hash_ = hashes[0] if len(hashes) == 1 else git.rev_parse(text)
+    if hash_ is None:
+        known = "is ambiguous" if hashes else "is neither a date nor a commit that the database or git knows"
+        raise QueryError(f"{text!r} {known}; give 2026-01-31, 30d or a hash")
+    return None, hash_
+
+
+def _move(
+    session: Session,
+    key: int,
+    state: str,
+    who: str,
+    reason: str | None,
+    now: datetime,
+    until_time: datetime | None = None,
+    until_commit: str | None = None,
+) -> None:
+    alert = session.get_one(Alert, key)
+    alert.state, alert.until_time, alert.until_commit = state, until_time, until_commit
+    _event(session, key, state, who, reason, now)
+
+
+def _event(session: Session, key: int, state: str, who: str, reason: str | None, now: datetime) -> None:
+    session.add(AlertEvent(alert_id=key, at=now, who=who, state=state, reason=reason))
+    session.flush()

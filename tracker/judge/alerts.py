@@ -1,0 +1,329 @@
+"""Alerts: a change for the worse of one series, from the night that confirmed it until it is dealt with.
+
+    new           nobody has looked yet; the gate fails
+    acknowledged  known and worked on; the gate lists it, and passes unless --strict
+    expected      the new level is accepted, until a date or a commit if one is named: the gate judges by it
+    fixed         the level is back; by itself, or because somebody says so
+    invalid       not a change of the code: the level is accepted as with `expected`, for good
+
+One alert for each series and change, however many nights see it. `update` opens, closes and reopens them by what the
+gate found; people move them by `acknowledge`, `expect` and `close`: all of them in alert_moves. Every transition is an
+event with who, when and why. A wrong result fails the gate whatever its alert says, and can be no expected level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import git
+from groupbench.tracker.judge.pasts import authors
+from groupbench.tracker.judge.verdicts import Judged, Span
+from groupbench.tracker.query import points
+from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.stats.thresholds import MIN_EFFECT, RMS_FLOOR, RMS_RATIO
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point, Run
+
+STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
+OPEN = ("new", "acknowledged", "expected")
+ITSELF = "groupbench"
+"""Who moves an alert that no person moved."""
+
+LATEST = 9
+"""Of the newest results, as many at most decide whether a level is back."""
+
+_SIGMAS = 3.0
+_ASKED = 500
+_LEVELS = ("before", "after", "effect", "low", "high")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A transition."""
+
+    at: datetime
+    who: str
+    state: str  # from then on
+    reason: str | None
+
+    @property
+    def text(self) -> str:
+        return f"{self.state} by {self.who}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    """An alert. Levels are ms, or relative RMS errors; effects log(after / before), None where one of them is zero."""
+
+    pk: int
+    series: SeriesRow
+    metric: str
+    state: str
+    cause: str | None
+    base_run: RunRow | None
+    run: RunRow
+    environment: str | None  # identity of where the change was seen
+    before: float | None
+    after: float | None
+    effect: float | None
+    low: float | None
+    high: float | None
+    opened: datetime
+    until_time: datetime | None
+    until_commit: str | None
+    author: str | None  # of the first commit after the change
+    compared: Compared | None
+    events: tuple[Event, ...] = field(default=())
+
+    @property
+    def commits(self) -> str:
+        return f"{'' if self.base_run is None else self.base_run.state}..{self.run.state}"
+
+    @property
+    def change(self) -> float | None:
+        """Relative: 0.03 is three per cent more."""
+        return None if self.effect is None else math.expm1(self.effect)
+
+    @property
+    def distance(self) -> float | None:
+        """From one level to the other as the gate judges them: logarithms, an accuracy's with its floor."""
+        if self.before is None or self.after is None:
+            return None
+        return _log(self.metric, self.after) - _log(self.metric, self.before)
+
+    @property
+    def until(self) -> str | None:
+        """When an expected one returns to new."""
+        if self.until_time is not None:
+            return f"{self.until_time:%Y-%m-%d %H:%M}"
+        return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
+
+    @property
+    def text(self) -> str:
+        """What the gate says of it."""
+        last = self.events[-1] if self.events else None
+        who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
+        until = f", until {self.until}" if self.state == "expected" and self.until else ""
+        why = f": {last.reason}" if last is not None and last.reason else ""
+        return f"alert {self.pk} {self.state}{who}{until}{why}"
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return (
+            *("alert", "state", "metric", "cause", *_SERIES),
+            *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
+            *("ab", "opened", "until", "last", "events"),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        series = {name: getattr(self.series, name) for name in _SERIES}
+        return {
+            **{name: getattr(self, name) for name in ("state", "metric", "cause", "commits", "before", "after")},
+            **series,
+            "alert": self.pk,
+            "commit": self.run.commit_text,
+            "subject": self.run.subject,
+            "author": self.author,
+            "change": self.change,
+            "low": None if self.low is None else math.expm1(self.low),
+            "high": None if self.high is None else math.expm1(self.high),
+            "ab": None if self.compared is None else self.compared.verdict,
+            "opened": self.opened,
+            "until": self.until,
+            "last": self.events[-1].text if self.events else None,
+            "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
+        }
+
+
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
+
+
+def find(
+    session: Session,
+    *,
+    keys: Collection[int] | None = None,
+    series: Collection[int] | None = None,
+    states: Collection[str] | None = None,
+    until: RunRow | None = None,  # only of changes seen by this run or before it
+) -> list[AlertRow]:
+    """Alerts by commit, operator and backend: those of one change stand together."""
+    statement = select(Alert).order_by(Alert.id)
+    if states is not None:
+        statement = statement.where(Alert.state.in_(states))
+    if until is not None:
+        before = or_(Run.started < until.started, and_(Run.started == until.started, Run.id <= until.pk))
+        statement = statement.join(Run, Alert.run_id == Run.id).where(before)
+    # Few are asked for by key; of many, all are read and the others left out, since a statement holds only so many.
+    if keys is not None and len(keys) <= _ASKED:
+        statement = statement.where(Alert.id.in_(keys))
+    if series is not None and len(series) <= _ASKED:
+        statement = statement.where(Alert.series_id.in_(series))
+    found = _rows(
+        session,
+        [
+            row
+            for row in session.scalars(statement)
+            if (keys is None or row.id in keys) and (series is None or row.series_id in series)
+        ],
+    )
+    return sorted(found, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,
+                                            alert.series.backend, alert.pk))  # fmt: skip
+
+
+def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
+    of_series = points.series_rows(session, {row.series_id for row in rows})
+    runs = points.run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
+    events: dict[int, list[Event]] = {}
+    compared: dict[int, Compared] = {}
+    where: dict[tuple[int, int], str] = {}
+    for chunk in points.chunks(row.id for row in rows):
+        told = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
+        for event in session.scalars(told):
+            events.setdefault(event.alert_id, []).append(Event(event.at, event.who, event.state, event.reason))
+        by = select(Comparison).join(Alert, Alert.comparison_id == Comparison.id).where(Alert.id.in_(chunk))
+        compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(by))
+        at = (
+            select(Alert.series_id, Alert.run_id, Environment.identity)
+            .join(Point, and_(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id))
+            .join(Environment, Point.environment_id == Environment.id)
+            .where(Alert.id.in_(chunk))
+        )
+        where.update(((series, run), identity) for series, run, identity in session.execute(at))
+    wrote = authors(session, {runs[row.run_id].commit for row in rows})
+    return [
+        AlertRow(
+            pk=row.id,
+            series=of_series[row.series_id],
+            metric=row.metric,
+            state=row.state,
+            cause=row.cause,
+            base_run=None if row.base_run_id is None else runs[row.base_run_id],
+            run=runs[row.run_id],
+            environment=where.get((row.series_id, row.run_id)),
+            opened=row.opened,
+            until_time=row.until_time,
+            until_commit=row.until_commit,
+            author=wrote.get(runs[row.run_id].commit),
+            compared=None if row.comparison_id is None else compared.get(row.comparison_id),
+            events=tuple(events.get(row.id, ())),
+            **{name: getattr(row, name) for name in _LEVELS},
+        )
+        for row in rows
+    ]
+
+
+def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
+    """Whether an expectation is over when a run is judged: its date has come, or its commit is in."""
+    if alert.state != "expected":
+        return False
+    if alert.until_time is not None and run.started >= alert.until_time:
+        return True
+    return alert.until_commit is not None and _contains(session, run.commit, alert.until_commit)
+
+
+def _contains(session: Session, commit: str, wanted: str) -> bool:
+    """Whether a commit is another or comes after it: by parents, by git, or else by the order of what is stored."""
+    if commit == wanted or wanted in ancestors(session, commit):
+        return True
+    known = git.is_ancestor(wanted, commit)
+    if known is not None:
+        return known
+    order = [node.hash for node in commit_order(session)]
+    return wanted in order and commit in order and order.index(wanted) <= order.index(commit)
+
+
+def same_change(alert: AlertRow, row: Judged) -> bool:
+    """Whether a regression that the gate sees is the one of an alert.
+
+    The date of a change moves by a night or two as results come in, so the levels decide as well: a change from the
+    alert's level before is the same one, and one from its level after is another.
+    """
+    if alert.metric != row.what:
+        return False
+    if alert.metric in ("repeatability", "result"):
+        return alert.state in OPEN and not _over_since(alert, row)
+    before, after = levels(row)
+    distance = alert.distance
+    if before is None or after is None or alert.before is None or distance is None:
+        return alert.run == (row.span.head if row.span else row.point and row.point.run)
+    start = _log(alert.metric, alert.before)
+    far = _log(alert.metric, before) - start
+    if alert.state in OPEN:
+        return abs(far) < abs(far - distance)
+    back = _log(alert.metric, after) - start - distance
+    return abs(far) < abs(far - distance) and abs(back) <= max(abs(distance) / 2, math.log1p(MIN_EFFECT["gpu"]))
+
+
+def levels(row: Judged) -> tuple[float | None, float | None]:
+    """(before, after) of what a row says: ms or relative RMS error."""
+    if row.what == "latency" and row.before_ms and row.change is not None:
+        return row.before_ms, row.before_ms * (1 + row.change)
+    if row.what == "accuracy" and row.before_rms is not None and row.point is not None and row.point.rms is not None:
+        return row.before_rms, row.point.rms
+    return None, None
+
+
+def _log(metric: str, level: float) -> float:
+    """An error below the floor is as good as none, and none has no logarithm."""
+    return math.log(level + RMS_FLOOR if metric == "accuracy" else level)
+
+
+def _over_since(alert: AlertRow, row: Judged) -> bool:
+    """Whether what a row says began anew: a result was right, or repeatable, after the change of the alert."""
+    if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
+        return False
+    return not Span(alert.base_run, alert.run).overlaps(row.span)
+
+
+def is_back(alert: AlertRow, row: Judged) -> bool:
+    """Whether the newest results are on the level that an alert's series had before, or were since."""
+    if _over_since(alert, row):
+        return True
+    point = row.point
+    if point is None or point.status != "ok":
+        return False
+    if alert.metric == "result":
+        return True
+    if alert.metric == "repeatability":
+        return point.repeatable is True
+    if alert.metric == "accuracy":
+        if point.rms is None or alert.before is None:
+            return False
+        return point.rms + RMS_FLOOR <= RMS_RATIO * (alert.before + RMS_FLOOR)
+    if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
+        return False
+    if alert.environment != point.environment.identity or point.timing is None:
+        return False
+    runs = [run for run, _ in row.latest]
+    since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
+    return on_level(
+        [log for _, log in row.latest[since:]], math.log(alert.before), alert.effect, row.sigma, point.timing
+    )
+
+
+def on_level(
+    latest: Sequence[float],  # log latencies, the newest last
+    before: float,  # log level
+    effect: float,  # log distance of the other level
+    sigma: float | None,
+    timing: str,
+) -> bool:
+    """Whether the newest results lie on one level rather than on another.
+
+    One result is enough where six sigma lie between; else so many together that their mean is as certain.
+    """
+    needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
+    if not latest or needed > min(len(latest), LATEST):
+        return False
+    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
+    slack = max(math.log1p(MIN_EFFECT[timing]), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
+    return far <= min(slack, abs(effect) / 2)

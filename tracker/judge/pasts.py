@@ -1,0 +1,221 @@
+"""The past of each series of a run, as arrays: what the statistics are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.judge.causes import Facts
+from groupbench.tracker.judge.recent import recent_points
+from groupbench.tracker.query.points import before, chunks, environment_rows, run_rows
+from groupbench.tracker.query.rows import MEASURED, RunRow
+from groupbench.tracker.record import STATUSES, Kernel
+from groupbench.tracker.stats.thresholds import RMS_FLOOR
+from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run
+
+_OK = STATUSES.index("ok")
+
+
+@dataclass(frozen=True)
+class Past:
+    """Good results of one series, timed like the run's: the oldest first, that of the run last."""
+
+    series: int
+    run: NDArray[np.int64]  # [n] keys
+    environment: NDArray[np.int64]  # [n] results compare where it is equal
+    state: NDArray[np.int64]  # [n] the code is the same where it is equal
+    log: NDArray[np.float64]  # [n] logarithm of the value
+    error: NDArray[np.float64]  # [n] its standard error; NaN where unknown
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    @cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """[m] Places of the results in the environment of the last one."""
+        return np.flatnonzero(self.environment == self.environment[-1])
+
+    def where(self, keep: NDArray[Any]) -> Past:
+        return Past(
+            self.series, self.run[keep], self.environment[keep], self.state[keep], self.log[keep], self.error[keep]
+        )
+
+    def shifted(self, places: NDArray[Any], by: float) -> Past:
+        """With some results moved, as if they had always been on another level."""
+        log = self.log.copy()
+        log[places] += by
+        return replace(self, log=log)
+
+
+class Pasts:
+    """The newest results up to a run, of the series that it holds. All series are prepared at once."""
+
+    def __init__(self, session: Session, run: RunRow, series: Collection[int], window: int) -> None:
+        points = recent_points(session, window + 1, until=run, series=series)
+        starts, sizes = points.starts, np.diff(points.starts)
+        # Within each series the other way round: the oldest first.
+        at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
+        identities: dict[str, int] = {}
+        rows = list(session.execute(select(Environment.id, Environment.identity)))
+        identity = _by_key((key, identities.setdefault(text, len(identities))) for key, text in rows)
+        runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty)))
+        # A dirty tree is like no other, its own included.
+        state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
+        self._place = {key: place for place, key in enumerate(points.series.tolist())}
+        self._starts = starts
+        self._run = points.run[at]
+        self._environment = identity[points.environment[at]]
+        self._state = state[self._run]
+        self._ok = points.status[at] == _OK
+        self._like_newest = self._ok & (points.timing[at] == np.repeat(points.timing[starts[:-1]], sizes))
+        self._ms, self._error = points.median_ms[at], points.error[at]
+        self._rms, self._repeatable = points.rms[at], points.repeatable[at]
+        self.runs: list[int] = np.unique(self._run).tolist()
+
+    def latency(self, series: int) -> Past:
+        """Of results that are right."""
+        return self._latency.of(series)
+
+    def accuracy(self, series: int) -> Past:
+        """Relative RMS error plus its floor, of results that are within tolerance: what is below it hardly counts."""
+        return self._accuracy.of(series)
+
+    def repeatable(self, series: int) -> Past:
+        """1 where two executions agreed bit by bit, and 0 where they did not."""
+        known = self._like_newest & (self._repeatable >= 0)
+        place = self._place[series]
+        own = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        keep = np.flatnonzero(known[own]) + own.start
+        unknown = np.full(len(keep), np.nan)
+        return Past(
+            series, self._run[keep], self._environment[keep], self._state[keep],
+            self._repeatable[keep].astype(np.float64), unknown,
+        )  # fmt: skip
+
+    def earlier_ok(self, series: int) -> int:
+        """How many good results there are before the run's own, of whatever timing and environment."""
+        place = self._place[series]
+        return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
+
+    def inaccurate(self, least: float) -> set[int]:
+        """Series whose log(rms) has a range above `least`: all others need no second look."""
+        table = self._accuracy
+        long = np.flatnonzero(np.diff(table.starts) > 0)
+        if not len(long):
+            return set()
+        begin = table.starts[:-1][long]  # those between have no points
+        spread = np.maximum.reduceat(table.log, begin) - np.minimum.reduceat(table.log, begin)
+        keys = np.array(list(self._place), dtype=np.int64)
+        return set(keys[long[spread > least]].tolist())
+
+    @cached_property
+    def _latency(self) -> _Table:
+        good = self._like_newest & (self._ms > 0)
+        return self._table(good, np.log(self._ms[good]), self._error[good])
+
+    @cached_property
+    def _accuracy(self) -> _Table:
+        good = self._like_newest & ~np.isnan(self._rms)
+        return self._table(good, np.log(self._rms[good] + RMS_FLOOR), np.full(int(good.sum()), np.nan))
+
+    def _table(self, good: NDArray[np.bool_], log: NDArray[np.float64], error: NDArray[np.float64]) -> _Table:
+        starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
+        return _Table(
+            self._place, starts, self._run[good], self._environment[good], self._state[good], log, error
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Pasts of all series, one after the other."""
+
+    place: dict[int, int]  # of each series
+    starts: NDArray[np.int64]  # [s + 1]
+    run: NDArray[np.int64]  # [p]
+    environment: NDArray[np.int64]  # [p]
+    state: NDArray[np.int64]  # [p]
+    log: NDArray[np.float64]  # [p]
+    error: NDArray[np.float64]  # [p]
+
+    def of(self, series: int) -> Past:
+        place = self.place[series]
+        own = slice(int(self.starts[place]), int(self.starts[place + 1]))
+        return Past(
+            series, self.run[own], self.environment[own], self.state[own], self.log[own], self.error[own]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """When the result of a series became wrong."""
+
+    head: int  # key of the first run since whose result is wrong
+    base: int | None = None  # of the last one whose result was right; None where none is stored
+    ms: float | None = None  # what the base measured
+    rms: float | None = None
+
+
+def turns_wrong(session: Session, run: RunRow, series: Iterable[int]) -> dict[int, Turn]:
+    """Of series whose result is wrong in a run, by key. Failures and what was not measured are no results."""
+    columns = (Point.series_id, Point.run_id, Point.status, Point.median_ms, Point.timing, Point.rms)
+    found: dict[int, Turn] = {}
+    for chunk in chunks(series):
+        query = select(*columns).join(Run, Point.run_id == Run.id).order_by(Run.started, Run.id)
+        measured = Point.series_id.in_(chunk), Point.status.in_(MEASURED), or_(before(run), Run.id == run.pk)
+        right: dict[int, Turn] = {}
+        for key, at, status, ms, timing, rms in session.execute(query.where(*measured)):
+            if status == "ok":
+                right[key] = Turn(at, at, ms if timing in ("gpu", "cpu") else None, rms)
+                found.pop(key, None)
+            elif key not in found:
+                found[key] = replace(right.get(key, Turn(at)), head=at)
+    return found
+
+
+def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:
+    """What the points of (series, run) say beside their results; what is not stored is left out."""
+    wanted = set(places)
+    query = (
+        select(Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels)
+        .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
+        .where(Point.run_id.in_({run for _, run in wanted}))
+    )
+    found = []
+    for chunk in chunks({series for series, _ in wanted}):
+        found += [row for row in session.execute(query.where(Point.series_id.in_(chunk))) if (row[0], row[1]) in wanted]
+    runs = run_rows(session, {row[1] for row in found})
+    environments = environment_rows(session, {row[2] for row in found})
+    return {
+        (series, run): Facts(
+            state=runs[run].state,
+            environment=environments[environment].facts,
+            kernel_hash=hash_,
+            kernels=msgspec.convert(kernels or (), tuple[Kernel, ...]),
+        )
+        for series, run, environment, hash_, kernels in found
+    }
+
+
+def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
+    """Who wrote each commit, as far as it is stored."""
+    return {
+        hash_: author
+        for chunk in chunks(set(commits))
+        for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
+    }
+
+
+def _by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    told = list(pairs)
+    codes = np.zeros(max((key for key, _ in told), default=0) + 1, dtype=np.int64)
+    for key, code in told:
+        codes[key] = code
+    return codes

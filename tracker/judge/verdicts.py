@@ -1,0 +1,274 @@
+"""The words of a judgement: what is said of one series, and of a whole run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from groupbench.tracker.judge.causes import DRIFT
+from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
+from groupbench.tracker.stats.thresholds import Verdict
+from groupbench.tracker.store.comparisons import Compared
+
+if TYPE_CHECKING:
+    from groupbench.tracker.judge.alerts import AlertRow
+
+OK, REGRESSION, INCOMPLETE, INCOMPARABLE = 0, 1, 3, 4
+"""Exit codes; 2 is usage. Where several hold, the first of 1, 3, 4, 0."""
+
+CANARY = "canary"
+"""Operator whose series watch the machine: the code under test is no part of them."""
+
+# In the order in which the first line counts them, and in which the table shows them: the gravest first.
+ORDER: tuple[Verdict, ...] = (
+    "wrong",
+    "regressed",
+    "missing",
+    "unresolved",
+    "suspect",
+    "incomparable",
+    "improved",
+    "ok",
+    "new",
+    "insufficient",
+    "unavailable",
+)
+QUIET = ("ok", "new", "insufficient", "unavailable")
+"""Verdicts that are only counted, unless something is to be said of the row."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Between which runs a series changed."""
+
+    base: RunRow | None  # the last one before; None where there is none
+    head: RunRow  # the first one that is certainly after
+    author: str | None = None  # of the head's commit
+
+    @property
+    def text(self) -> str:
+        return f"{'' if self.base is None else self.base.state}..{self.head.state}"
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether both may be of one moment: each is after its base, up to and with its head."""
+        return not (self._ends_before(other) or other._ends_before(self))
+
+    def _ends_before(self, other: Span) -> bool:
+        return other.base is not None and (self.head.started, self.head.pk) <= (other.base.started, other.base.pk)
+
+    @property
+    def same_code(self) -> bool:
+        return self.base is not None and self.base.state == self.head.state and not self.head.dirty
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One series of the run. Changes are relative: 0.03 is three per cent slower."""
+
+    series: SeriesRow
+    verdict: Verdict
+    point: PointRow | None  # None where the run lacks the series
+    what: str | None = None  # latency, accuracy, repeatability, result, or what the status says
+    cause: str | None = None  # as causes.find_cause tells it; or drift
+    note: str | None = None
+    before_ms: float | None = None  # level before the change
+    change: float | None = None
+    low: float | None = None  # interval of the change
+    high: float | None = None
+    sigma: float | None = None  # scatter of one result, of the logarithm
+    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few in the point's environment, newest last
+    p: float | None = None
+    q: float | None = None
+    n: int = 0  # earlier results that it was judged by
+    before_rms: float | None = None
+    span: Span | None = None
+    since: int = 0  # results on the new level, this one included
+    old: bool = False  # too many for the change to count tonight
+    compared: Compared | None = None  # the A/B that decided
+    alert: AlertRow | None = None  # the stored one of this change
+    loud: bool = False  # shown whatever the verdict
+    ab_base: RunRow | None = None  # where an A/B would decide: the run whose commit is its base
+
+    @property
+    def known(self) -> bool:
+        """A regression that somebody has acknowledged."""
+        return self.verdict == "regressed" and self.alert is not None and self.alert.state == "acknowledged"
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return (
+            *("verdict", "what", "cause", *_SERIES, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
+            *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
+        )
+
+    def flat(self) -> dict[str, Any]:
+        told = ("verdict", "what", "cause", "before_ms", "change", "low", "high", "p", "q", "n", "before_rms", "note")
+        return {
+            **{name: getattr(self, name) for name in told},
+            **{name: getattr(self.series, name) for name in _SERIES},
+            "latency_ms": None if self.point is None else self.point.median_ms,
+            "timing": None if self.point is None else self.point.timing,
+            "rms": None if self.point is None else self.point.rms,
+            "commits": None if self.span is None else self.span.text,
+            "subject": None if self.span is None else self.span.head.subject,
+            "author": None if self.span is None else self.span.author,
+            "ab": None if self.compared is None else self.compared.verdict,
+            "alert": None if self.alert is None else self.alert.pk,
+        }
+
+
+_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict on a run."""
+
+    run: RunRow
+    rows: tuple[Judged, ...]
+    exit_code: int
+    summary: str  # the first line
+    alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
+    lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return count(self.rows)
+
+    @cached_property
+    def by_series(self) -> dict[int, str]:
+        """The gravest verdict on each series."""
+        found: dict[int, str] = {}
+        for row in sorted(self.rows, key=lambda row: -ORDER.index(row.verdict)):
+            found[row.series.pk] = row.verdict
+        return found
+
+    @property
+    def word(self) -> str:
+        return {OK: "ok", REGRESSION: "regression", INCOMPLETE: "incomplete", INCOMPARABLE: "incomparable"}[
+            self.exit_code
+        ]
+
+    @property
+    def told(self) -> tuple[Judged, ...]:
+        """What changed, could not be judged or has something to be said of it: the gravest first."""
+        loud = [row for row in self.rows if row.loud or row.verdict not in QUIET]
+        return tuple(
+            sorted(loud, key=lambda row: (ORDER.index(row.verdict), -(row.change or 0.0), row.series.sort_key))
+        )
+
+    @property
+    def suspects(self) -> tuple[Judged, ...]:
+        """What an A/B would decide, the largest changes for the worse first."""
+        found = [row for row in self.rows if row.ab_base is not None]
+        return tuple(sorted(found, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
+
+    @property
+    def folded(self) -> tuple[list[str], list[Judged]]:
+        """(a line for each reason that several series share for being incomparable, what else is `told`)."""
+        apart = [row for row in self.told if row.verdict == "incomparable" and row.note]
+        counts = Counter(row.note for row in apart)
+        measurable = {row.note for row in apart if row.ab_base is not None}
+        alike = {note: number for note, number in counts.items() if number > 1}
+        lines = []
+        for note, number in alike.items():
+            then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
+            lines.append(f"{number} series incomparable: {note}{then}")
+        return lines, [row for row in self.told if not (row.verdict == "incomparable" and row.note in alike)]
+
+    def table(self) -> Rows[Judged]:
+        """Every series of the run, with `to_pandas()` and `to_arrow()`."""
+        return Rows(Judged, self.rows)
+
+
+def count(rows: Sequence[Judged]) -> dict[str, int]:
+    """How many series have each verdict, in the order of ORDER."""
+    found = Counter(row.verdict for row in rows)
+    return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+
+
+def exit_code(rows: Sequence[Judged], strict: bool) -> int:
+    """What all verdicts together mean for CI.
+
+    Acknowledged regressions count under `strict` alone; a canary's suspicion is of the machine, and never counts.
+    """
+    found = {row.verdict for row in rows if strict or not row.known}
+    if found & {"regressed", "wrong"}:
+        return REGRESSION
+    suspect = any(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
+    if not measured(rows) or suspect or found & {"missing", "unresolved"}:
+        return INCOMPLETE
+    if "incomparable" in found:
+        return INCOMPARABLE
+    return INCOMPLETE if strict and found & {"new", "insufficient"} else OK
+
+
+def measured(rows: Sequence[Judged]) -> bool:
+    return any(row.point is not None and row.point.status in MEASURED for row in rows)
+
+
+def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: bool) -> str:
+    """The first line: what was found, then every verdict counted."""
+    counts = count(rows)
+    head = _head(rows, counts, code, strict)
+    if same_commit:
+        head += "; same commit as the previous run"
+    told = [f"{number} {verdict}" for verdict, number in counts.items()]
+    if known := sum(row.known for row in rows):
+        told = [f"{text}, {known} of them acknowledged" if text.endswith(" regressed") else text for text in told]
+    told += [f"{number} {text}" for text, number in _asides(rows).items() if number]
+    return f"{head}. " + ", ".join(told)
+
+
+def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: bool) -> str:
+    known = sum(row.known for row in rows)
+    if code == REGRESSION:
+        told = []
+        if "wrong" in counts:
+            told.append(f"{_results(counts['wrong'])} wrong")
+        # One that changed twice has two rows.
+        regressed = len({row.series.pk for row in rows if row.verdict == "regressed" and (strict or not row.known)})
+        if regressed:
+            told.append(f"{regressed} series regressed")
+        return "GATE regression: " + ", ".join(told)
+    if code == INCOMPLETE:
+        if not measured(rows):
+            return "GATE incomplete: nothing was measured"
+        told = [f"{counts[verdict]} series {verdict}" for verdict in ("missing", "unresolved") if verdict in counts]
+        suspects = sum(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
+        if suspects:
+            told.append(f"{suspects} series suspect")
+        asked = [row.compared is not None for row in rows if row.ab_base]
+        command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
+        advice = f"; `{command}` measures both commits again" if asked else ""
+        return "GATE incomplete: " + (", ".join(told) or "strict, and some series are too young to judge") + advice
+    if code == INCOMPARABLE:
+        return f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
+    if known:
+        return f"GATE ok: nothing new; {known} series regressed and acknowledged"
+    if "improved" in counts:
+        return f"GATE ok: {counts['improved']} series improved"
+    if set(counts) <= {"new", "unavailable"}:
+        return "GATE ok: nothing to compare with yet"
+    if "ok" not in counts and "insufficient" in counts:
+        return "GATE ok: nothing changed that could be told, too few earlier results"
+    return "GATE ok: nothing changed"
+
+
+def _asides(rows: Sequence[Judged]) -> dict[str, int]:
+    quiet = [row for row in rows if row.verdict == "ok"]
+    return {
+        "of them changed long ago": sum(row.old for row in quiet),
+        "of them drifting": sum(row.cause == DRIFT for row in quiet),
+        "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
+        "of them on a level that is expected": sum(
+            row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict in QUIET
+        ),
+    }
+
+
+def _results(number: int) -> str:
+    return "1 result is" if number == 1 else f"{number} results are"

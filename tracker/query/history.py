@@ -1,0 +1,134 @@
+"""The history of series: each point against the one before it, and against a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query.points import (
+    commits_between,
+    find_series,
+    names,
+    on_branch,
+    points_where,
+    resolve_commit,
+    series_select,
+)
+from groupbench.tracker.query.rows import Filter, HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Environment as EnvironmentTable
+from groupbench.tracker.store.schema import Point, Series
+
+
+def history(
+    session: Session, where: Filter, *, baseline: str | None = None, limit: int | None = None
+) -> list[HistoryRow]:
+    """Points ordered by series, then time. Changes and environments are told against all of the branch, even
+    where the filter starts or ends in between.
+
+    `baseline` is the backend that speed-ups are over; `limit` keeps the newest of each series.
+    """
+    series = {row.pk: row for row in find_series(session, where)}
+    over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
+    states = [resolve_commit(session, text) for text in where.commit]
+    ranges = [commits_between(session, text) for text in where.commits]
+    branch = on_branch(session, where)
+    found = [
+        p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), *branch, series=series)
+    ]
+    place = {pk: i for i, pk in enumerate(sorted(series, key=lambda pk: series[pk].sort_key))}
+    rows: list[HistoryRow] = []
+    for row in changes(sorted(found, key=lambda p: (place[p.series.pk], p.run.started, p.run.pk))):
+        point = row.point
+        inside = (where.since is None or point.run.started >= where.since) and (
+            where.until is None or point.run.started < where.until
+        )
+        inside = inside and all(point.run.commit in hashes for hashes in ranges)
+        if inside and (not states or point.run.state in states):
+            rows.append(row)
+    if limit is not None:
+        rows = _newest_of_each(rows, limit)
+    return rows if baseline is None else _with_speedups(session, rows, over)
+
+
+def changes(points: Iterable[PointRow]) -> list[HistoryRow]:
+    """Points, by series and the oldest first, each against the latest earlier speed in its environment."""
+    rows: list[HistoryRow] = []
+    before: PointRow | None = None
+    speeds: dict[tuple[str, str | None], float] = {}
+    for point in points:
+        if before is None or before.series.pk != point.series.pk:
+            before, speeds = None, {}
+        rows.append(HistoryRow(point, _change(point, speeds), _differences(before, point)))
+        before = point
+    return rows
+
+
+def _change(point: PointRow, speeds: dict[tuple[str, str | None], float]) -> float | None:
+    if not point.timed or point.median_ms is None:
+        return None
+    key = (point.environment.identity, point.timing)
+    before = speeds.get(key)
+    speeds[key] = point.median_ms
+    return None if before is None else point.median_ms / before - 1
+
+
+def _differences(before: PointRow | None, point: PointRow) -> tuple[str, ...]:
+    if before is None or before.environment.identity == point.environment.identity:
+        return ()
+    return tuple(environment_differences(before.environment.facts, point.environment.facts))
+
+
+def _baseline_series(session: Session, backend: str, series: Collection[SeriesRow]) -> dict[tuple[str, ...], int]:
+    """Key of the baseline's series by problem, of those that `series` have."""
+    query = series_select().where(Series.backend == backend)
+    for name in ("operator", "mode", "dtype", "shape"):
+        values = {getattr(row, name) for row in series}
+        if len(values) <= 500:
+            query = query.where(getattr(Series, name).in_(values))
+    found = [SeriesRow(**row._mapping) for row in session.execute(query)]
+    if not found and session.scalar(select(Series.id).where(Series.backend == backend).limit(1)) is None:
+        raise QueryError(f"no backend {backend!r}; known: {', '.join(names(session, 'backend')) or 'none'}")
+    return {row.problem: row.pk for row in found}
+
+
+def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple[str, ...], int]) -> list[HistoryRow]:
+    """Each with the baseline's latency over its own: same run, problem, environment and kind of timing."""
+    theirs = {
+        pk: over[key] for pk, key in {r.point.series.pk: r.point.series.problem for r in rows}.items() if key in over
+    }
+    needed = set(theirs.values())
+    base: dict[tuple[int, int], tuple[Any, ...]] = {}
+    if needed:
+        query = (
+            select(Point.series_id, Point.run_id, Point.median_ms, Point.timing, EnvironmentTable.identity)
+            .join(EnvironmentTable, Point.environment_id == EnvironmentTable.id)
+            .where(Point.status == "ok", Point.median_ms.is_not(None))
+        )
+        for chunk in chunks(needed):
+            for series_id, run, *speed in session.execute(query.where(Point.series_id.in_(chunk))):
+                base[series_id, run] = tuple(speed)
+    answer = []
+    for row in rows:
+        point = row.point
+        found = base.get((theirs.get(point.series.pk, -1), point.run.pk))
+        if found and point.timed and point.median_ms and found[1:] == (point.timing, point.environment.identity):
+            row = replace(row, speedup=found[0] / point.median_ms)
+        answer.append(row)
+    return answer
+
+
+def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:
+    kept: list[HistoryRow] = []
+    seen: dict[int, int] = {}
+    for row in reversed(rows):
+        seen[row.point.series.pk] = seen.get(row.point.series.pk, 0) + 1
+        if seen[row.point.series.pk] <= limit:
+            kept.append(row)
+    return kept[::-1]

@@ -1,0 +1,154 @@
+"""What is stored: series, commits and environments, with how much of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.environment import environment_differences, hardware_class
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query import filters
+from groupbench.tracker.query.ancestry import commit_order
+from groupbench.tracker.query.points import (
+    any_pattern,
+    dates,
+    environment_rows,
+    find_series,
+    run_conditions,
+    some,
+    starts,
+)
+from groupbench.tracker.query.rows import CommitSummary, EnvironmentRow, EnvironmentSummary, Filter, SeriesSummary
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Commit, Point, Run
+from groupbench.tracker.store.schema import Environment as EnvironmentTable
+
+
+def series(session: Session, where: Filter) -> list[SeriesSummary]:
+    """The series of a slice, with how many points each has; dates and commits say which points count."""
+    found = {row.pk: row for row in find_series(session, where)}
+    conditions = run_conditions(session, where)
+    ok = func.sum(case((Point.status == "ok", 1), else_=0))
+    query = (
+        select(Point.series_id, func.count(), ok, func.min(Run.started), func.max(Run.started))
+        .join(Run, Point.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+        .where(*conditions)
+        .group_by(Point.series_id)
+    )
+    everything = len(found) > 2000  # one pass over all is quicker than many lists of keys
+    queries = [query] if everything else [query.where(Point.series_id.in_(chunk)) for chunk in chunks(found)]
+    counted = {row[0]: row[1:] for each in queries for row in session.execute(each) if row[0] in found}
+    narrow = bool(conditions)
+    rows = [SeriesSummary(row, *counted.get(pk, (0, 0, None, None))) for pk, row in found.items()]
+    return sorted((row for row in rows if row.points or not narrow), key=lambda row: row.series.sort_key)
+
+
+def commits(session: Session, where: Filter = Filter(), limit: int | None = None) -> list[CommitSummary]:  # noqa: B008
+    """Commits, the newest first, with what was measured of each. Of `where` branch, commits and dates count."""
+    conditions = run_conditions(session, where)
+    counted: dict[int, dict[str, Any]] = {}
+    query = (
+        select(
+            Run.commit_id,
+            func.count(),
+            func.sum(case((Run.dirty, 1), else_=0)),
+            func.min(Run.started),
+            func.max(Run.started),
+        )
+        .join(Commit)
+        .where(*conditions)
+        .group_by(Run.commit_id)
+    )
+    for key, number, dirty, first, last in session.execute(query):
+        counted[key] = {"runs": number, "dirty_runs": dirty, "first": first, "last": last}
+    place = {hash_: i for i, hash_ in enumerate(node.hash for node in commit_order(session))}
+    rows = [row for chunk in chunks(counted) for row in session.scalars(select(Commit).where(Commit.id.in_(chunk)))]
+    rows = sorted(rows, key=lambda row: place[row.hash], reverse=True)[:limit]
+    points: dict[int, int] = {}
+    for chunk in chunks([row.id for row in rows]):
+        number = select(Run.commit_id, func.count()).join(Point, Point.run_id == Run.id)
+        for key, count in session.execute(
+            number.where(Run.commit_id.in_(chunk), *dates(where)).group_by(Run.commit_id)
+        ):
+            points[key] = count
+    return [
+        CommitSummary(
+            hash=row.hash,
+            parents=tuple(row.parents or ()),
+            branch=row.branch,
+            time=row.time,
+            author=row.author,
+            subject=row.subject,
+            points=points.get(row.id, 0),
+            **counted[row.id],
+        )
+        for row in rows
+    ]
+
+
+def environments(session: Session, where: Filter = Filter()) -> list[EnvironmentSummary]:  # noqa: B008
+    """Environments by hardware, oldest first, each with what differs from the one before it."""
+    query = (
+        select(
+            Point.environment_id,
+            func.count(),
+            func.count(Point.run_id.distinct()),
+            func.min(Run.started),
+            func.max(Run.started),
+        )
+        .join(Run, Point.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+        .where(*run_conditions(session, where))
+        .group_by(Point.environment_id)
+    )
+    used = {row[0]: row[1:] for row in session.execute(query)}
+    groups: dict[tuple[str, str], list[tuple[EnvironmentRow, Any]]] = {}
+    for key, row in environment_rows(session, used).items():
+        groups.setdefault((hardware_class(row.facts), row.identity), []).append((row, used[key]))
+    filters.refuse_unknown("hardware", where.hardware, sorted({hardware for hardware, _ in groups}))
+    fits = any_pattern(where.hardware) if where.hardware else lambda text: True
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], min(use[2] for _, use in item[1]), item[0][1]))
+    answer: list[EnvironmentSummary] = []
+    for (hardware, identity), members in ordered:
+        if not fits(hardware):
+            continue
+        facts = max(members, key=lambda member: member[1][3])[0].facts
+        before = answer[-1] if answer and answer[-1].hardware == hardware else None
+        answer.append(
+            EnvironmentSummary(
+                identity=identity,
+                hardware=hardware,
+                facts=facts,
+                variants=len(members),
+                runs=_runs_in(session, [row.pk for row, _ in members], where),
+                points=sum(use[0] for _, use in members),
+                first=min(use[2] for _, use in members),
+                last=max(use[3] for _, use in members),
+                differs=tuple(environment_differences(before.facts, facts)) if before else (),
+            )
+        )
+    return answer
+
+
+def find_environment(session: Session, text: str) -> EnvironmentRow:
+    """The environment whose identity starts with `text`: its newest facts."""
+    query = select(EnvironmentTable.identity).where(starts(EnvironmentTable.identity, text)).distinct().limit(6)
+    found = list(session.scalars(query)) if text else []
+    if not found:
+        raise QueryError(f"no environment {text!r}; `groupbench envs` lists them")
+    if len(found) > 1:
+        raise QueryError(f"environment {text!r} is ambiguous: {some([identity[:12] for identity in found])}")
+    newest = select(func.max(EnvironmentTable.id)).where(EnvironmentTable.identity == found[0])
+    key = session.scalar(newest)
+    assert key is not None
+    return environment_rows(session, [key])[key]
+
+
+def _runs_in(session: Session, environments: Sequence[int], where: Filter) -> int:
+    query = select(func.count(Point.run_id.distinct())).join(Run, Point.run_id == Run.id)
+    query = query.join(Commit, Run.commit_id == Commit.id).where(Point.environment_id.in_(environments))
+    return session.scalar(query.where(*run_conditions(session, where))) or 0

@@ -1,0 +1,1 @@
+"""The database: its tables, how records get in and out, and how it is kept for years."""

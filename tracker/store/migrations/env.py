@@ -1,0 +1,11 @@
+"""Alembic's entry: runs migrations on the connection that `store.migrate` gives, inside its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from groupbench.tracker.store.schema import Base
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+context.run_migrations()

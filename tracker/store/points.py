@@ -1,0 +1,182 @@
+"""A record's result as the values of a row of `point`, and the hash that tells whether two are the same.
+
+All is a function of what is kept: samples count as float32 from the start. So a database that was exported and
+read again, or merged into another, holds the same rows as before, and `verify` can make each of them anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from groupbench.tracker.environment import digest, hardware_class
+from groupbench.tracker.record import Accuracy, Kernel, Latency, Record
+from groupbench.tracker.stats.thresholds import burst_error
+from groupbench.tracker.store.packing import flatten, pack_samples, unpack_samples
+
+PPM = 1e6
+_LARGEST_PPM = 2**62
+
+LATENCY_COLUMNS = (
+    "timing",
+    "median_ms",
+    "low_ppm",
+    "high_ppm",
+    "error_ppm",
+    "samples",
+    "telemetry",
+    "prepare_ms",
+    "enqueue_ms",
+)
+ACCURACY_FIELDS = Accuracy.__struct_fields__
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
+
+
+def series_identity(record: Record) -> str:
+    """The hash that points of one series share."""
+    cell = record.cell
+    return digest(
+        [
+            cell.operator,
+            cell.backend,
+            cell.mode,
+            cell.dtype,
+            cell.shape,
+            cell.host,
+            cell.protocol,
+            hardware_class(record.environment),
+            cell.seed,
+        ]
+    )
+
+
+def point_values(
+    record: Record,
+    environment: str,  # hash of every fact of it
+    series: str,  # its identity
+) -> dict[str, Any]:
+    """Columns of the point but for its keys."""
+    accuracy = record.accuracy or Accuracy()
+    flat = None if record.latency is None else flatten(record.latency.bursts_ms)
+    return {
+        "content": _content(record, environment, series, flat),
+        "status": record.status,
+        "message": record.message,
+        "baseline": record.baseline,
+        "rms": accuracy.rms,
+        "max_abs": accuracy.max_abs,
+        "worst_block_rms": accuracy.worst_block_rms,
+        "mismatch": accuracy.mismatch,
+        "unwritten": accuracy.unwritten,
+        "repeatable": accuracy.repeatable,
+        "first_bad": None if accuracy.first_bad is None else list(accuracy.first_bad),
+        "duration_s": record.duration_s,
+        **(_NO_LATENCY if record.latency is None or flat is None else _latency_values(record.latency, flat)),
+    }
+
+
+def content_of(record: Record) -> int:
+    """48-bit hash of what a record says of its cell: where it was measured, and what came of it.
+
+    What names run and commit is no part of it, nor what a later record may add to commit and series.
+    """
+    flat = None if record.latency is None else flatten(record.latency.bursts_ms)
+    return _content(record, digest(record.environment), series_identity(record), flat)
+
+
+def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The fields of a record that a row of `point` holds, as builtins: what `point_values` was given."""
+    latency = None
+    if point["samples"] is not None:
+        latency = {
+            "timing": point["timing"],
+            "bursts_ms": unpack_samples(point["samples"]),
+            "telemetry": point["telemetry"] or (),
+            "prepare_ms": point["prepare_ms"],
+            "enqueue_ms": point["enqueue_ms"],
+        }
+    accuracy = {name: point[name] for name in ACCURACY_FIELDS}
+    return {
+        "status": point["status"],
+        "message": point["message"],
+        "baseline": point["baseline"],
+        "latency": latency,
+        "accuracy": accuracy if any(value is not None for value in accuracy.values()) else None,
+        "kernels": kernels or (),
+        "duration_s": point["duration_s"],
+    }
+
+
+def kernels_hash(kernels: Sequence[Kernel]) -> str | None:
+    """One hash for all kernels' code; None where one is unknown."""
+    hashes = [kernel.hash for kernel in kernels]
+    if not hashes or None in hashes:
+        return None
+    return hashes[0] if len(hashes) == 1 else digest(hashes)
+
+
+def _content(record: Record, environment: str, series: str, flat: NDArray[np.float32] | None) -> int:
+    accuracy, latency = record.accuracy, record.latency
+    said: list[Any] = [
+        environment,
+        series,
+        record.status,
+        record.message,
+        record.baseline,
+        None if accuracy is None else [_signless(getattr(accuracy, name)) for name in ACCURACY_FIELDS],
+        record.kernels,
+        _signless(record.duration_s),
+    ]
+    if accuracy == Accuracy():
+        said[5] = None
+    hashed = hashlib.sha256()
+    if latency is not None and flat is not None:
+        times = (_signless(latency.prepare_ms), _signless(latency.enqueue_ms))
+        said += [latency.timing, latency.telemetry, *times, [len(burst) for burst in latency.bursts_ms]]
+        hashed.update(flat.tobytes())
+    hashed.update(_encoder.encode(said))
+    return int.from_bytes(hashed.digest()[:6], "big")
+
+
+def _signless(value: Any) -> Any:
+    """No database keeps the sign of a zero."""
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def _latency_values(latency: Latency, flat: NDArray[np.float32]) -> dict[str, Any]:
+    values, medians, start = flat.tolist(), [], 0
+    for burst in latency.bursts_ms:
+        end = start + len(burst)
+        medians.append(_median(sorted(values[start:end])))
+        start = end
+    ordered = sorted(medians)
+    median = float(f"{_median(ordered):.7g}")
+    error = burst_error(np.asarray(medians))
+    return {
+        "timing": latency.timing,
+        "median_ms": median,
+        "low_ppm": _ppm(1 - ordered[0] / median),
+        "high_ppm": _ppm(ordered[-1] / median - 1),
+        "error_ppm": None if math.isnan(error) else _ppm(error),
+        "samples": pack_samples(latency.bursts_ms, flat),
+        "telemetry": msgspec.to_builtins(latency.telemetry) or None,
+        "prepare_ms": latency.prepare_ms,
+        "enqueue_ms": latency.enqueue_ms,
+    }
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _ppm(share: float) -> int:
+    return round(min(max(share, 0.0) * PPM, _LARGEST_PPM))

@@ -1,0 +1,160 @@
+"""Which old points to let go, and letting them go: everything of some days, then one night a week.
+
+What a history turns on stays whatever its age: the first and the last point of each stretch of a series in one
+environment, with one status and one kind of timing. So a step, an outage and a change of driver stay where they
+were, and a series never disappears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Select, and_, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.store.schema import Alert, Environment, KernelSet, Point, Run, Series
+
+_ALERTS = select(Point.id).join(
+    Alert,
+    and_(Alert.series_id == Point.series_id, or_(Alert.run_id == Point.run_id, Alert.base_run_id == Point.run_id)),
+)
+"""What alerts rest on: of their series, the last point before the change and the first after it."""
+
+_SERIES_AT_ONCE = 1000
+_DELETED_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long points are kept."""
+
+    all_days: int = 90  # everything that is younger
+    every_days: int = 7  # of what is older, one run in each such span, counted from 1970-01-05, a Monday
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What a policy would remove, and why the rest stays. Each point is counted under the first reason that holds."""
+
+    points: int
+    young: int
+    edges: int  # of a stretch in one environment, status and timing
+    evidence: int  # that something else refers to
+    periodic: int  # the one of its span
+    remove: NDArray[np.int64]  # keys of points
+    before: datetime  # what began earlier is old
+
+    @property
+    def removed(self) -> int:
+        return len(self.remove)
+
+
+def plan_pruning(
+    session: Session,
+    policy: Policy = Policy(),
+    *,
+    now: datetime | None = None,
+    evidence: Sequence[Select[tuple[int]]] = (),  # queries of points' keys that must stay, beside those of alerts
+) -> Pruning:
+    """Look at every point, and change none.
+
+    Age is counted from the newest run, or from now where that lies in the future: a database that nobody feeds
+    any more does not fade away, and a clock that ran ahead for one night ages nothing.
+    """
+    newest = session.scalar(select(func.max(Run.started)))
+    now = datetime.now(UTC) if now is None else now
+    reference = now if newest is None else min(newest, now)
+    before = reference - timedelta(days=policy.all_days)
+    runs = _runs(session)
+    identities = _codes(session.execute(select(Environment.id, Environment.identity)))
+    resting: list[Select[Any]] = [_ALERTS, *evidence]
+    pinned = np.array(sorted({key for query in resting for key in session.scalars(query)}), dtype=np.int64)
+
+    counts = {"points": 0, "young": 0, "edges": 0, "evidence": 0, "periodic": 0}
+    removed: list[NDArray[np.int64]] = []
+    keys = list(session.scalars(select(Series.id).order_by(Series.id)))
+    query = select(Point.id, Point.series_id, Point.run_id, Point.environment_id, Point.status, Point.timing)
+    for start in range(0, len(keys), _SERIES_AT_ONCE):
+        first, last = keys[start], keys[min(start + _SERIES_AT_ONCE, len(keys)) - 1]
+        rows = session.execute(query.where(Point.series_id.between(first, last))).all()
+        if not rows:
+            continue
+        point, series, run, environment = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(4))
+        kinds: dict[tuple[str, str | None], int] = {}
+        kind = np.array([kinds.setdefault((row[4], row[5]), len(kinds)) for row in rows], dtype=np.int64)
+        order = np.lexsort((runs.rank[run], series))
+        point, series, run, kind = point[order], series[order], run[order], kind[order]
+        stretch = np.stack([series, identities[environment[order]], kind])
+        new = np.any(stretch[:, 1:] != stretch[:, :-1], axis=0)
+        edge = np.concatenate([[True], new]) | np.concatenate([new, [True]])
+        old = runs.started[run] < before.timestamp()
+        span = np.floor((runs.started[run] - 4 * 86400) / (86400 * policy.every_days))
+        good = np.isin(kind, [code for (status, _), code in kinds.items() if status == "ok"])
+        keep_of_span = _first_of_each(series, span, good)
+        evident = np.isin(point, pinned)
+        reasons = {"young": ~old, "edges": edge, "evidence": evident, "periodic": keep_of_span}
+        kept = np.zeros(len(point), dtype=bool)
+        for name, holds in reasons.items():
+            counts[name] += int((holds & ~kept).sum())
+            kept |= holds
+        counts["points"] += len(point)
+        removed.append(point[~kept])
+    remove = np.concatenate(removed) if removed else np.zeros(0, dtype=np.int64)
+    return Pruning(**counts, remove=np.sort(remove), before=before)
+
+
+def apply_pruning(session: Session, pruning: Pruning) -> None:
+    """Remove the points, and runs, kernels and environments that no point refers to any more.
+
+    Series and commits stay: the one names what there is, the other holds the order of history.
+    """
+    keys = pruning.remove.tolist()
+    for start in range(0, len(keys), _DELETED_AT_ONCE):
+        session.execute(delete(Point).where(Point.id.in_(keys[start : start + _DELETED_AT_ONCE])))
+    session.execute(delete(Run).where(~select(Point.id).where(Point.run_id == Run.id).exists()))
+    used = select(Point.kernels_id).where(Point.kernels_id.is_not(None)).distinct()
+    session.execute(delete(KernelSet).where(KernelSet.id.not_in(used)))
+    session.execute(delete(Environment).where(Environment.id.not_in(select(Point.environment_id).distinct())))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    rank: NDArray[np.int64]  # by key: place in time
+    started: NDArray[np.float64]  # by key: seconds since 1970
+
+
+def _runs(session: Session) -> _Runs:
+    rows = list(session.execute(select(Run.id, Run.started).order_by(Run.started, Run.id)))
+    size = max((row[0] for row in rows), default=0) + 1
+    rank, started = np.zeros(size, dtype=np.int64), np.zeros(size)
+    for place, (key, when) in enumerate(rows):
+        rank[key], started[key] = place, when.timestamp()
+    return _Runs(rank, started)
+
+
+def _codes(rows: Iterable[tuple[int, str]]) -> NDArray[np.int64]:
+    """By key: a number for each distinct text."""
+    known: dict[str, int] = {}
+    pairs = [(key, known.setdefault(text, len(known))) for key, text in rows]
+    codes = np.zeros(max((key for key, _ in pairs), default=0) + 1, dtype=np.int64)
+    for key, code in pairs:
+        codes[key] = code
+    return codes
+
+
+def _first_of_each(
+    series: NDArray[np.int64], span: NDArray[np.float64], preferred: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """In each span of each series the first preferred point, or else the first. Points come by series and time."""
+    order = np.lexsort((np.arange(len(series)), ~preferred, span, series))
+    firsts = np.ones(len(series), dtype=bool)
+    ordered_series, ordered_span = series[order], span[order]
+    firsts[1:] = (ordered_series[1:] != ordered_series[:-1]) | (ordered_span[1:] != ordered_span[:-1])
+    kept = np.zeros(len(series), dtype=bool)
+    kept[order[firsts]] = True
+    return kept

@@ -1,0 +1,114 @@
+"""Records out of the store, as they went in but for samples, which are rounded to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, cast
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import record as records
+from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series
+
+POINT_COLUMNS = tuple(Point.__table__.columns)
+_BATCH = 500
+
+
+def stored_records(
+    session: Session,
+    run: int | None = None,  # key of the only run to read
+    *,
+    series: int | None = None,  # key of the only series to read
+) -> Iterator[records.Record]:
+    """The records back, run by run, in the order in which they were stored."""
+    conditions = [] if run is None else [Point.run_id == run]
+    if series is not None:
+        conditions.append(Point.series_id == series)
+    for _, record in numbered_records(session, *conditions):
+        yield record
+
+
+def write_jsonl(session: Session, file: IO[bytes]) -> int:
+    """Every record as a line; gives how many. Ingested into an empty database, they export to the same bytes."""
+    count = 0
+    for _, record in numbered_records(session):
+        file.write(records.encode(record))
+        count += 1
+    return count
+
+
+def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iterator[tuple[Row[Any], records.Record]]:
+    """(row of `point`, the record that it makes) of the points that all conditions allow."""
+    read = _Reader(session)
+    query = select(*POINT_COLUMNS).where(*conditions).order_by(Point.run_id, Point.id)
+    for row in session.execute(query.execution_options(yield_per=_BATCH)):
+        yield row, read.record(row)
+
+
+class _Reader:
+    """Makes records of rows, remembering what many of them share."""
+
+    def __init__(self, session: Session) -> None:
+        from groupbench.tracker.store.points import (
+            result_of,  # with numpy, which queries that unpack nothing do without
+        )
+
+        self.result_of = result_of
+        self.session = session
+        self.runs: dict[int, dict[str, Any]] = {}
+        self.series: dict[int, dict[str, Any]] = {}
+        self.environments: dict[int, dict[str, Any]] = {}
+        self.kernels: dict[int, list[Any]] = {}
+
+    def record(self, row: Row[Any]) -> records.Record:
+        point = cast("Mapping[str, Any]", row._mapping)
+        return msgspec.convert(
+            {
+                "schema": records.SCHEMA,
+                "run": self._run(point["run_id"]),
+                "environment": self._environment(point["environment_id"]),
+                "cell": self._cell(point["series_id"]),
+                **self.result_of(point, self._kernels(point["kernels_id"])),
+            },
+            records.Record,
+        )
+
+    def _run(self, key: int) -> dict[str, Any]:
+        if key not in self.runs:
+            run = self.session.get_one(Run, key)
+            commit = self.session.get_one(Commit, run.commit_id)
+            facts = {name: getattr(commit, name) for name in ("hash", "branch", "time", "author", "subject")}
+            self.runs = {
+                key: {  # one at a time: rows come by run
+                    "id": run.uuid,
+                    "started": run.started,
+                    "commit": {**facts, "parents": commit.parents or (), "dirty": run.dirty},
+                    "trigger": run.trigger,
+                    "plan": run.plan,
+                    "command": run.command,
+                }
+            }
+        return self.runs[key]
+
+    def _cell(self, key: int) -> dict[str, Any]:
+        if key not in self.series:
+            columns = [getattr(Series, name) for name in records.Cell.__struct_fields__]
+            query = select(*columns).where(Series.id == key)
+            self.series[key] = dict(self.session.execute(query).one()._mapping)
+        return self.series[key]
+
+    def _environment(self, key: int) -> dict[str, Any]:
+        if key not in self.environments:
+            query = select(Environment.facts).where(Environment.id == key)
+            self.environments[key] = self.session.execute(query).scalar_one()
+        return self.environments[key]
+
+    def _kernels(self, key: int | None) -> list[Any] | None:
+        if key is None:
+            return None
+        if key not in self.kernels:
+            query = select(KernelSet.kernels).where(KernelSet.id == key)
+            self.kernels[key] = self.session.execute(query).scalar_one()
+        return self.kernels[key]

@@ -1,0 +1,329 @@
+"""The tables. Each column's `doc` is its meaning; `docs/schema.md` is made from them.
+
+A *series* is what stays the same from commit to commit; a *point* is one run's result for it. Times of day
+are UTC. Changes to these classes need a new file in `migrations/versions`: a test compares the two.
+
+A point is written once and read for years, and there are millions: it holds what queries filter and sort by as
+numbers, and the rest packed (see `packing`). What repeats from point to point stands in a table of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    select,
+    type_coerce,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+REVISIONS = ("0001", "0002", "0003", "0004")
+"""Every migration, oldest first, so that opening a database of today need not load alembic."""
+
+HEAD = REVISIONS[-1]
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant. SQLite keeps no time zone: written as UTC, read as UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class PackedTelemetry(TypeDecorator[list[Any]]):
+    """What `packing.pack_telemetry` makes, read back as a list of one dict for each burst."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> bytes | None:
+        from groupbench.tracker.store.packing import pack_telemetry
+
+        return None if value is None else pack_telemetry(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
+        from groupbench.tracker.store.packing import unpack_telemetry
+
+        return None if value is None else unpack_telemetry(bytes(value))
+
+
+class BurstLengths(TypeDecorator[list[int]]):
+    """Of packed samples, how many each burst holds."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[int] | None:
+        from groupbench.tracker.store.packing import burst_lengths
+
+        return None if value is None else burst_lengths(bytes(value))
+
+
+class Base(MappedAsDataclass, DeclarativeBase, kw_only=True):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+    }
+
+
+def _key() -> Any:
+    return mapped_column(primary_key=True, init=False, doc="internal key")
+
+
+def table_of(mapped: type[Base]) -> Table:
+    """Its table, for statements that write many rows."""
+    assert isinstance(mapped.__table__, Table)
+    return mapped.__table__
+
+
+class Commit(Base, kw_only=True):
+    """A state of the code. Only its hash is sure; later records fill in what earlier ones lacked."""
+
+    __tablename__ = "commit"
+
+    id: Mapped[int] = _key()
+    hash: Mapped[str] = mapped_column(unique=True, doc="full hash")
+    parents: Mapped[list[Any] | None] = mapped_column(default=None, doc="parents' hashes, the first is the mainline's")
+    branch: Mapped[str | None] = mapped_column(default=None, doc="branch that it was first measured on")
+    time: Mapped[datetime | None] = mapped_column(default=None, doc="committer's time")
+    author: Mapped[str | None] = mapped_column(default=None, doc="author")
+    subject: Mapped[str | None] = mapped_column(default=None, doc="first line of the message")
+
+
+class Environment(Base, kw_only=True):
+    """Where points were measured: one row for each distinct set of facts."""
+
+    __tablename__ = "environment"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of every fact")
+    identity: Mapped[str] = mapped_column(
+        index=True, doc="hash of the declared fields; points compare where it is equal"
+    )
+    device: Mapped[str] = mapped_column(doc="cuda or cpu")
+    gpu: Mapped[str | None] = mapped_column(doc="GPU model, as the driver names it")
+    gpu_uuid: Mapped[str | None] = mapped_column(doc="which GPU of that model")
+    driver: Mapped[str | None] = mapped_column(doc="GPU driver's version")
+    cuda: Mapped[str | None] = mapped_column(doc="CUDA version that torch was built for")
+    power_limit_w: Mapped[float | None] = mapped_column(doc="enforced power limit")
+    cpu: Mapped[str | None] = mapped_column(doc="processor model")
+    python: Mapped[str | None] = mapped_column(doc="Python version")
+    torch: Mapped[str | None] = mapped_column(doc="torch version")
+    triton: Mapped[str | None] = mapped_column(doc="triton version")
+    helion: Mapped[str | None] = mapped_column(doc="helion version")
+    tritonbench: Mapped[str | None] = mapped_column(doc="TritonBench commit")
+    facts: Mapped[dict[str, Any]] = mapped_column(doc="every fact, as the record gave it")
+
+
+class Run(Base, kw_only=True):
+    """One invocation of the measuring side."""
+
+    __tablename__ = "run"
+    __table_args__ = (Index(None, "plan", "started"),)
+
+    id: Mapped[int] = _key()
+    uuid: Mapped[str] = mapped_column(unique=True, doc="the writer's name for the run")
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True, doc="what was measured")
+    dirty: Mapped[bool] = mapped_column(doc="the tree differed from the commit")
+    started: Mapped[datetime] = mapped_column(index=True, doc="when it began; runs are ordered by it")
+    trigger: Mapped[str] = mapped_column(doc="manual, nightly, ab, ...")
+    plan: Mapped[str | None] = mapped_column(
+        doc="plan that said what to measure; runs of one plan are expected to match"
+    )
+    command: Mapped[str | None] = mapped_column(doc="command line")
+
+
+class Series(Base, kw_only=True):
+    """What stays the same while the code changes."""
+
+    __tablename__ = "series"
+    __table_args__ = (Index(None, "operator", "backend"),)
+
+    id: Mapped[int] = _key()
+    identity: Mapped[str] = mapped_column(
+        unique=True, doc="hash of operator, backend, mode, dtype, shape, host, protocol, hardware and seed"
+    )
+    operator: Mapped[str] = mapped_column(doc="grouped_gemm, ...")
+    backend: Mapped[str] = mapped_column(doc="implementation of the operator")
+    mode: Mapped[str] = mapped_column(doc="fwd, bwd or fwd_bwd")
+    dtype: Mapped[str] = mapped_column(doc="fp16, bf16, fp32, ...")
+    shape: Mapped[str] = mapped_column(doc="canonical text that names the whole problem")
+    host: Mapped[str] = mapped_column(doc="builtin or tritonbench")
+    protocol: Mapped[str] = mapped_column(doc="how latency is taken")
+    hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model where the device is the cpu")
+    seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
+    dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K")
+    flops: Mapped[int | None] = mapped_column(
+        BigInteger, doc="floating-point operations of real rows, as last recorded"
+    )
+    min_bytes: Mapped[int | None] = mapped_column(
+        BigInteger, doc="bytes when each input is read once and each output written once, as last recorded"
+    )
+
+
+class KernelSet(Base, kw_only=True):
+    """The compiled kernels that a call launched: one row for each distinct set, which many points share."""
+
+    __tablename__ = "kernel_set"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that is said of the kernels")
+    hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null where one is unknown")
+    kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
+
+
+class Point(Base, kw_only=True):
+    """One run's result for one series."""
+
+    __tablename__ = "point"
+    __table_args__ = (UniqueConstraint("series_id", "run_id"),)
+
+    id: Mapped[int] = _key()
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), index=True, doc="run that measured it")
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), doc="series that it belongs to")
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), doc="where it was measured")
+    kernels_id: Mapped[int | None] = mapped_column(
+        ForeignKey("kernel_set.id"), doc="compiled kernels that it launched; null where none is known"
+    )
+    content: Mapped[int] = mapped_column(
+        BigInteger, doc="48-bit hash of the result, samples included: tells a repeat from a contradiction, and damage"
+    )
+    status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
+    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null where no latency was taken")
+    baseline: Mapped[bool] = mapped_column(doc="other backends' speed-up in this run is over this one")
+    repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
+    median_ms: Mapped[float | None] = mapped_column(
+        doc="median of the bursts' medians, to the seven digits that samples hold"
+    )
+    low_ppm: Mapped[int | None] = mapped_column(
+        BigInteger, doc="how far the smallest of the bursts' medians lies below median_ms, in millionths of it"
+    )
+    high_ppm: Mapped[int | None] = mapped_column(
+        BigInteger, doc="how far the largest of the bursts' medians lies above median_ms, in millionths of it"
+    )
+    error_ppm: Mapped[int | None] = mapped_column(
+        BigInteger,
+        doc="standard error of log(median_ms) from the spread of its bursts, in millionths; null with fewer than two",
+    )
+    rms: Mapped[float | None] = mapped_column(doc="‖out - ref‖ / ‖ref‖")
+    max_abs: Mapped[float | None] = mapped_column(doc="largest absolute error")
+    worst_block_rms: Mapped[float | None] = mapped_column(doc="largest relative RMS of any row and any 64 x 64 block")
+    mismatch: Mapped[float | None] = mapped_column(doc="share of elements outside the tolerance table")
+    unwritten: Mapped[float | None] = mapped_column(doc="share of elements that were never written")
+    prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
+    enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
+    duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in but the start of its process")
+    samples: Mapped[bytes | None] = mapped_column(
+        doc="every sample in ms by burst: float32, packed without loss by `packing.pack_samples`"
+    )
+    telemetry: Mapped[list[Any] | None] = mapped_column(
+        PackedTelemetry, doc="clock, temperature, power and throttling by burst, packed by `packing.pack_telemetry`"
+    )
+    first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
+    message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
+
+    # Not columns: what queries ask for under these names.
+    low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))
+    high_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 + high_ppm / 1e6), Double))
+    error: Mapped[float | None] = column_property(type_coerce(error_ppm / 1e6, Double))
+    burst_lengths: Mapped[list[Any] | None] = column_property(type_coerce(samples, BurstLengths))
+    kernel_hash: Mapped[str | None] = column_property(
+        select(KernelSet.hash).where(KernelSet.id == kernels_id).scalar_subquery()
+    )
+    kernels: Mapped[list[Any] | None] = column_property(
+        select(KernelSet.kernels).where(KernelSet.id == kernels_id).scalar_subquery()
+    )
+
+
+class Comparison(Base, kw_only=True):
+    """Two commits measured in turns on one machine: what an A/B said of one series."""
+
+    __tablename__ = "comparison"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that it says, series included")
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series whose cell was measured")
+    base: Mapped[str] = mapped_column(doc="hash of the commit before")
+    head: Mapped[str] = mapped_column(doc="hash of the commit after")
+    verdict: Mapped[str] = mapped_column(doc="same, different, unknown or failed")
+    effect: Mapped[float | None] = mapped_column(doc="log(head / base) of the latencies")
+    low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
+    high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
+    base_ms: Mapped[float | None] = mapped_column(doc="latency of the base")
+    head_ms: Mapped[float | None] = mapped_column(doc="latency of the head")
+    pairs: Mapped[int | None] = mapped_column(doc="pairs of bursts that went in")
+    seconds: Mapped[float | None] = mapped_column(doc="wall time that it took")
+    measured: Mapped[datetime] = mapped_column(doc="when it was measured")
+    message: Mapped[str | None] = mapped_column(doc="why it failed, or is unknown")
+    details: Mapped[dict[str, Any]] = mapped_column(doc="accuracies and kernels' hashes of the two sides")
+
+
+class Alert(Base, kw_only=True):
+    """A change for the worse of one series that was confirmed, and what became of it."""
+
+    __tablename__ = "alert"
+
+    id: Mapped[int] = _key()
+    identity: Mapped[str] = mapped_column(
+        unique=True, doc="hash of series, metric and the runs between which it changed"
+    )
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series that changed")
+    metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability or result (it is wrong)")
+    state: Mapped[str] = mapped_column(doc="new, acknowledged, expected, fixed or invalid")
+    cause: Mapped[str | None] = mapped_column(doc="code, tuning, infrastructure, environment or machine")
+    base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), doc="last run before the change")
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="first run after it")
+    comparison_id: Mapped[int | None] = mapped_column(ForeignKey("comparison.id"), doc="A/B that confirmed it")
+    before: Mapped[float | None] = mapped_column(doc="level before: ms, or relative RMS error")
+    after: Mapped[float | None] = mapped_column(doc="level after")
+    effect: Mapped[float | None] = mapped_column(doc="log(after / before); null where one of them is zero")
+    low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
+    high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
+    opened: Mapped[datetime] = mapped_column(doc="when it was first written")
+    until_time: Mapped[datetime | None] = mapped_column(default=None, doc="an expected one returns to new then")
+    until_commit: Mapped[str | None] = mapped_column(
+        default=None, doc="an expected one returns to new once this commit is measured"
+    )
+
+
+class AlertEvent(Base, kw_only=True):
+    """A transition of an alert."""
+
+    __tablename__ = "alert_event"
+
+    id: Mapped[int] = _key()
+    alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True, doc="alert")
+    at: Mapped[datetime] = mapped_column(doc="when")
+    who: Mapped[str] = mapped_column(doc="a person, or groupbench by itself")
+    state: Mapped[str] = mapped_column(doc="state from then on")
+    reason: Mapped[str | None] = mapped_column(doc="why")

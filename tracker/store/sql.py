@@ -1,0 +1,141 @@
+"""A person's own SQL, which can only read.
+
+SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer lets nothing but reading pass, so that a
+statement cannot attach another file, load an extension or lift the pragma. PostgreSQL: a read-only transaction that
+is always rolled back, and one prepared statement, so that no second one ends it. Nothing is migrated.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupbench.tracker.errors import QueryError, StoreError
+
+REFUSED = "sql only reads; this statement would do more"
+
+_PRAGMAS = {
+    *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"),
+    *("database_list", "compile_options", "user_version", "schema_version", "page_count", "page_size", "encoding"),
+    *("freelist_count", "function_list", "collation_list"),
+}
+_TAKE_A_NAME = {name for name in _PRAGMAS if name.startswith(("table", "index", "foreign"))}
+
+
+@dataclass(frozen=True)
+class Answer:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def flat(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, str] | None = None) -> Answer:
+    """The rows of one statement; `params` are the values of its `:name`."""
+    where = os.fspath(location)
+    if "://" in where and not where.startswith("sqlite"):
+        return _postgresql(where, statement, params or {})
+    return _sqlite(_path(where), statement, params or {})
+
+
+def _path(where: str) -> Path:
+    if "://" not in where:
+        return Path(where)
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return Path(make_url(where).database or "")
+    except (SQLAlchemyError, ValueError) as error:
+        raise StoreError(f"--db {where.split('://', 1)[0]}://… is not a database URL") from error
+
+
+def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> Answer:
+    try:
+        if not path.is_file():
+            raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
+        quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+        mode = "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1"
+        connection = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, timeout=30, isolation_level=None)
+    except (OSError, ValueError, sqlite3.Error) as error:
+        raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.set_authorizer(_may)
+        cursor = connection.execute(statement, dict(params))
+        if cursor.description is None:
+            raise QueryError("the statement gives no rows")
+        return Answer(_unique([column[0] for column in cursor.description]), tuple(cursor.fetchall()))
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        refused = any(
+            said in str(error) for said in ("not authorized", "authorization denied", "prohibited", "readonly")
+        )
+        raise QueryError(REFUSED if refused else f"sql: {error}") from error
+    finally:
+        connection.close()
+
+
+def _may(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE):
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION and second != "load_extension":
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS and (second is None or first in _TAKE_A_NAME):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from groupbench.tracker.store.engine import cause
+
+    scheme = where.split("://", 1)[0]
+    try:
+        engine = create_engine(where)
+        raw = engine.raw_connection()
+    except ModuleNotFoundError as error:
+        raise StoreError(f"{scheme}://…: needs the Python module {error.name}, which is not installed") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{scheme}://…: {cause(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"--db {scheme}://… is not a database URL") from error
+    connection: Any = raw.driver_connection
+    if not hasattr(connection, "read_only"):
+        raise StoreError(f"sql knows SQLite and postgresql+psycopg, not {scheme}")
+    try:
+        connection.rollback()
+        connection.read_only = True
+        if params:  # the driver writes %(name)s
+            statement = str(text(statement).compile(dialect=engine.dialect))
+        cursor = connection.execute(statement, dict(params) or None, prepare=True)
+        if cursor.description is None:
+            raise QueryError("the statement gives no rows")
+        return Answer(_unique([column.name for column in cursor.description]), tuple(map(tuple, cursor.fetchall())))
+    except QueryError:
+        raise
+    except Exception as error:  # the driver's own tree, which is not imported here
+        said = str(error).split("\n")[0]
+        refused = "read-only transaction" in said or "multiple commands" in said
+        raise QueryError(REFUSED if refused else f"sql: {said}") from error
+    finally:
+        connection.rollback()
+        raw.close()
+        engine.dispose()
+
+
+def _unique(names: list[str]) -> tuple[str, ...]:
+    """Names of columns, each once: a second `n` is `n:2`."""
+    seen: dict[str, int] = {}
+    answer: list[str] = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        answer.append(name if seen[name] == 1 else f"{name}:{seen[name]}")
+    return tuple(answer)

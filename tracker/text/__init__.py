@@ -1,0 +1,1 @@
+"""Values as words, small pictures made of text, and files that appear whole."""
