@@ -314,7 +314,7 @@ def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow
 
 def test_a_change_that_is_wrong(checkout: Checkout) -> None:
     """The commit on top breaks a backend: the exit code and the comment say so."""
-    path = checkout.folder / "operators/grouped_gemm.py"
+    path = checkout.folder / "operators/catalog/grouped_gemm.py"
     right = "def prepare_torch_loop("
     before, after = path.read_text().split(right)
     wrong = f"{right}inputs):\n    run = _prepare_right(inputs)\n    return lambda: run() * 1.01\n\n\n"

@@ -470,7 +470,7 @@ def test_the_kernels_of_this_repository_are_found() -> None:
     found = source.find(root, [*series, series_row(5, "torch_loop")], kernels)
     assert found[0].path == "kernels/grouped_gemm/flat.py"
     assert found[1].path == "kernels/grouped_gemm/helion_jagged.py"
-    assert found[5].path == "operators/grouped_gemm.py"
+    assert found[5].path == "operators/catalog/grouped_gemm.py"
     line = (root / found[0].path).read_text().split("\n")[found[0].line - 1]
     assert line.startswith("def _flat_kernel(")
 
