@@ -1,42 +1,110 @@
-"""What git says, where the command runs in a checkout. Without git, or elsewhere, it says nothing."""
+"""Git, run in one place. Needs the standard library alone, so that a GPU machine can import it.
+
+`run` raises a GitError that names the command and git's reason; `ask` answers None instead, for questions whose answer
+may be unknown: outside a checkout, without git.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 
+from groupbench.tracker.errors import TrackerError
 
-def rev_parse(text: str) -> str | None:
-    """The full hash of a tag, a branch, HEAD~3 or anything else that git knows as a commit."""
-    if not text or "\0" in text:
+TIMEOUT_S = 120.0
+
+_REPOSITORY_VARIABLES = frozenset(
+    f"GIT_{name}"
+    for name in (
+        *("DIR", "WORK_TREE", "IMPLICIT_WORK_TREE", "COMMON_DIR", "INDEX_FILE", "OBJECT_DIRECTORY", "PREFIX"),
+        *("ALTERNATE_OBJECT_DIRECTORIES", "SHALLOW_FILE", "GRAFT_FILE", "REPLACE_REF_BASE", "NO_REPLACE_OBJECTS"),
+        *("NAMESPACE", "CONFIG", "INTERNAL_SUPER_PREFIX", "LITERAL_PATHSPECS", "GLOB_PATHSPECS", "ICASE_PATHSPECS"),
+    )
+)
+"""Variables that git sets for hooks. They point at the hook's repository, whatever folder is asked about.
+
+What says how to run (GIT_CONFIG_GLOBAL, GIT_SSH_COMMAND, GIT_CEILING_DIRECTORIES) is kept.
+"""
+
+
+class GitError(TrackerError):
+    """Git is not installed, does not answer in time, or refuses."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason  # git's last line, without the command
+
+
+class NoGitError(GitError):
+    """Git is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("git is not installed", "git is not installed")
+
+
+def run(
+    folder: str | os.PathLike[str],
+    *args: str,
+    timeout: float = TIMEOUT_S,
+    stdin: str | None = None,
+) -> str:
+    """Run git in a folder and return its output. Raises GitError."""
+    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    try:
+        done = subprocess.run(
+            ["git", "-C", os.fspath(folder), *args],
+            capture_output=True,
+            input=b"" if stdin is None else stdin.encode(),
+            env=environment,
+            timeout=timeout,
+            start_new_session=True,  # the terminal's Ctrl-C must not stop it halfway
+        )
+    except FileNotFoundError:
+        raise NoGitError from None
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {timeout:g} s"
+        raise GitError(f"git {args[0]} in {folder}: {reason}", reason) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
+        raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else "failed"
+        raise GitError(f"git {args[0]} in {folder}: {reason}", reason)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) -> str | None:
+    """Run git as `run` does; return None where it fails."""
+    try:
+        return run(folder, *args, timeout=timeout)
+    except GitError:
         return None
-    said = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
-    return said[0] if said else None
+
+
+def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
+    """Return the full hash of a tag, a branch, HEAD~3 or anything else that git knows as a commit; else None."""
+    if not name:
+        return None
+    answer = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    return answer.strip() if answer else None
 
 
 def between(first: str, last: str) -> set[str] | None:
-    """Hashes of what `first..last` holds; None where git does not know both."""
+    """Return the hashes of `first..last`; None where git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:
         return None
-    said = _git("rev-list", "--end-of-options", f"{first}..{last}")
-    return None if said is None else set(said)
+    answer = ask(".", "rev-list", "--end-of-options", f"{first}..{last}")
+    return None if answer is None else set(answer.split())
 
 
 def is_ancestor(first: str, last: str) -> bool | None:
-    """Whether `last` is `first` or comes after it; None where git does not know both."""
+    """Return whether `last` is `first` or comes after it; None where git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:
         return None
-    return _git("merge-base", "--is-ancestor", first, last) is not None
+    return ask(".", "merge-base", "--is-ancestor", first, last) is not None
 
 
 def user() -> str | None:
-    """Who commits here: `Name <address>`."""
-    name, address = (" ".join(_git("config", key) or ()) for key in ("user.name", "user.email"))
+    """Return who commits here: `Name <address>`."""
+    name, address = (" ".join((ask(".", "config", key) or "").split()) for key in ("user.name", "user.email"))
     return f"{name} <{address}>".strip() if name and address else name or address or None
-
-
-def _git(*args: str) -> list[str] | None:
-    try:
-        done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return done.stdout.split() if done.returncode == 0 else None

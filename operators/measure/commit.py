@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 from groupbench.operators.errors import UsageError
+from groupbench.tracker import git
 from groupbench.tracker.record import Commit
 
 UNKNOWN = "unknown"
@@ -22,9 +22,8 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
     """
     folder = folder or Path.cwd()
     # Resolved first: a tag or a file's name would make `show` print more than the commit.
-    name = f"{said or 'HEAD'}^{{commit}}"
-    found = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", name)
-    shown = found and _git(folder, "show", "-s", "--format=%H%x00%P%x00%ct%x00%an%x00%s", found.strip(), "--")
+    full = git.rev_parse(said or "HEAD", folder)
+    shown = full and git.ask(folder, "show", "-s", "--format=%H%x00%P%x00%ct%x00%an%x00%s", full, "--")
     if not shown:
         if said is None:
             return Commit(hash=UNKNOWN)
@@ -32,9 +31,9 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
             raise UsageError(f"--commit {said!r} is neither a hash nor a name that git knows here")
         return Commit(hash=said.lower())
     full, parents, seconds, author, subject = shown.rstrip("\n").split("\0", 4)
-    head = said is None or full == (_git(folder, "rev-parse", "HEAD") or "").strip()
-    branch = (_git(folder, "symbolic-ref", "--short", "-q", "HEAD") or "").strip() if head else ""
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no") if head else ""
+    head = said is None or full == (git.ask(folder, "rev-parse", "HEAD") or "").strip()
+    branch = (git.ask(folder, "symbolic-ref", "--short", "-q", "HEAD") or "").strip() if head else ""
+    status = git.ask(folder, "status", "--porcelain", "--untracked-files=no") if head else ""
     return Commit(
         hash=full,
         parents=tuple(parents.split()),
@@ -44,13 +43,3 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
         author=author,
         subject=subject,
     )
-
-
-def _git(folder: Path, *args: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, errors="replace", timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from groupbench.tracker import git
 from groupbench.tracker.errors import TrackerError
 
 PREFIX = "groupbench-tree-"
 SETUP_TIMEOUT_S = 3600.0
+CHECKOUT_TIMEOUT_S = 600.0
 
 
 class WorktreeError(TrackerError):
@@ -31,13 +33,18 @@ def resolve(repo: Path, commit: str) -> str:
     """The full hash of a commit, tag, branch or anything else that git knows as one. Raises WorktreeError."""
     if not commit or "\0" in commit:
         raise WorktreeError("a commit's name is empty or no text")
-    top = _git(repo, "rev-parse", "--show-toplevel")
-    if top.returncode != 0:
-        raise WorktreeError(f"{repo} is in no git repository: run this in a checkout, or give folders, not commits")
-    found = _git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
-    if found.returncode != 0:
+    try:
+        git.run(repo, "rev-parse", "--show-toplevel")
+    except git.NoGitError as error:
+        raise WorktreeError("git is not installed, so commits cannot be checked out: give folders instead") from error
+    except git.GitError as error:
+        raise WorktreeError(
+            f"{repo} is in no git repository: run this in a checkout, or give folders, not commits"
+        ) from error
+    full = git.rev_parse(commit, repo)
+    if full is None:
         raise WorktreeError(f"git knows no commit {commit!r} in {repo}, and no folder has that name")
-    return found.stdout.strip()
+    return full
 
 
 @contextlib.contextmanager
@@ -50,13 +57,14 @@ def checkout(repo: Path, commit: str, setup: str | None = None) -> Iterator[Path
     Raises WorktreeError, and SetupError where the command fails.
     """
     full = resolve(repo, commit)
-    prefix = _git(repo, "rev-parse", "--show-prefix").stdout.rstrip("\n")
+    prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
     tree = scratch / full[:12]
     try:
-        made = _git(repo, "worktree", "add", "--detach", "--force", str(tree), full)
-        if made.returncode != 0:
-            raise WorktreeError(f"git cannot check out {commit}: {_last_line(made.stderr)}")
+        try:
+            git.run(repo, "worktree", "add", "--detach", "--force", str(tree), full, timeout=CHECKOUT_TIMEOUT_S)
+        except git.GitError as error:
+            raise WorktreeError(f"git cannot check out {commit}: {error.reason}") from error
         folder = tree / prefix
         if not folder.is_dir():
             raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")
@@ -65,9 +73,9 @@ def checkout(repo: Path, commit: str, setup: str | None = None) -> Iterator[Path
         yield folder
     finally:
         with _undisturbed():
-            _git(repo, "worktree", "remove", "--force", str(tree))
+            git.ask(repo, "worktree", "remove", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
             shutil.rmtree(scratch, ignore_errors=True)
-            _git(repo, "worktree", "prune")
+            git.ask(repo, "worktree", "prune")
 
 
 def run_setup(folder: Path, command: str, name: str) -> None:
@@ -107,26 +115,6 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _git(repo: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    # Within a hook, git's own variables point at the repository of the hook.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    try:
-        return subprocess.run(
-            ["git", "-C", str(repo), *args],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            timeout=600,
-            start_new_session=True,  # the terminal's Ctrl-C must not stop it halfway
-        )
-    except FileNotFoundError:
-        raise WorktreeError("git is not installed, so commits cannot be checked out: give folders instead") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise WorktreeError(f"git {args[0]} failed: {error}") from error
 
 
 def _last_line(text: str) -> str:

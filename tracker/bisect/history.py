@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from groupbench.tracker import git
 from groupbench.tracker.bisect.hunt import Commit, History
 from groupbench.tracker.errors import TrackerError
 
@@ -19,14 +18,14 @@ class BisectError(TrackerError):
 
 
 def folder_of(folder: Path) -> Path:
-    """A folder of a checkout, in full. Raises BisectError where it is none."""
-    _git(folder, "rev-parse", "--show-toplevel")
+    """Return the full path of a folder of a checkout. Raises GitError where it is in none."""
+    git.run(folder, "rev-parse", "--show-toplevel")
     return folder.resolve()
 
 
 def log_folder(repository: Path) -> Path:
     """Where searches of this repository are kept: beside its objects, so that no checkout shows them."""
-    said = Path(_git(repository, "rev-parse", "--git-common-dir").strip())
+    said = Path(git.run(repository, "rev-parse", "--git-common-dir").strip())
     return (repository / said).resolve() / "groupbench"
 
 
@@ -34,10 +33,10 @@ def resolve(repository: Path, name: str) -> str:
     """The full hash of what git knows as a commit."""
     if not name or "\0" in name:
         raise BisectError(f"{name!r} is no commit")
-    try:
-        return _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
-    except BisectError:
-        raise BisectError(f"git knows no commit {name!r} in {repository}; fetch it, or give --repo") from None
+    full = git.rev_parse(name, repository)
+    if full is None:
+        raise BisectError(f"git knows no commit {name!r} in {repository}; fetch it, or give --repo")
+    return full
 
 
 def relevant_paths(repository: Path, commit: str, plugins: Sequence[str] = ()) -> tuple[str, ...]:
@@ -53,19 +52,19 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
 
     Raises BisectError where the two have no common ancestor, or no commit has any of the paths.
     """
-    bases = _git(repository, "merge-base", good, bad, fails=True).split()
+    bases = (git.ask(repository, "merge-base", good, bad) or "").split()
     if not bases:
         raise BisectError(f"{good[:10]} and {bad[:10]} have no common ancestor")
     base = bases[0]
     if base == bad != good:
         raise BisectError(f"BAD ({bad[:10]}) is an ancestor of GOOD ({good[:10]}): give the older commit first")
     form = "%m%x00%H%x00%P%x00%an%x00%s"
-    said = _git(repository, "log", "--boundary", "--topo-order", f"--format={form}", f"{base}..{bad}", "--")
+    said = git.run(repository, "log", "--boundary", "--topo-order", f"--format={form}", f"{base}..{bad}", "--")
     rows = [line.split("\0") for line in said.split("\n") if line.count("\0") >= 4]
     known = {row[1] for row in rows}
     ends = [each for each in dict.fromkeys((good, base, bad)) if each not in known]
     if ends:
-        said = _git(repository, "log", "--no-walk=unsorted", f"--format={form}", *ends, "--")
+        said = git.run(repository, "log", "--no-walk=unsorted", f"--format={form}", *ends, "--")
         rows += [["-", *line.split("\0")[1:]] for line in said.split("\n") if line.count("\0") >= 4]
     keys = _keys(repository, [row[1] for row in rows], paths)
     commits = {row[1]: Commit(row[1], tuple(row[2].split()), keys[row[1]], "\0".join(row[4:]), row[3]) for row in rows}
@@ -90,27 +89,5 @@ def _objects(repository: Path, names: Sequence[str]) -> list[str]:
     """The hash of each `commit:path`, empty where there is none."""
     if any("\n" in name for name in names):
         raise BisectError("a path of --paths has a line break")
-    said = _git(repository, "cat-file", "--batch-check=%(objectname)", stdin="".join(f"{n}\n" for n in names))
+    said = git.run(repository, "cat-file", "--batch-check=%(objectname)", stdin="".join(f"{n}\n" for n in names))
     return ["" if " " in line else line for line in said.splitlines()]
-
-
-def _git(folder: Path, *args: str, stdin: str | None = None, fails: bool = False) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            timeout=120,
-            # Within a hook, git's own variables point at the repository of the hook.
-            env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-        )
-    except FileNotFoundError:
-        raise BisectError("git is not installed: bisecting takes a repository and git") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BisectError(f"git {args[0]}: {error}") from error
-    if done.returncode != 0 and not fails:
-        raise BisectError(f"git {args[0]} in {folder}: {done.stderr.strip() or 'failed'}")
-    return done.stdout

@@ -9,12 +9,12 @@ without kernels), that declaration is the place; and where there is none, a file
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from groupbench.tracker import git
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
 
@@ -35,7 +35,7 @@ class Source:
 
 def checkout(folder: Path) -> Path:
     """The root of the checkout that a folder is in; the folder itself where git knows none."""
-    said = _git(folder, "rev-parse", "--show-toplevel")
+    said = git.ask(folder, "rev-parse", "--show-toplevel")
     return Path(said.strip()) if said and said.strip() else folder.absolute()
 
 
@@ -111,7 +111,7 @@ def _decorators(above: str) -> str:
 
 
 def _files(root: Path) -> Iterator[str]:
-    said = _git(root, "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py")
+    said = git.ask(root, "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py")
     if said is not None:
         names = sorted(set(said.split("\0")) - {""})
     else:
@@ -131,12 +131,3 @@ def _read(path: Path) -> str:
 
 def _is_test(path: str) -> int:
     return int(any(part in ("tests", "test") or part.startswith("test_") for part in path.split("/")))
-
-
-def _git(folder: Path, *args: str) -> str | None:
-    command = ["git", "-C", str(folder), *args]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=30, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None

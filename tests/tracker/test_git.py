@@ -1,0 +1,116 @@
+"""Git, run in repositories made for the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from groupbench.tracker import git
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of two commits on `main`, tagged `first` and `second`."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+    folder = tmp_path / "repository"
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    folder.mkdir()
+    git.run(folder, "init", "-q", "-b", "main")
+    for tag in ("first", "second"):
+        (folder / "file").write_text(tag)
+        git.run(folder, "add", "file")
+        git.run(folder, *identity, "commit", "-q", "-m", tag)
+        git.run(folder, "tag", tag)
+    return folder
+
+
+def test_the_output_is_returned(repository: Path) -> None:
+    assert git.run(repository, "log", "--format=%s") == "second\nfirst\n"
+
+
+def test_standard_input_is_passed_on(repository: Path) -> None:
+    assert (
+        git.run(repository, "cat-file", "--batch-check=%(objecttype)", stdin="first\nfirst:file\n") == "commit\nblob\n"
+    )
+
+
+def test_a_refusal_names_the_command_the_folder_and_gits_reason(repository: Path) -> None:
+    with pytest.raises(git.GitError, match="bad revision") as refused:
+        git.run(repository, "log", "nothing-of-that-name", "--")
+    assert str(refused.value).startswith(f"git log in {repository}: fatal: ")
+    assert refused.value.reason.startswith("fatal: ")
+
+
+UNANSWERED = {
+    "outside a checkout": ("", ("log",)),
+    "in no folder": ("nowhere", ("log",)),
+    "a NUL character": ("repository", ("log", "a\0b")),
+    "an unknown revision": ("repository", ("log", "nothing-of-that-name", "--")),
+}
+
+
+@pytest.mark.parametrize(("folder", "args"), UNANSWERED.values(), ids=UNANSWERED)
+def test_what_git_refuses_is_an_error_to_run_and_none_to_ask(
+    repository: Path, folder: str, args: tuple[str, ...]
+) -> None:
+    where = repository.parent / folder
+    with pytest.raises(git.GitError):
+        git.run(where, *args)
+    assert git.ask(where, *args) is None
+
+
+def test_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    with pytest.raises(git.NoGitError, match="git is not installed"):
+        git.run(repository, "log")
+    assert git.rev_parse("main", repository) is None
+
+
+def test_a_git_that_does_not_answer(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = repository.parent / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:/usr/bin:/bin")
+    with pytest.raises(git.GitError, match=r"git log in .*: no answer within 0\.1 s"):
+        git.run(repository, "log", timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"]
+)
+def test_a_hooks_variables_do_not_lead_elsewhere(repository: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, str(repository.parent / "elsewhere"))
+    assert git.run(repository, "status", "--porcelain") == ""
+    assert git.run(repository, "log", "--format=%s", "-1") == "second\n"
+
+
+@pytest.mark.parametrize("name", ["HEAD", "main", "second", "HEAD~0", "second^{commit}"])
+def test_a_commit_is_found_by_any_name(repository: Path, name: str) -> None:
+    head = git.run(repository, "rev-parse", "HEAD").strip()
+    assert git.rev_parse(name, repository) == head == git.rev_parse(head[:10], repository)
+
+
+@pytest.mark.parametrize("name", ["", "--all", "a\0b", "first..second", "first:file", "nothing"])
+def test_what_is_no_commit_has_no_hash(repository: Path, name: str) -> None:
+    assert git.rev_parse(name, repository) is None
+
+
+def test_ancestry_between_commits(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    first, second = git.rev_parse("first"), git.rev_parse("second")
+    assert git.between("first", "second") == {second}
+    assert (git.is_ancestor("first", "second"), git.is_ancestor("second", "first")) == (True, False)
+    assert git.is_ancestor("first", "nothing") is None
+    assert git.between("nothing", "second") is None
+    assert first is not None
+
+
+def test_it_is_imported_without_the_database_or_arrays() -> None:
+    loaded = "import sys, groupbench.tracker.git as git; print({'numpy', 'sqlalchemy', 'msgspec'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
