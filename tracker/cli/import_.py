@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from groupbench.tracker.cli.options import When
 from groupbench.tracker.text.wording import counted, printable
+
+if TYPE_CHECKING:
+    from groupbench.tracker.formats import Loaded
 
 
 class Mapping(click.ParamType[dict[str, str]]):
@@ -83,8 +86,10 @@ def import_(
             if dry_run:
                 for record in loaded.records:
                     click.echo(encode(record), nl=False)
+                if loaded.left_out:
+                    click.echo(printable(f"{name}: {_left_out(loaded)}"), err=True)
                 continue
-            click.echo(printable(_store(db, name, loaded.title, list(enumerate(loaded.records, 1)))))
+            click.echo(printable(_store(db, name, loaded)))
             stored += 1
     except TrackerError as error:
         if stored:
@@ -93,12 +98,17 @@ def import_(
         raise
 
 
-def _store(db: str, name: str, title: str, records: list[Any]) -> str:
+def _left_out(loaded: Loaded) -> str:
+    return f"{counted(len(loaded.left_out), 'result')} left out: {loaded.losses}"
+
+
+def _store(db: str, name: str, loaded: Loaded) -> str:
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.ingest import ingest
 
     with open_store(db, create=True) as store:
-        done = ingest(store, records, name)
-    without = sum(record.status != "ok" for _, record in records)
+        done = ingest(store, enumerate(loaded.records, 1), name)
+    without = sum(record.status != "ok" for record in loaded.records)
     failed = f", {without} of them without a good result" if without else ""
-    return f"{name}: {title}: {counted(done.records, 'result')}{failed}: {done.told}"
+    lost = f"; {_left_out(loaded)}" if loaded.left_out else ""
+    return f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.told}{lost}"

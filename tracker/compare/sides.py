@@ -78,8 +78,9 @@ def _of_run(session: Session, run: RunRow) -> Side:
 def _of_file(name: str, options: Options | None) -> Side:
     from groupbench.tracker.formats import Options, load
 
-    # Nothing is stored of it: where the file says no commit and no date, its name and any instant will do.
-    loaded = load(Path(name), options=options or Options(commit=name, date=datetime.fromtimestamp(0, UTC)))
+    # Nothing is stored of it: where the file names no commit, date or device, its name and any of these will do.
+    unknown = Options(commit=name, date=datetime.fromtimestamp(0, UTC), device="cuda")
+    loaded = load(Path(name), options=options or unknown)
     return Side(name, tuple(points_of(loaded.records)))
 
 

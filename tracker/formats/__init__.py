@@ -1,7 +1,9 @@
 """Files of other benchmarks' results, read as records. One module a format, each with two functions:
 
     recognise(head, path)   whether a file that begins like this is of the format; a folder has an empty head
-    read(path, options)     its records; raises FormatError, which names the line or key
+    read(path, options)     its records, and what no record can hold; raises FormatError, which names the line or key
+
+`common.Reader` has what they share: a format says where a run, an environment and the results are in its file.
 
 What a file does not say (commit, date, hardware) comes from `Options`. Nothing is invented: a file that needs a fact
 that neither has is refused, and text where a number belongs, an empty cell or a zero becomes a status.
@@ -10,13 +12,15 @@ that neither has is refused, and text where a number belongs, an empty cell or a
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from groupbench.tracker.errors import IngestError
-from groupbench.tracker.formats.common import FormatError, Options
+from groupbench.tracker.formats.common import LeftOut, Options
+from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.record import Record
 
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
@@ -30,7 +34,7 @@ class Format(Protocol):
 
     def recognise(self, head: bytes, path: Path) -> bool: ...
 
-    def read(self, path: Path, options: Options) -> Iterator[Record]: ...
+    def read(self, path: Path, options: Options) -> Iterator[Record | LeftOut]: ...
 
 
 FORMATS = {
@@ -52,13 +56,25 @@ class Loaded:
 
     title: str  # of its format
     records: tuple[Record, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def losses(self) -> str:
+        """What was left out, by reason and name: "4 of unit bytes (peakmem_sum), 1 without a time (BM_Sort)"."""
+        counts = Counter(one.reason for one in self.left_out)
+        names = {reason: {one.name: None for one in self.left_out if one.reason == reason} for reason in counts}
+        return ", ".join(f"{count} {reason} ({', '.join(names[reason])})" for reason, count in counts.items())
 
 
 def load(path: Path, format_name: str | None = None, options: Options = Options()) -> Loaded:  # noqa: B008
-    """The records of a file. Raises IngestError in one line: nothing of the file is to be used then."""
+    """Return the records of a file. Raises IngestError with one line: nothing of the file is to be used then."""
     try:
         form = _find(path, format_name, options)
-        records = tuple(form.read(path, options))
+        results = tuple(form.read(path, options))
+        records = tuple(result for result in results if isinstance(result, Record))
+        loaded = Loaded(form.TITLE, records, tuple(result for result in results if isinstance(result, LeftOut)))
+        if not records:
+            raise FormatError(f"holds no result{f'; left out: {loaded.losses}' if results else ''}")
         _check(records)
     except FormatError as error:
         raise IngestError(f"{path}: {error.message}") from error
@@ -66,7 +82,7 @@ def load(path: Path, format_name: str | None = None, options: Options = Options(
         raise IngestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except RecursionError as error:
         raise IngestError(f"{path}: is nested too deeply") from error
-    return Loaded(form.TITLE, records)
+    return loaded
 
 
 def _find(path: Path, name: str | None, options: Options) -> Format:
@@ -86,7 +102,16 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
         form = _module(known)
         if form.recognise(head, path):
             return form
-    raise FormatError(f"is of no known format; name it by --format ({', '.join(FORMATS)})")
+    how = f"name it by --format ({', '.join(FORMATS)})"
+    if _looks_like_csv(head, path):
+        columns = head.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
+        how = f"map the columns of a CSV by --map latency_ms=COLUMN,operator=COLUMN,... (its header is {columns[:200]})"
+    raise FormatError(f"is of no known format; {how}")
+
+
+def _looks_like_csv(head: bytes, path: Path) -> bool:
+    first = head.split(b"\n", 1)[0]
+    return path.suffix.lower() in (".csv", ".tsv") or (first.count(b",") > 0 and first.lstrip()[:1] not in b"{[")
 
 
 def _module(name: str) -> Format:
@@ -95,13 +120,11 @@ def _module(name: str) -> Format:
 
 
 def _check(records: tuple[Record, ...]) -> None:
-    """That the store would take them, and that no two contradict each other."""
+    """Raise FormatError where the store would refuse a record, or two contradict each other."""
     from groupbench.tracker.record import RecordError, decode, encode
     from groupbench.tracker.store.ingest import series_identity, unstorable
     from groupbench.tracker.store.points import content_of
 
-    if not records:
-        raise FormatError("holds no result")
     seen: dict[tuple[str, str], object] = {}
     for number, record in enumerate(records, 1):
         cell = record.cell

@@ -2,8 +2,9 @@
 environment), or one such file.
 
 A benchmark is an operator, its parameters are the shape, the environment's name is the backend: asv runs the same
-commit in several beside each other. Only times are read (`time_…`, unit seconds); a result of another version of the
-benchmark than `benchmarks.json` knows is left out, as asv does. null is a failure, NaN a skipped benchmark.
+commit in several beside each other. Only times are read (`time_…`, unit seconds); other units (`peakmem_…`, `track_…`)
+are left out and counted, as is a result of another version of the benchmark than `benchmarks.json` knows. null is a
+failure, NaN a skipped benchmark.
 """
 
 from __future__ import annotations
@@ -16,24 +17,16 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import (
-    FormatError,
-    Options,
-    convert,
-    dims_of,
-    from_timestamp,
-    load_json,
-    make_environment,
-    make_record,
-    make_run,
-    number_of,
-    read_bytes,
-)
-from groupbench.tracker.record import Cell, Environment, Record, Run
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result
+from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
+from groupbench.tracker.record import Environment, Record, Run
 
 TITLE = "asv results"
 
 MOST_COMBINATIONS = 1_000_000
+
+_UNITS = {"mem": "bytes", "peakmem": "bytes"}
+"""Units that follow from the start of a benchmark's name, where `benchmarks.json` is missing."""
 
 
 class Results(msgspec.Struct):
@@ -75,18 +68,18 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and b'"result_columns"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     if not path.is_dir():
         folder = path.parent.parent if (path.parent.parent / "benchmarks.json").is_file() else None
-        yield from _file(path, options, _benchmarks(folder))
+        yield from _Reader(read_bytes(path), options, _benchmarks(folder)).records()
         return
-    known = _benchmarks(path)
+    benchmarks = _benchmarks(path)
     files = [file for file in sorted(path.glob("*/*.json")) if file.name != "machine.json"]
     if not files:
         raise FormatError("no MACHINE/COMMIT-ENVIRONMENT.json in it")
     for file in files:
         try:
-            yield from _file(file, options, known)
+            yield from _Reader(read_bytes(file), options, benchmarks).records()
         except FormatError as error:
             raise FormatError(f"{file.relative_to(path)}: {error.message}") from error
 
@@ -103,90 +96,93 @@ def _benchmarks(folder: Path | None) -> dict[str, Known] | None:
         raise FormatError(f"benchmarks.json: {error.strerror}") from error
 
 
-def _file(path: Path, options: Options, known: dict[str, Known] | None) -> Iterator[Record]:
-    data = read_bytes(path)
-    results = convert(load_json(data), Results)
-    if results.version != 2:
-        raise FormatError(f"version {results.version} of asv's results; version 2 is known")
-    tables = {
-        name: convert(dict(zip(results.result_columns, row, strict=False)), Columns, f"results.{name}")
-        for name, row in results.results.items()
-        if row is not None and _is_time(name, known)
-    }
-    starts = [table.started_at for table in tables.values() if table.started_at is not None]
-    run = make_run(
-        "asv",
-        data,
-        options,
-        commit=results.commit_hash,
-        date=from_timestamp(min(starts, default=results.date) / 1e3),
-        committed=from_timestamp(results.date / 1e3),
-    )
-    environment = _environment(results, options)
-    for name, table in tables.items():
-        facts = (known or {}).get(name) or Known()
-        if known is not None and table.version is not None and facts.version not in (None, table.version):
-            continue
-        yield from _benchmark(name, table, facts, results.env_name, run, environment, options)
+class _Reader(Reader):
+    name = "asv"
+    timing = "cpu"
 
+    def __init__(self, data: bytes, options: Options, benchmarks: dict[str, Known] | None) -> None:
+        super().__init__(data, options)
+        self.results = results = convert(load_json(data), Results)
+        if results.version != 2:
+            raise FormatError(f"version {results.version} of asv's results; version 2 is known")
+        self.known = benchmarks
+        self.columns = {
+            name: convert(dict(zip(results.result_columns, row, strict=False)), Columns, f"results.{name}")
+            for name, row in results.results.items()
+            if row is not None
+        }
 
-def _benchmark(
-    name: str, table: Columns, facts: Known, env_name: str, run: Run, environment: Environment, options: Options
-) -> Iterator[Record]:
-    number = math.prod(len(values) for values in table.params)
-    if number > MOST_COMBINATIONS:
-        raise FormatError(f"results.{name}: {number} combinations of parameters")
-    combinations = list(itertools.product(*table.params))
-    values = table.result if table.result is not None else [None] * len(combinations)
-    if len(values) != len(combinations):
-        raise FormatError(f"results.{name}: {len(values)} results for {len(combinations)} combinations of parameters")
-    for place, (value, combination) in enumerate(zip(values, combinations, strict=True)):
-        names = [*facts.param_names, *(f"param{i + 1}" for i in range(len(facts.param_names), len(combination)))]
-        shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False)) or "-"
-        cell = Cell(
-            operator=options.operator or name,
-            backend=options.backend or env_name or "-",
-            shape=shape,
-            dtype=options.dtype or "-",
-            mode=options.mode or "fwd",
-            host="asv",
-            protocol="asv",
-            dims=dims_of(shape),
+    def run(self) -> Run:
+        timed = [table for name, table in self.columns.items() if self._other_unit(name) is None]
+        starts = [table.started_at for table in timed if table.started_at is not None]
+        return self.make_run(
+            commit=self.results.commit_hash,
+            date=from_timestamp(min(starts, default=self.results.date) / 1e3),
+            committed=from_timestamp(self.results.date / 1e3),
         )
-        seconds = number_of(value)
-        given: dict[str, Any] = {"timing": "cpu", "duration_s": table.duration}
-        if seconds is None:
-            given |= {"status": "error", "message": "asv: the benchmark failed"}
-            yield make_record(run, environment, cell, None, **given)
-        elif math.isnan(seconds):
-            given |= {"status": "skipped", "message": "asv: the benchmark was skipped"}
-            yield make_record(run, environment, cell, None, **given)
-        else:
-            samples = table.samples[place] if table.samples and place < len(table.samples) else None
-            times = [number_of(sample) for sample in samples] if isinstance(samples, list) else []
-            if any(sample is None for sample in times):
-                raise FormatError(f"results.{name}: a sample is no number")
-            burst = [sample * 1e3 for sample in times if sample is not None] or [seconds * 1e3]
-            yield make_record(run, environment, cell, [burst], **given)
+
+    def environment(self) -> Environment:
+        results = self.results
+        params = {key: value for key, value in results.params.items() if isinstance(value, str)}
+        settings = {f"requirement {key}": str(value) for key, value in results.requirements.items()}
+        settings |= {key: str(value) for key, value in results.env_vars.items()}
+        return self.make_environment(
+            device="cpu",
+            cpu=params.get("cpu") or params.get("machine"),
+            host=params.get("machine"),
+            os=params.get("os"),
+            python=results.python,
+            settings=settings,
+        )
+
+    def cells(self) -> Iterator[Result | LeftOut]:
+        for name, table in self.columns.items():
+            unit, facts = self._other_unit(name), (self.known or {}).get(name) or Known()
+            outdated = table.version is not None and facts.version not in (None, table.version)
+            if unit is not None or outdated:
+                reason = f"of unit {unit}" if unit else "of another version of the benchmark"
+                yield from itertools.repeat(LeftOut(reason, name), len(table.result or [None]))
+            else:
+                yield from self._combinations(name, table, facts)
+
+    def _other_unit(self, name: str) -> str | None:
+        """Return the unit of a benchmark that does not measure seconds; None of one that does."""
+        facts = (self.known or {}).get(name)
+        if facts is not None and facts.type is not None:
+            seconds = facts.type == "time" and facts.unit in (None, "seconds")
+            return None if seconds else facts.unit or facts.type
+        prefix, _, rest = name.rsplit(".", 1)[-1].partition("_")
+        return None if rest and prefix in ("time", "timeraw") else _UNITS.get(prefix, "unknown")
+
+    def _combinations(self, name: str, table: Columns, facts: Known) -> Iterator[Result]:
+        """Yield the result of each combination of a benchmark's parameters."""
+        number = math.prod(len(values) for values in table.params)
+        if number > MOST_COMBINATIONS:
+            raise FormatError(f"results.{name}: {number} combinations of parameters")
+        values = table.result if table.result is not None else [None] * number
+        if len(values) != number:
+            raise FormatError(f"results.{name}: {len(values)} results for {number} combinations of parameters")
+        names = [*facts.param_names, *(f"param{i + 1}" for i in range(len(facts.param_names), len(table.params)))]
+        for place, combination in enumerate(itertools.product(*table.params)):
+            shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
+            cell = self.cell(name, self.results.env_name, shape)
+            seconds = number_of(values[place])
+            duration = table.duration
+            if seconds is None:
+                yield Result(cell, status="error", message="asv: the benchmark failed", duration_s=duration)
+            elif math.isnan(seconds):
+                yield Result(cell, status="skipped", message="asv: the benchmark was skipped", duration_s=duration)
+            else:
+                yield Result(cell, [_burst(name, table, place, seconds)], duration_s=duration)
 
 
-def _environment(results: Results, options: Options) -> Environment:
-    params = {key: value for key, value in results.params.items() if isinstance(value, str)}
-    settings = {f"requirement {key}": str(value) for key, value in results.requirements.items()}
-    settings |= {key: str(value) for key, value in results.env_vars.items()}
-    return make_environment(
-        options,
-        cuda=False,
-        cpu=params.get("cpu") or params.get("machine"),
-        host=params.get("machine"),
-        os=params.get("os"),
-        python=results.python,
-        settings=settings,
-    )
-
-
-def _is_time(name: str, known: dict[str, Known] | None) -> bool:
-    facts = (known or {}).get(name)
-    if facts is not None and facts.type is not None:
-        return facts.type == "time" and facts.unit in (None, "seconds")
-    return name.rsplit(".", 1)[-1].startswith(("time_", "timeraw_"))
+def _burst(name: str, table: Columns, place: int, seconds: float) -> list[float]:
+    """Return the samples of one result in ms, or its median alone where asv kept none."""
+    samples = table.samples[place] if table.samples and place < len(table.samples) else None
+    burst = []
+    for sample in samples if isinstance(samples, list) else ():
+        number = number_of(sample)
+        if number is None:
+            raise FormatError(f"results.{name}: a sample is no number")
+        burst.append(number * 1e3)
+    return burst or [seconds * 1e3]

@@ -1,20 +1,18 @@
-"""What the formats share: options, JSON, units, text in place of a number, the parts of a record."""
+"""What all formats share: the options of an import, a reader's loop, and how a result becomes a record."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
 from groupbench.tracker.record import (
     SCHEMA,
     Accuracy,
@@ -28,19 +26,13 @@ from groupbench.tracker.record import (
     Timing,
 )
 
-T = TypeVar("T")
-
-UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
-"""Milliseconds in one of each."""
-
-
-class FormatError(IngestError):
-    """A file that cannot be read as its format; the message names the line or the key, not the file."""
+SHORTEST_HASH = 7
+"""Digits from which the start of a hash names a commit."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says of a file: it completes what the file leaves out, and wins where both say something."""
+    """What the user says of a file. It completes what the file leaves out, and wins where both say something."""
 
     commit: str | None = None
     branch: str | None = None
@@ -56,199 +48,206 @@ class Options:
     commit_of: str = "tritonbench"  # which of a file's dependencies is what is tracked
     unit: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)  # field of the record: column
+    device: Literal["cuda", "cpu"] | None = None  # where neither the file nor `gpu` or `cpu` names one
 
     def key(self) -> list[Any]:
-        """For a run's id: the same file with other options is another run."""
-        return [dict(value) if isinstance(value, Mapping) else value for value in astuple(self)]
+        """Return the options as part of a run's id: the same file with other options is another run."""
+        values = astuple(replace(self, device=None))[:-1]  # files that need a device came later than the ids
+        return [dict(value) if isinstance(value, Mapping) else value for value in values]
+
+    def beyond(self, commit: str | None, branch: str | None, date: datetime | None) -> Options:
+        """Return the options without those that only repeat what the file says itself."""
+        same = {"branch": self.branch == branch, "date": self.date == date}
+        if self.commit and commit:
+            same["commit"] = len(self.commit) >= SHORTEST_HASH and commit.startswith(self.commit)
+        return replace(self, **{name: None for name, repeated in same.items() if repeated})
 
 
-def load_json(data: bytes) -> Any:
-    """JSON, NaN and Infinity included, which Python's writers put there. Raises FormatError with line and column."""
-    try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"line {line}: is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise FormatError(f"line {error.lineno}: is not JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise FormatError("is nested too deeply") from error
+@dataclass(frozen=True)
+class Result:
+    """One result of a file: a cell, and what became of it."""
+
+    cell: Cell
+    bursts_ms: Sequence[Sequence[float]] = ()
+    status: Status = "ok"
+    message: str | None = None  # why the status is not ok
+    accuracy: Accuracy | None = None
+    baseline: bool = False
+    duration_s: float | None = None
 
 
-def convert(value: Any, kind: type[T], where: str = "") -> T:
-    """A value as a declared structure. Raises FormatError, which names the key."""
-    try:
-        return msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{where}{': ' if where else ''}{error}".replace("`$.", "`")) from error
+@dataclass(frozen=True)
+class LeftOut:
+    """A result of a file that no record can hold."""
+
+    reason: str  # follows a number: "of unit bytes"
+    name: str  # of the benchmark or metric
 
 
-def text_lines(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"line {data.count(bytes([10]), 0, error.start) + 1}: is not UTF-8") from error
+class Reader(ABC):
+    """One run of a file.
+
+    A format derives from it and gives three methods: `run`, `environment` and `cells`. The options, the loop and the
+    statuses are here.
+    """
+
+    name: ClassVar[str]
+    """The format's name in run ids, and the default host and protocol of its cells."""
+
+    timing: ClassVar[Timing | None] = None
+    """The clock of the latencies. None: the device's own."""
+
+    dtype: ClassVar[str] = "-"
+    """The dtype of cells for which neither file nor user names one."""
+
+    def __init__(self, data: bytes, options: Options) -> None:
+        self.data, self.options = data, options
+
+    @abstractmethod
+    def run(self) -> Run:
+        """Return the run; raise FormatError where neither file nor options name a commit and a date."""
+
+    @abstractmethod
+    def environment(self) -> Environment:
+        """Return where the run was measured."""
+
+    @abstractmethod
+    def cells(self) -> Iterator[Result | LeftOut]:
+        """Yield the results in the file's order."""
+
+    def records(self) -> Iterator[Record | LeftOut]:
+        """Yield the results as records; raise FormatError, which names the line or the key."""
+        run, environment = self.run(), self.environment()
+        timing = self.timing or ("gpu" if environment.device == "cuda" else "cpu")
+        for result in self.cells():
+            yield result if isinstance(result, LeftOut) else make_record(run, environment, result, timing)
+
+    def cell(
+        self,
+        operator: str,
+        backend: str | None,
+        shape: str,
+        *,
+        dtype: str | None = None,
+        mode: str | None = None,
+        host: str | None = None,
+        protocol: str | None = None,
+        dims: Mapping[str, int] | None = None,
+        **facts: Any,
+    ) -> Cell:
+        """Return a cell as the file names it, with what the options name instead."""
+        options, shape = self.options, shape or "-"
+        return Cell(
+            operator=options.operator or operator or "-",
+            backend=options.backend or backend or "-",
+            shape=shape,
+            dtype=options.dtype or dtype or self.dtype,
+            mode=options.mode or mode or "fwd",
+            host=host or self.name,
+            protocol=protocol or self.name,
+            dims=dims_of(shape) | dict(dims or {}),
+            **facts,
+        )
+
+    def own_date(self, text: str | None, where: str) -> datetime | None:
+        """Return the file's date, or None where there is none or the user names another one.
+
+        Raises FormatError for text that is no date, unless the user names one.
+        """
+        try:
+            date = from_iso(text, where) if text else None
+        except FormatError:
+            if self.options.date is None:
+                raise
+            return None
+        return date if self.options.date in (None, date) else None
+
+    def make_run(
+        self,
+        *,
+        commit: str | None = None,
+        date: datetime | None = None,
+        branch: str | None = None,
+        dirty: bool = False,
+        subject: str | None = None,
+        committed: datetime | None = None,
+        part: str | None = None,
+        options: Options | None = None,
+    ) -> Run:
+        """Return the run from what the file says.
+
+        Its id is a hash of the content and the options, so that a second import finds it known. `part` tells apart
+        runs of one file that share commit and date. `options` replaces those of the reader.
+        """
+        options = options or self.options.beyond(commit, branch, date)
+        hash_ = options.commit or commit
+        started = options.date or date
+        if not hash_:
+            raise FormatError("names no commit; give --commit HASH")
+        if started is None:
+            raise FormatError("holds no date; give --date 2026-01-31T12:00")
+        content = [self.name, hashlib.sha256(self.data).hexdigest(), options.key(), commit, date]
+        content += [] if part is None else [part]
+        id_ = hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
+        return Run(
+            id=f"import-{id_}",
+            started=started.astimezone(UTC),
+            commit=Commit(
+                hash=hash_,
+                branch=options.branch or branch,
+                dirty=options.dirty or (dirty and options.commit is None),
+                time=committed if options.commit is None else None,
+                subject=subject if options.commit is None else None,
+            ),
+            trigger="import",
+            plan=options.plan,
+        )
+
+    def make_environment(self, *, device: Literal["cuda", "cpu"] | None, **facts: Any) -> Environment:
+        """Return where it ran. A device that the user names wins over `device`, the file's.
+
+        Raises FormatError where neither names one.
+        """
+        known = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
+        options = self.options
+        if options.gpu:
+            device = "cuda"
+        elif options.cpu:
+            device = "cpu"
+        device = device or options.device
+        if device is None:
+            raise FormatError("does not say on which device it was measured; give --gpu NAME or --cpu NAME")
+        known |= {name: value for name in ("gpu", "cpu") if (value := getattr(options, name))}
+        return Environment(device=device, **known)
 
 
-def make_run(
-    form: str,
-    data: bytes,
-    options: Options,
-    *,
-    commit: str | None = None,
-    date: datetime | None = None,
-    branch: str | None = None,
-    dirty: bool = False,
-    subject: str | None = None,
-    committed: datetime | None = None,
-) -> Run:
-    """The run of a file: its id is a hash of the content and the options, so that a second import finds it known."""
-    hash_ = options.commit or commit
-    started = options.date or date
-    if not hash_:
-        raise FormatError("names no commit; give --commit HASH")
-    if started is None:
-        raise FormatError("holds no date; give --date 2026-01-31T12:00")
-    said = [form, hashlib.sha256(data).hexdigest(), options.key(), commit, date]
-    id_ = hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:32]
-    return Run(
-        id=f"import-{id_}",
-        started=started.astimezone(UTC),
-        commit=Commit(
-            hash=hash_,
-            branch=options.branch or branch,
-            dirty=options.dirty or (dirty and options.commit is None),
-            time=committed if options.commit is None else None,
-            subject=subject if options.commit is None else None,
-        ),
-        trigger="import",
-        plan=options.plan,
-    )
+def read_runs(readers: Iterable[Reader]) -> Iterator[Record | LeftOut]:
+    """Yield the results of several runs, one run after the other."""
+    for reader in readers:
+        yield from reader.records()
 
 
-def make_environment(options: Options, *, cuda: bool, cuda_version: str | None = None, **facts: Any) -> Environment:
-    """Where it ran. `cuda`: the file is about a GPU unless the user says otherwise."""
-    facts["cuda"] = cuda_version
-    given = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
-    device: Literal["cuda", "cpu"] = "cuda" if options.gpu or (cuda and not options.cpu) else "cpu"
-    if options.gpu:
-        given["gpu"] = options.gpu
-    if options.cpu:
-        given["cpu"] = options.cpu
-    return Environment(device=device, **given)
-
-
-def make_record(
-    run: Run,
-    environment: Environment,
-    cell: Cell,
-    bursts_ms: Sequence[Sequence[float]] | None,
-    *,
-    timing: Timing,
-    status: Status = "ok",
-    message: str | None = None,
-    accuracy: Accuracy | None = None,
-    baseline: bool = False,
-    duration_s: float | None = None,
-) -> Record:
-    """A record; samples that are no positive numbers make it an error, and never a latency."""
-    latency = None
+def make_record(run: Run, environment: Environment, result: Result, timing: Timing) -> Record:
+    """Return a result as a record. A sample that is not a positive number makes it an error, never a latency."""
+    status, message, latency = result.status, result.message, None
     if status in ("ok", "wrong"):
-        bad = [ms for burst in bursts_ms or () for ms in burst if not (math.isfinite(ms) and ms > 0)]
-        if bad:
-            status, message = "error", f"latency is {bad[0]:g}, which is no time"
-        elif not bursts_ms or not all(bursts_ms):
-            if status == "ok" and accuracy in (None, Accuracy()):
-                status, message = "skipped", "no latency"
-        else:
-            latency = Latency(timing=timing, bursts_ms=tuple(tuple(burst) for burst in bursts_ms))
+        bursts = result.bursts_ms
+        invalid = [ms for burst in bursts for ms in burst if not (math.isfinite(ms) and ms > 0)]
+        if invalid:
+            status, message = "error", f"latency is {invalid[0]:g}, which is no time"
+        elif bursts and all(bursts):
+            latency = Latency(timing=timing, bursts_ms=tuple(tuple(burst) for burst in bursts))
+        elif status == "ok" and result.accuracy in (None, Accuracy()):
+            status, message = "skipped", "no latency"
     return Record(
         schema=SCHEMA,
         run=run,
         environment=environment,
-        cell=cell,
+        cell=result.cell,
         status=status,
         message=message,
-        baseline=baseline,
+        baseline=result.baseline,
         latency=latency,
-        accuracy=accuracy,
-        duration_s=duration_s,
+        accuracy=result.accuracy,
+        duration_s=result.duration_s,
     )
-
-
-_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*(?:\(±[^)]*\))?\s*", re.ASCII)
-_NO_NUMBER = {"nan", "+nan", "-nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
-
-
-def number_of(value: Any) -> float | None:
-    """A value of a cell as a number; None where it is empty or a text. NaN and infinity are numbers here."""
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    if isinstance(value, str):
-        found = _NUMBER.fullmatch(value)
-        if found:
-            return float(found[1])
-        if value.strip().lower() in _NO_NUMBER:
-            return float(value.strip())
-    return None
-
-
-def status_of(text: str) -> tuple[Status, str]:
-    """What a text says that stands where a number belongs."""
-    said = " ".join(text.split())
-    lower = said.lower()
-    if not said:
-        return "skipped", "no value"
-    if re.search(r"\boom\b|out of memory|outofmemory", lower):
-        return "oom", said
-    if re.search(r"time ?out|timed out", lower):
-        return "timeout", said
-    if re.search(r"not implemented|notimplemented|unsupported|not supported|unavailable|not available", lower):
-        return "unavailable", said
-    if re.search(r"\bskip", lower):
-        return "skipped", said
-    return "error", said
-
-
-_SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
-
-
-def dims_of(shape: str) -> dict[str, int]:
-    """The sizes that a shape's text names, `G=4,N=64`; M is the sum of what M_g gives to each group."""
-    shape = re.sub(r"#\d+$", "", shape)
-    parts = [part.partition("=") for part in shape.split(",")]
-    dims = {found[1]: int(found[2]) for part in shape.split(",") if (found := _SIZE.fullmatch(part))}
-    each = dims.pop("M_g", None)
-    listed = next((value for name, _, value in parts if name.strip() == "M_g" and "|" in value), None)
-    if each is not None and "G" in dims and "M" not in dims:
-        dims["M"] = dims["G"] * each
-    elif listed is not None and "M" not in dims and re.fullmatch(r"\d{1,15}(\|\d{1,15})*", listed.strip(), re.ASCII):
-        dims["M"] = sum(map(int, listed.split("|")))
-    return {name: value for name, value in dims.items() if abs(value) < 2**63}
-
-
-def from_timestamp(seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise FormatError(f"{seconds!r} is no time") from error
-
-
-def from_iso(text: str, where: str) -> datetime:
-    """A date and time, as ISO 8601 or git writes it; UTC unless it says otherwise."""
-    try:
-        when = datetime.fromisoformat(re.sub(r" ([+-]\d\d:?\d\d)$", r"\1", text.strip()))
-        return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise FormatError(f"{where}: {text!r} is no date") from error
-
-
-def read_bytes(path: Path) -> bytes:
-    if path.is_dir():
-        raise FormatError("is a folder, not a file")
-    return path.read_bytes()

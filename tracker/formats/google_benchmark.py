@@ -2,7 +2,7 @@
 
 `BM_Gemm/64/N:1024/threads:8` is operator `BM_Gemm` with shape `64,N=1024,threads=8`. Each repetition is a burst of one
 sample, its real time; of a file that holds aggregates alone, the median (or else the mean) is one. Errors and skipped
-benchmarks become a status.
+benchmarks become a status. `bytes_per_second` becomes the cell's `min_bytes`: the bytes that one iteration moves.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import (
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
-    Options,
     convert,
-    dims_of,
-    from_iso,
     load_json,
-    make_environment,
-    make_record,
-    make_run,
     read_bytes,
     status_of,
 )
-from groupbench.tracker.record import Cell, Record
+from groupbench.tracker.record import Environment, Record, Run, Status
 
 TITLE = "Google Benchmark JSON"
 
@@ -49,7 +45,9 @@ class Benchmark(msgspec.Struct):
     run_type: str = "iteration"
     aggregate_name: str | None = None
     real_time: float | None = None
+    cpu_time: float | None = None
     time_unit: str = "ns"
+    bytes_per_second: float | None = None
     error_occurred: bool = False
     error_message: str | None = None
     skipped: bool = False
@@ -61,68 +59,101 @@ class Document(msgspec.Struct):
     benchmarks: list[Benchmark]
 
 
+Members = list[tuple[int, Benchmark]]
+"""Entries of one benchmark, with their places in the file."""
+
+
 def recognise(head: bytes, path: Path) -> bool:
     keys = (b'"context"', b'"num_cpus"', b'"benchmarks"')
     return head.lstrip().startswith(b"{") and keys[0] in head and (keys[1] in head or keys[2] in head)
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
-    data = read_bytes(path)
-    document = convert(load_json(data), Document)
-    context = convert(document.context, Context, "context")
-    commit = next((document.context[key] for key in _COMMIT_KEYS if isinstance(document.context.get(key), str)), None)
-    date = from_iso(context.date, "context.date") if context.date and options.date is None else None
-    run = make_run("google-benchmark", data, options, commit=commit, date=date)
-    facts: dict[str, Any] = {"host": context.host_name, "cpu_count": context.num_cpus, "cpu": context.host_name}
-    environment = make_environment(options, cuda=False, **facts)
-    groups: dict[str, list[tuple[int, Benchmark]]] = {}
-    for place, benchmark in enumerate(document.benchmarks):
-        groups.setdefault(benchmark.run_name or benchmark.name, []).append((place, benchmark))
-    program = re.split(r"[/\\]", context.executable or "")[-1] or "google-benchmark"
-    for name, members in groups.items():
-        operator, shape = _named(name)
-        cell = Cell(
-            operator=options.operator or operator,
-            backend=options.backend or program,
-            shape=shape,
-            dtype=options.dtype or "-",
-            mode=options.mode or "fwd",
-            host="google-benchmark",
-            protocol="google-benchmark",
-            dims=dims_of(shape),
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+    return read_runs([_Reader(read_bytes(path), options)])
+
+
+class _Reader(Reader):
+    name = "google-benchmark"
+    timing = "cpu"
+
+    def __init__(self, data: bytes, options: Options) -> None:
+        super().__init__(data, options)
+        self.document = convert(load_json(data), Document)
+        self.context = convert(self.document.context, Context, "context")
+
+    def run(self) -> Run:
+        facts = self.document.context
+        commit = next((facts[key] for key in _COMMIT_KEYS if isinstance(facts.get(key), str)), None)
+        return self.make_run(commit=commit, date=self.own_date(self.context.date, "context.date"))
+
+    def environment(self) -> Environment:
+        context = self.context
+        return self.make_environment(
+            device="cpu", host=context.host_name, cpu_count=context.num_cpus, cpu=context.host_name
         )
-        failed = next((one for _, one in members if one.error_occurred or one.skipped), None)
-        if failed is not None:
-            said = failed.error_message or failed.skip_message or ("skipped" if failed.skipped else "error")
-            status, message = ("skipped", said) if failed.skipped else status_of(said)
-            status = "error" if status == "skipped" and failed.error_occurred else status
-            yield make_record(run, environment, cell, None, timing="cpu", status=status, message=message)  # type: ignore[arg-type]
-            continue
-        samples = _samples(members)
-        if samples is not None:
-            yield make_record(run, environment, cell, [[ms] for ms in samples], timing="cpu")
+
+    def cells(self) -> Iterator[Result | LeftOut]:
+        groups: dict[str, Members] = {}
+        for place, benchmark in enumerate(self.document.benchmarks):
+            groups.setdefault(benchmark.run_name or benchmark.name, []).append((place, benchmark))
+        program = re.split(r"[/\\]", self.context.executable or "")[-1] or "google-benchmark"
+        for name, members in groups.items():
+            operator, shape = _named(name)
+            failure = next((_failure(one) for _, one in members if one.error_occurred or one.skipped), None)
+            timed = [] if failure else _timed(members)
+            cell = self.cell(operator, program, shape, min_bytes=_bytes_moved(name, timed))
+            if failure:
+                yield Result(cell, status=failure[0], message=failure[1])
+            elif timed:
+                yield Result(cell, [[_milliseconds(place, one)] for place, one in timed])
+            else:
+                yield LeftOut("without a time", name)
 
 
-def _samples(members: list[tuple[int, Benchmark]]) -> list[float] | None:
-    """Milliseconds of each repetition; None where the group is no time (a fitted complexity)."""
-    repetitions = [member for member in members if member[1].run_type == "iteration"]
-    if not repetitions:
-        for wanted in ("median", "mean"):
-            repetitions = [member for member in members if member[1].aggregate_name == wanted]
-            if repetitions:
-                break
-    samples = []
-    for place, one in repetitions:
-        if one.time_unit not in UNITS:
-            raise FormatError(f"benchmarks[{place}].time_unit: {one.time_unit!r} is no unit of time")
-        if one.real_time is None:
-            raise FormatError(f"benchmarks[{place}]: no real_time")
-        samples.append(one.real_time * UNITS[one.time_unit])
-    return samples or None
+def _failure(benchmark: Benchmark) -> tuple[Status, str]:
+    """Return the status and message of a benchmark that reports an error or was skipped."""
+    text = benchmark.error_message or benchmark.skip_message or ("skipped" if benchmark.skipped else "error")
+    if benchmark.skipped:
+        status: Status = "skipped"
+    else:
+        status, text = status_of(text)
+    return "error" if status == "skipped" and benchmark.error_occurred else status, text
+
+
+def _timed(members: Members) -> Members:
+    """Return the entries whose times are the result; none where the group is no time (a fitted complexity)."""
+    for kind in ("iteration", "median", "mean"):
+        chosen = [member for member in members if kind in (member[1].aggregate_name or member[1].run_type,)]
+        if chosen:
+            return chosen
+    return []
+
+
+def _milliseconds(place: int, benchmark: Benchmark) -> float:
+    if benchmark.time_unit not in UNITS:
+        raise FormatError(f"benchmarks[{place}].time_unit: {benchmark.time_unit!r} is no unit of time")
+    if benchmark.real_time is None:
+        raise FormatError(f"benchmarks[{place}]: no real_time")
+    return benchmark.real_time * UNITS[benchmark.time_unit]
+
+
+def _bytes_moved(name: str, timed: Members) -> int | None:
+    """Return the bytes of one iteration.
+
+    Google Benchmark divides by the CPU time unless the benchmark measures by the wall clock, which its name says then.
+    """
+    by_wall_clock = re.search(r"/(real|manual)_time\b", name) is not None
+    moved = []
+    for _, one in timed:
+        time = one.real_time if by_wall_clock or one.cpu_time is None else one.cpu_time
+        if one.bytes_per_second and time and one.time_unit in UNITS:
+            moved.append(one.bytes_per_second * time * UNITS[one.time_unit] / 1e3)
+    middle = median(moved) if moved else 0.0
+    return round(middle) if 0.5 <= middle < 2**63 else None
 
 
 def _named(name: str) -> tuple[str, str]:
-    """(operator, shape). A slash inside of `<…>` belongs to the operator."""
+    """Return (operator, shape). A slash inside of `<…>` belongs to the operator."""
     depth, parts = 0, [""]
     for char in name:
         depth += {"<": 1, ">": -1}.get(char, 0)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from groupbench.tracker.formats.common import (
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
-    Options,
-    dims_of,
     from_iso,
-    make_environment,
-    make_record,
-    make_run,
     number_of,
     read_bytes,
     status_of,
@@ -46,8 +43,122 @@ def recognise(head: bytes, path: Path) -> bool:
     return {"latency_ms", "operator"} <= names
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
+    header, table = _table(data)
+    columns = _columns(header, options)
+    if options.unit is not None and options.unit not in UNITS:
+        raise FormatError(f"--unit {options.unit} is none of {', '.join(UNITS)}")
+    readers: dict[tuple[Any, ...], _Reader] = {}
+    for number, cells in table:
+        if len(cells) != len(header):
+            raise FormatError(f"line {number}: {len(cells)} cells for {len(header)} columns")
+        row = {name: cells[place] for name, place in columns.items()}
+        try:
+            facts = _RunFacts.of(row, options)
+            if facts.key not in readers:
+                readers[facts.key] = _Reader(data, number, facts)
+            readers[facts.key].add(number, row)
+        except FormatError as error:
+            raise FormatError(f"line {number}: {error.message}") from error
+    return read_runs(readers.values())
+
+
+@dataclass(frozen=True)
+class _RunFacts:
+    """What tells the runs of a file apart."""
+
+    commit: str | None
+    date: datetime | None
+    branch: str | None
+    options: Options  # with the row's hardware, without what the row says itself
+
+    @classmethod
+    def of(cls, row: dict[str, str], options: Options) -> _RunFacts:
+        commit, branch = row.get("commit") or None, row.get("branch") or None
+        date = from_iso(row["date"], "date") if row.get("date") and options.date is None else None
+        gpu, cpu = options.gpu or row.get("gpu") or None, options.cpu or row.get("cpu") or None
+        own = replace(options.beyond(commit, branch, date), gpu=gpu, cpu=cpu)
+        return cls(own.commit or commit, own.date or date, branch, own)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.commit, self.date, self.branch, self.options.gpu, self.options.cpu)
+
+
+@dataclass
+class _Lines:
+    """The rows of one cell."""
+
+    number: int  # of the first line
+    row: dict[str, str]  # the first
+    cell: Cell
+    latencies: list[str] = field(default_factory=list)  # as text, one a line
+
+
+class _Reader(Reader):
+    """The rows of one run."""
+
+    name = "csv"
+
+    def __init__(self, data: bytes, number: int, facts: _RunFacts) -> None:
+        super().__init__(data, facts.options)
+        self.number, self.facts = number, facts
+        self.groups: dict[tuple[Any, ...], _Lines] = {}
+
+    def add(self, number: int, row: dict[str, str]) -> None:
+        """Add a line to its cell. Raises FormatError."""
+        for name in ("operator", "backend"):
+            if not (getattr(self.options, name) or row.get(name)):
+                raise FormatError(f"no {name}; give --map {name}=COLUMN or --{name} NAME")
+        sizes = {name: value for name, value in row.items() if name not in FIELDS and value}
+        cell = self.cell(
+            row.get("operator", ""),
+            row.get("backend"),
+            row.get("shape") or ",".join(f"{name}={value}" for name, value in sizes.items()),
+            dims={name: _whole(name, value) for name, value in sizes.items()},
+            **{name: row.get(name) for name in ("dtype", "mode", "host", "protocol")},
+            **{name: _whole(name, row[name]) for name in _WHOLE if row.get(name)},
+        )
+        key = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape, cell.host, cell.protocol, cell.seed)
+        self.groups.setdefault(key, _Lines(number, row, cell)).latencies.append(row["latency_ms"])
+
+    def run(self) -> Run:
+        facts = self.facts
+        try:
+            return self.make_run(commit=facts.commit, date=facts.date, branch=facts.branch, options=self.options)
+        except FormatError as error:
+            raise FormatError(f"line {self.number}: {error.message}") from error
+
+    def environment(self) -> Environment:
+        return self.make_environment(device="cpu")
+
+    def cells(self) -> Iterator[Result]:
+        scale = UNITS[self.options.unit or "ms"]
+        for lines in self.groups.values():
+            yield _result(lines, scale)
+
+
+def _result(lines: _Lines, scale: float) -> Result:
+    """Return the result of one cell; each line is a burst."""
+    row, cell, accuracy = lines.row, lines.cell, _accuracy(lines.row, lines.number)
+    status = row.get("status") or "ok"
+    if status not in STATUSES:
+        raise FormatError(f"line {lines.number}: status {status!r} is none of {', '.join(STATUSES)}")
+    bursts = []
+    if status in ("ok", "wrong"):
+        for text in lines.latencies:
+            ms = number_of(text)
+            if ms is None:
+                failed, message = status_of(text)
+                return Result(cell, status=failed, message=message, accuracy=accuracy)
+            bursts.append([ms * scale])
+    reason = None if status == "ok" else row.get("message") or f"it was {status}"
+    return Result(cell, bursts, status, reason, accuracy)  # type: ignore[arg-type]
+
+
+def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and the other lines with their numbers."""
     text = text_lines(data)
     lines = csv.reader(text.splitlines(keepends=True), delimiter=_delimiter(text.split("\n", 1)[0]))
     try:
@@ -56,91 +167,7 @@ def read(path: Path, options: Options) -> Iterator[Record]:
         raise FormatError(f"line {lines.line_num}: {error}") from error
     if not table:
         raise FormatError("is empty")
-    header = table[0][1]
-    columns = _columns(header, options)
-    if options.unit is not None and options.unit not in UNITS:
-        raise FormatError(f"--unit {options.unit} is none of {', '.join(UNITS)}")
-    groups: dict[tuple[Any, ...], _Group] = {}
-    for number, cells in table[1:]:
-        if len(cells) != len(header):
-            raise FormatError(f"line {number}: {len(cells)} cells for {len(header)} columns")
-        row = {name: cells[place] for name, place in columns.items()}
-        try:
-            group = _Group(number, row, options)
-        except FormatError as error:
-            raise FormatError(f"line {number}: {error.message}") from error
-        groups.setdefault(group.key, group).lines.append((number, row["latency_ms"]))
-    scale = UNITS[options.unit or "ms"]
-    runs: dict[tuple[Any, ...], tuple[Run, Environment]] = {}
-    for group in groups.values():
-        if group.of_run not in runs:
-            runs[group.of_run] = group.run(data, options)
-        yield group.record(*runs[group.of_run], scale)
-
-
-class _Group:
-    """The rows of one cell and run."""
-
-    def __init__(self, number: int, row: dict[str, str], options: Options) -> None:
-        self.number, self.row = number, row
-        self.lines: list[tuple[int, str]] = []
-        said = {
-            name: getattr(options, name) or row.get(name) or "" for name in ("operator", "backend", "mode", "dtype")
-        }
-        for name in ("operator", "backend"):
-            if not said[name]:
-                raise FormatError(f"no {name}; give --map {name}=COLUMN or --{name} NAME")
-        whole = {name: _whole(name, row[name]) for name in _WHOLE if row.get(name)}
-        sizes = {name: value for name, value in row.items() if name not in FIELDS and value}
-        shape = row.get("shape") or ",".join(f"{name}={value}" for name, value in sizes.items()) or "-"
-        self.cell = Cell(
-            operator=said["operator"],
-            backend=said["backend"],
-            shape=shape,
-            dtype=said["dtype"] or "-",
-            mode=said["mode"] or "fwd",
-            host=row.get("host") or "csv",
-            protocol=row.get("protocol") or "csv",
-            dims=dims_of(shape) | {name: _whole(name, value) for name, value in sizes.items()},
-            **whole,
-        )
-        self.commit = options.commit or row.get("commit") or None
-        self.date = options.date or (from_iso(row["date"], "date") if row.get("date") else None)
-        self.hardware = (options.gpu or row.get("gpu") or None, options.cpu or row.get("cpu") or None)
-        self.of_run = (self.commit, self.date, row.get("branch") or None, *self.hardware)
-        cell = self.cell
-        self.key = (*said.values(), shape, cell.host, cell.protocol, cell.seed, *self.of_run)
-
-    def run(self, data: bytes, options: Options) -> tuple[Run, Environment]:
-        commit, date, branch, gpu, cpu = self.of_run
-        options = replace(options, gpu=gpu, cpu=cpu)
-        try:
-            run = make_run("csv", data, options, commit=commit, date=date, branch=branch)
-        except FormatError as error:
-            raise FormatError(f"line {self.number}: {error.message}") from error
-        return run, make_environment(options, cuda=gpu is not None)
-
-    def record(self, run: Run, environment: Environment, scale: float) -> Record:
-        row = self.row
-        timing = "gpu" if environment.device == "cuda" else "cpu"
-        status = row.get("status") or "ok"
-        if status not in STATUSES:
-            raise FormatError(f"line {self.number}: status {status!r} is none of {', '.join(STATUSES)}")
-        given: dict[str, Any] = {"timing": timing, "accuracy": _accuracy(row, self.number)}
-        if status not in ("ok", "wrong"):
-            given |= {"status": status, "message": row.get("message") or f"it was {status}"}
-            return make_record(run, environment, self.cell, None, **given)
-        bursts = []
-        for _, text in self.lines:
-            ms = number_of(text)
-            if ms is None:
-                failed, message = status_of(text)
-                given |= {"status": failed, "message": message}
-                return make_record(run, environment, self.cell, None, **given)
-            bursts.append([ms * scale])
-        if status == "wrong":
-            given |= {"status": status, "message": row.get("message") or "it was wrong"}
-        return make_record(run, environment, self.cell, bursts, **given)
+    return table[0][1], table[1:]
 
 
 def _columns(header: list[str], options: Options) -> dict[str, int]:

@@ -12,19 +12,9 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import (
-    FormatError,
-    Options,
-    convert,
-    dims_of,
-    from_iso,
-    load_json,
-    make_environment,
-    make_record,
-    make_run,
-    read_bytes,
-)
-from groupbench.tracker.record import Cell, Record
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.values import FormatError, convert, from_iso, load_json, read_bytes
+from groupbench.tracker.record import Cell, Environment, Record, Run
 
 TITLE = "pytest-benchmark JSON"
 
@@ -70,51 +60,54 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and b'"machine_info"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
-    data = read_bytes(path)
-    document = convert(load_json(data), Document)
-    commit, machine = document.commit_info, document.machine_info
-    run = make_run(
-        "pytest-benchmark",
-        data,
-        options,
-        commit=commit.id if commit.id not in ("", "unknown", "unversioned") else None,
-        date=from_iso(document.datetime, "datetime") if document.datetime and options.date is None else None,
-        branch=commit.branch if commit.branch not in ("", "(unknown)", "(detached head)") else None,
-        dirty=commit.dirty,
-        committed=from_iso(commit.time, "commit_info.time") if commit.time else None,
-    )
-    brand = (machine.cpu or {}).get("brand_raw") or (machine.cpu or {}).get("brand")
-    environment = make_environment(
-        options,
-        cuda=False,
-        cpu=brand if isinstance(brand, str) else machine.processor or machine.node,
-        host=machine.node,
-        python=machine.python_version,
-        os=" ".join(part for part in (machine.system, machine.release) if part),
-    )
-    for place, benchmark in enumerate(document.benchmarks):
-        name, _, bracket = (benchmark.fullname or benchmark.name).partition("[")
-        params = benchmark.params or {}
-        shape = ",".join(f"{key}={_text(value)}" for key, value in params.items()) or bracket.removesuffix("]") or "-"
-        cell = Cell(
-            operator=options.operator or name or "-",
-            backend=options.backend or benchmark.group or "pytest-benchmark",
-            shape=shape,
-            dtype=options.dtype or "-",
-            mode=options.mode or "fwd",
-            host="pytest-benchmark",
-            protocol="pytest-benchmark",
-            dims=dims_of(shape),
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+    return read_runs([_Reader(read_bytes(path), options)])
+
+
+class _Reader(Reader):
+    name = "pytest-benchmark"
+    timing = "cpu"
+
+    def __init__(self, data: bytes, options: Options) -> None:
+        super().__init__(data, options)
+        self.document = convert(load_json(data), Document)
+
+    def run(self) -> Run:
+        commit = self.document.commit_info
+        return self.make_run(
+            commit=commit.id if commit.id not in ("", "unknown", "unversioned") else None,
+            date=self.own_date(self.document.datetime, "datetime"),
+            branch=commit.branch if commit.branch not in ("", "(unknown)", "(detached head)") else None,
+            dirty=commit.dirty,
+            committed=from_iso(commit.time, "commit_info.time") if commit.time else None,
         )
-        stats = benchmark.stats
-        if stats is None:
-            yield make_record(run, environment, cell, None, timing="cpu", status="error", message="it gave no stats")
-            continue
-        samples = stats.data or ([stats.median] if stats.median is not None else [])
-        if not samples:
-            raise FormatError(f"benchmarks[{place}].stats: neither data nor median")
-        yield make_record(run, environment, cell, [[seconds * 1e3 for seconds in samples]], timing="cpu")
+
+    def environment(self) -> Environment:
+        machine = self.document.machine_info
+        brand = (machine.cpu or {}).get("brand_raw") or (machine.cpu or {}).get("brand")
+        return self.make_environment(
+            device="cpu",
+            cpu=brand if isinstance(brand, str) else machine.processor or machine.node,
+            host=machine.node,
+            python=machine.python_version,
+            os=" ".join(part for part in (machine.system, machine.release) if part),
+        )
+
+    def cells(self) -> Iterator[Result]:
+        for place, benchmark in enumerate(self.document.benchmarks):
+            cell, stats = self._cell(benchmark), benchmark.stats
+            if stats is None:
+                yield Result(cell, status="error", message="it gave no stats")
+                continue
+            seconds = stats.data or ([] if stats.median is None else [stats.median])
+            if not seconds:
+                raise FormatError(f"benchmarks[{place}].stats: neither data nor median")
+            yield Result(cell, [[sample * 1e3 for sample in seconds]])
+
+    def _cell(self, benchmark: Benchmark) -> Cell:
+        name, _, bracket = (benchmark.fullname or benchmark.name).partition("[")
+        shape = ",".join(f"{key}={_text(value)}" for key, value in (benchmark.params or {}).items())
+        return self.cell(name, benchmark.group or self.name, shape or bracket.removesuffix("]"))
 
 
 def _text(value: Any) -> str:

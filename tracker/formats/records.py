@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from groupbench.tracker.formats.common import FormatError, Options
+from groupbench.tracker.formats.common import Options
+from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.record import Record, RecordError
 from groupbench.tracker.record import read as read_lines
 
@@ -19,7 +20,7 @@ def recognise(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Iterator[Record]:
-    """As `groupbench ingest` does; options say nothing here, since records say everything."""
+    """Yield the records as `groupbench ingest` reads them. The options say nothing here: records say everything."""
     with path.open("rb") as lines:
         try:
             for _, record in read_lines(lines):

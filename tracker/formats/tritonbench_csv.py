@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from groupbench.tracker.formats.common import FormatError, Options, read_bytes, text_lines
-from groupbench.tracker.formats.tritonbench_json import MODES, Row, baseline_of, context_of, named, record_of, shape_of
+from groupbench.tracker.formats.common import LeftOut, Options, read_runs
+from groupbench.tracker.formats.tritonbench_json import MODES, Row, TableReader, shape_of
+from groupbench.tracker.formats.values import FormatError, read_bytes, text_lines
 from groupbench.tracker.record import Record
 
 TITLE = "TritonBench CSV"
@@ -31,8 +32,17 @@ def recognise(head: bytes, path: Path) -> bool:
     return any(re.search(rb";[^;]+-" + metric.encode() + rb"\s*(;|$)", first) for metric in _METRICS)
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
+    header, table = _table(data)
+    columns = [_column(name) for name in header]
+    if not any(metric == "latency" for _, metric in columns[1:]):
+        raise FormatError("line 1: no column BACKEND-latency")
+    return read_runs([TableReader(data, options, {_benchmark(path, options): _rows(columns, table)})])
+
+
+def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and the other lines with their numbers."""
     lines = csv.reader(text_lines(data).splitlines(keepends=True), delimiter=";")
     try:
         table = [(lines.line_num, cells) for cells in lines if cells]
@@ -40,14 +50,14 @@ def read(path: Path, options: Options) -> Iterator[Record]:
         raise FormatError(f"line {lines.line_num}: {error}") from error
     if not table:
         raise FormatError("is empty")
-    columns = [_column(header) for header in table[0][1]]
-    if not any(metric == "latency" for _, metric in columns[1:]):
-        raise FormatError("line 1: no column BACKEND-latency")
-    benchmark = _benchmark(path, options)
-    run, environment = context_of(data, options, {})
+    return table[0][1], table[1:]
+
+
+def _rows(columns: list[tuple[str | None, str]], table: list[tuple[int, list[str]]]) -> list[Row]:
+    """Return a row for each input and backend."""
     rows: list[Row] = []
     seen: dict[str, int] = {}
-    for number, cells in table[1:]:
+    for number, cells in table:
         if len(cells) > len(columns):
             raise FormatError(f"line {number}: {len(cells)} cells for {len(columns)} columns")
         x_val = cells[0]
@@ -56,16 +66,12 @@ def read(path: Path, options: Options) -> Iterator[Record]:
         seen[x_val] = seen.get(x_val, 0) + 1
         if seen[x_val] > 1:
             x_val = f"{shape_of(x_val)}#{seen[x_val]}"
-        found: dict[str, Row] = {}
+        backends: dict[str, Row] = {}
         for (backend, metric), value in zip(columns[1:], [*cells[1:], *[""] * len(columns)], strict=False):
             if backend is not None:
-                found.setdefault(backend, Row(x_val, backend)).metrics[metric] = value
-        rows += found.values()
-    operator, mode, dtype = benchmark
-    baselines = baseline_of(rows)
-    for row in rows:
-        baseline = row.backend in baselines
-        yield record_of(row, run, environment, options, operator=operator, mode=mode, dtype=dtype, baseline=baseline)
+                backends.setdefault(backend, Row(x_val, backend)).metrics[metric] = value
+        rows += backends.values()
+    return rows
 
 
 def _column(header: str) -> tuple[str | None, str]:
@@ -74,7 +80,8 @@ def _column(header: str) -> tuple[str | None, str]:
     return (backend, metric) if dash and backend else (None, header)
 
 
-def _benchmark(path: Path, options: Options) -> tuple[str, str, str | None]:
+def _benchmark(path: Path, options: Options) -> str:
+    """Return the benchmark's name as TritonBench writes it, `grouped_gemm_fwd`."""
     stem = path.name.removesuffix(".csv")
     written = re.fullmatch(r"op_(.+)_[a-z0-9_]{8}", stem)
     name = written[1] if written else stem
@@ -82,4 +89,4 @@ def _benchmark(path: Path, options: Options) -> tuple[str, str, str | None]:
         name = f"{options.operator}_{next((mode for mode in MODES if name.endswith(f'_{mode}')), 'fwd')}"
     elif not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise FormatError("the file's name does not say which operator; give --operator NAME")
-    return named(name)
+    return name

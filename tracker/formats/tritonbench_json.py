@@ -2,7 +2,7 @@
 
 Keys are `tritonbench_{operator}_{mode}[x_{x_val}-{backend}]_{metric}`. A latency is text (the median in ms); where a
 backend failed, the text of the error stands in place of its first metric. Rows `average` and keys `…-avg` are left
-out, as is every metric but latency, accuracy and tflops: the others follow from these or from the baseline.
+out: they follow from the others. So do speed-up and gbps; other metrics (`gpu_peak_mem`) are left out and counted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import (
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.values import (
     FormatError,
-    Options,
     convert,
-    dims_of,
     from_iso,
     load_json,
-    make_environment,
-    make_record,
-    make_run,
     number_of,
     read_bytes,
     status_of,
 )
-from groupbench.tracker.record import Cell, Environment, Record, Run
+from groupbench.tracker.record import Environment, Record, Run
 
 TITLE = "TritonBench JSON"
 
@@ -40,6 +36,11 @@ _BUILTIN = ("fp8", "int8", "int4")
 
 _KEY = re.compile(r"tritonbench_(.+?)\[x_(.*)-([^-\[\]]+)\]_(.*)", re.DOTALL)
 _NOT_INPUTS = ("average", "hashes")
+
+
+_USED = ("latency", "accuracy", "tflops")
+DERIVED = ("speedup", "gbps", "hashes", "best_config")
+"""Metrics that follow from the latencies, or are no number."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and re.search(rb'"tritonbench_[^"]+\[(x_)?', head) is not None
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
     content = load_json(data)
     if not isinstance(content, dict):
@@ -73,108 +74,83 @@ def read(path: Path, options: Options) -> Iterator[Record]:
         content, env = envelope.metrics, envelope.env
     tables: dict[str, dict[tuple[str, str], Row]] = {}
     for key, value in content.items():
-        found = _KEY.fullmatch(key)
-        if found is None or found[2] in _NOT_INPUTS:
+        match = _KEY.fullmatch(key)
+        if match is None or match[2] in _NOT_INPUTS:
             if not key.startswith("tritonbench_"):
                 raise FormatError(f"key {key!r} is none of TritonBench's")
             continue
-        benchmark, x_val, backend, metric = found.groups()
+        benchmark, x_val, backend, metric = match.groups()
         rows = tables.setdefault(benchmark, {})
         rows.setdefault((x_val, backend), Row(x_val, backend)).metrics[metric] = value
     if not tables:
         raise FormatError("holds no result of an input")
-    run, environment = context_of(data, options, env)
-    for benchmark, rows in tables.items():
-        yield from records_of(benchmark, list(rows.values()), run, environment, options)
+    return read_runs([TableReader(data, options, {name: list(rows.values()) for name, rows in tables.items()}, env)])
 
 
-def context_of(data: bytes, options: Options, env: dict[str, Any]) -> tuple[Run, Environment]:
-    """Run and environment from what TritonBench's CI says. The commit that is tracked is no part of the environment:
-    every night would be another one."""
-    said = {key: value for key, value in env.items() if isinstance(value, str) and value not in ("", "unknown")}
-    commits = {name: said.get(f"{name}_commit") for name in ("tritonbench", "triton", "pytorch")}
-    if options.commit_of not in commits:
-        raise FormatError(f"--commit-of is one of {', '.join(commits)}, not {options.commit_of}")
-    own = commits.pop(options.commit_of)
-    date = said.get("benchmark_date")
-    run = make_run(
-        "tritonbench",
-        data,
-        options,
-        commit=own,
-        date=_date(date) if date else None,
-        branch=said.get(f"{options.commit_of}_branch"),
-    )
-    return run, make_environment(
-        options,
-        cuda=True,
-        gpu=said.get("device"),
-        cuda_version=said.get("cuda_version"),
-        torch=commits.get("pytorch"),
-        triton=commits.get("triton"),
-        tritonbench=commits.get("tritonbench"),
-    )
+class TableReader(Reader):
+    """TritonBench's tables, by the benchmark's name: a row is one input and backend.
 
+    `env` is what TritonBench's CI says of the run.
+    """
 
-def records_of(
-    benchmark: str, rows: Iterable[Row], run: Run, environment: Environment, options: Options
-) -> Iterator[Record]:
-    """The records of one operator's table: a row is one input and backend."""
-    rows = list(rows)
-    operator, mode, dtype = named(benchmark)
-    baselines = baseline_of(rows)
-    for row in rows:
-        yield record_of(
-            row, run, environment, options, operator=operator, mode=mode, dtype=dtype, baseline=row.backend in baselines
+    name = "tritonbench"
+    dtype = "unknown"
+
+    def __init__(
+        self, data: bytes, options: Options, tables: dict[str, list[Row]], env: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(data, options)
+        self.tables = tables
+        texts = {key: value for key, value in (env or {}).items() if isinstance(value, str)}
+        self.env = {key: value for key, value in texts.items() if value not in ("", "unknown")}
+        commits = {name: self.env.get(f"{name}_commit") for name in ("tritonbench", "triton", "pytorch")}
+        if options.commit_of not in commits:
+            raise FormatError(f"--commit-of is one of {', '.join(commits)}, not {options.commit_of}")
+        self.commit = commits.pop(options.commit_of)
+        self.dependencies = commits  # the tracked commit is not one of them: every run would be another environment
+
+    def run(self) -> Run:
+        date = self.env.get("benchmark_date")
+        return self.make_run(
+            commit=self.commit,
+            date=_date(date) if date else None,
+            branch=self.env.get(f"{self.options.commit_of}_branch"),
         )
 
+    def environment(self) -> Environment:
+        gpu, versions = self.env.get("device"), self.dependencies
+        return self.make_environment(
+            device="cuda" if gpu else None,
+            gpu=gpu,
+            cuda=self.env.get("cuda_version"),
+            torch=versions.get("pytorch"),
+            triton=versions.get("triton"),
+            tritonbench=versions.get("tritonbench"),
+        )
 
-def record_of(
-    row: Row,
-    run: Run,
-    environment: Environment,
-    options: Options,
-    *,
-    operator: str,
-    mode: str,
-    dtype: str | None,
-    baseline: bool,
-) -> Record:
-    latency = row.metrics.get("latency")
-    texts = [value for value in row.metrics.values() if isinstance(value, str) and number_of(value) is None]
-    ms = number_of(latency)
-    passed = number_of(row.metrics.get("accuracy"))
-    tflops = number_of(row.metrics.get("tflops"))
-    shape = shape_of(row.x_val)
-    flops = round(tflops * ms * 1e9) if ms and tflops and 0 < tflops * ms < 2**63 / 1e10 else None
-    cell = Cell(
-        operator=options.operator or operator,
-        backend=row.backend,
-        shape=shape,
-        dtype=options.dtype or dtype or "unknown",
-        mode=options.mode or mode,
-        host="tritonbench",
-        protocol="tritonbench",
-        dims=dims_of(shape),
-        flops=flops,
-    )
-    if ms is None:
-        failed = next((text for text in texts if text.strip()), "")
-        status, message = status_of(failed)
-        message = message if failed else "TritonBench gave no latency"
-        return make_record(run, environment, cell, None, timing="gpu", status=status, message=message)
-    timing = "gpu" if environment.device == "cuda" else "cpu"
-    wrong = passed == 0
-    return make_record(
-        run,
-        environment,
-        cell,
-        [[ms]],
-        timing=timing,  # type: ignore[arg-type]
-        status="wrong" if wrong else "ok",
-        message="TritonBench's accuracy check failed" if wrong else None,
-        baseline=baseline,
-    )
+    def cells(self) -> Iterator[Result | LeftOut]:
+        for benchmark, rows in self.tables.items():
+            baselines = baseline_of(rows)
+            for row in rows:
+                yield self._result(benchmark, row, row.backend in baselines)
+                for metric, value in row.metrics.items():
+                    if metric not in (*_USED, *DERIVED) and number_of(value) is not None:
+                        yield LeftOut("of another metric", metric)
+
+    def _result(self, benchmark: str, row: Row, baseline: bool) -> Result:
+        operator, mode, dtype = named(benchmark)
+        ms, tflops = number_of(row.metrics.get("latency")), number_of(row.metrics.get("tflops"))
+        flops = round(tflops * ms * 1e9) if ms and tflops and 0 < tflops * ms < 2**63 / 1e10 else None
+        cell = self.cell(operator, row.backend, shape_of(row.x_val), dtype=dtype, mode=mode, flops=flops)
+        if ms is None:
+            texts = [text for text in row.metrics.values() if isinstance(text, str) and number_of(text) is None]
+            failure = next((text for text in texts if text.strip()), "")
+            status, message = status_of(failure)
+            return Result(cell, status=status, message=message if failure else "TritonBench gave no latency")
+        if number_of(row.metrics.get("accuracy")) == 0:
+            message = "TritonBench's accuracy check failed"
+            return Result(cell, [[ms]], "wrong", message, baseline=baseline)
+        return Result(cell, [[ms]], baseline=baseline)
 
 
 def named(benchmark: str) -> tuple[str, str, str | None]:
@@ -192,7 +168,7 @@ def baseline_of(rows: Iterable[Row]) -> set[str]:
     has: dict[str, bool] = {}
     for row in rows:
         has[row.backend] = has.get(row.backend, False) or "speedup" in row.metrics
-    without = {backend for backend, found in has.items() if not found}
+    without = {backend for backend, compared in has.items() if not compared}
     return without if len(without) == 1 and any(has.values()) else set()
 
 

@@ -18,23 +18,19 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import (
+from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.tritonbench_json import DERIVED, Row, baseline_of, shape_of
+from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
-    Options,
     convert,
-    dims_of,
     from_iso,
     from_timestamp,
     load_json,
-    make_environment,
-    make_record,
-    make_run,
     number_of,
     read_bytes,
 )
-from groupbench.tracker.formats.tritonbench_json import Row, baseline_of, shape_of
-from groupbench.tracker.record import STATUSES, Accuracy, Cell, Environment, Record, Run, Status
+from groupbench.tracker.record import STATUSES, Accuracy, Environment, Record, Run, Status
 
 TITLE = "oss_ci_benchmark_v3"
 
@@ -73,6 +69,7 @@ class Dependency(msgspec.Struct):
 
 class Runner(msgspec.Struct):
     name: str | None = None
+    type: str | None = None
     gpu_info: str | None = None
     cpu_info: str | None = None
     extra_info: dict[str, Any] = {}
@@ -93,43 +90,31 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith((b"{", b"[")) and b'"benchmark_values"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
-    groups: dict[tuple[Any, ...], list[tuple[str, Entry]]] = {}
-    contexts: dict[tuple[Any, ...], tuple[Run, Environment]] = {}
+    readers: dict[tuple[Any, ...], _Reader] = {}
     for where, entry in _entries(data):
-        facts = _facts(entry, options)
-        if facts not in contexts:
-            contexts[facts] = _context(data, options, entry, where)
-        inputs = entry.metric.extra_info.get("input_shape")
-        if entry.model.backend is None or (inputs is None and entry.model.type == "tritonbench-oss"):
-            continue  # an aggregate over inputs
-        shape = shape_of(str(inputs)) if inputs is not None else "-"
-        how = tuple(str(entry.benchmark.extra_info.get(name, "tritonbench")) for name in ("host", "protocol"))
-        named = (entry.model.name, entry.model.backend, entry.benchmark.mode, entry.benchmark.dtype, how, shape)
-        key = (facts, *named)
-        groups.setdefault(key, []).append((where, entry))
-    found = False
-    baselines = _baselines(groups)
-    for (facts, operator, backend, mode, dtype, (host, protocol), shape), entries in groups.items():
-        cell = Cell(
-            operator=options.operator or operator or "-",
-            backend=options.backend or backend or "-",
-            shape=shape,
-            dtype=options.dtype or dtype or "unknown",
-            mode=options.mode or mode or "fwd",
-            host=host,
-            protocol=protocol,
-            dims=dims_of(shape),
-        )
-        baseline = backend in baselines[facts, operator, mode, dtype, host, protocol]
-        record = _record(cell, entries, *contexts[facts], baseline)
-        if record is not None:
-            found = True
-            yield record
-    if groups and not found:
-        names = sorted({entry.metric.name for entries in groups.values() for _, entry in entries})
-        raise FormatError(f"holds no latency; its metrics are {', '.join(names[:8])}")
+        facts = _facts(entry)
+        if facts not in readers:
+            readers[facts] = _Reader(data, options, where, entry)
+        readers[facts].add(where, entry)
+    yield from _records(list(readers.values()))
+
+
+def _records(readers: list[_Reader]) -> Iterator[Record | LeftOut]:
+    """Yield the results of all runs. Raises FormatError where none has a latency."""
+    names: dict[tuple[Any, ...], set[str | None]] = {}
+    for reader in readers:
+        names.setdefault(reader.moment, set()).add(reader.run_name)
+    for reader in readers:
+        reader.several = len(names[reader.moment]) > 1
+    any_record = False
+    for result in read_runs(readers):
+        any_record = any_record or isinstance(result, Record)
+        yield result
+    metrics = sorted({name for reader in readers for name in reader.metrics()})
+    if metrics and not any_record:
+        raise FormatError(f"holds no latency; its metrics are {', '.join(metrics[:8])}")
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
@@ -147,18 +132,138 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
             yield f"line {number}", convert(item, Entry, f"line {number}")
 
 
-def _baselines(groups: dict[tuple[Any, ...], list[tuple[str, Entry]]]) -> dict[tuple[Any, ...], set[str]]:
-    """Of each table, the backend that others' speed-ups are over."""
-    tables: dict[tuple[Any, ...], list[Row]] = {}
-    for (facts, operator, backend, mode, dtype, how, shape), entries in groups.items():
-        metrics = {entry.metric.name: None for _, entry in entries}
-        tables.setdefault((facts, operator, mode, dtype, *how), []).append(Row(shape, backend, metrics))
-    return {key: baseline_of(rows) for key, rows in tables.items()}
+@dataclass(frozen=True)
+class _Key:
+    """What tells the results of one run apart."""
+
+    operator: str
+    backend: str
+    mode: str | None
+    dtype: str | None
+    host: str
+    protocol: str
+    seed: int
+    shape: str
+
+    @property
+    def table(self) -> tuple[Any, ...]:
+        """What the results share that are compared with one baseline."""
+        return (self.operator, self.mode, self.dtype, self.host, self.protocol, self.seed)
+
+
+class _Reader(Reader):
+    """The entries of one run."""
+
+    name = "v3"
+    dtype = "unknown"
+
+    def __init__(self, data: bytes, options: Options, where: str, entry: Entry) -> None:
+        super().__init__(data, options)
+        self.first = entry
+        self.run_name, self.moment = _run_of(entry), (entry.head_sha, entry.timestamp)
+        self.several = False  # whether other runs of the file share its commit and date
+        self.results: dict[_Key, list[tuple[str, Entry]]] = {}
+        self.dependencies = dict(entry.dependencies)
+        self.own = self.dependencies.pop(options.commit_of, None) if entry.head_sha is None else None
+        if self.own is None and entry.head_sha is None and self.dependencies and options.commit is None:
+            known = ", ".join(self.dependencies)
+            raise FormatError(f"{where}: no dependency {options.commit_of!r} to track; known: {known}")
+
+    def add(self, where: str, entry: Entry) -> None:
+        """Add an entry to its result; an aggregate over inputs follows from the others, and is passed over."""
+        inputs = entry.metric.extra_info.get("input_shape")
+        if entry.model.backend is None or (inputs is None and entry.model.type == "tritonbench-oss"):
+            return
+        benchmark, extra = entry.benchmark, entry.benchmark.extra_info
+        seed = number_of(extra.get("seed"))
+        key = _Key(
+            operator=entry.model.name,
+            backend=entry.model.backend,
+            mode=benchmark.mode,
+            dtype=benchmark.dtype,
+            host=str(extra.get("host", "tritonbench")),
+            protocol=str(extra.get("protocol", "tritonbench")),
+            seed=int(seed) if seed is not None and abs(seed) < 2**53 else 0,
+            shape=shape_of(str(inputs)) if inputs is not None else "-",
+        )
+        self.results.setdefault(key, []).append((where, entry))
+
+    def metrics(self) -> Iterator[str]:
+        """Yield the names of the metrics."""
+        for entries in self.results.values():
+            yield from (entry.metric.name for _, entry in entries)
+
+    def run(self) -> Run:
+        entry, own = self.first, self.own
+        return self.make_run(
+            commit=entry.head_sha or (own.sha if own else None),
+            branch=entry.head_branch or (own.branch if own else None),
+            date=from_timestamp(entry.timestamp) if entry.timestamp is not None else None,
+            committed=_time(own.extra_info.get("commit_time") if own else None),
+            part=self.run_name if self.several else None,
+        )
+
+    def environment(self) -> Environment:
+        runner = self.first.runners[0] if self.first.runners else Runner()
+        versions = {name: value.sha or value.version for name, value in self.dependencies.items()}
+        cuda = runner.extra_info.get("cuda_version")
+        on_gpu = runner.type == "cuda" if runner.type in ("cuda", "cpu") else runner.gpu_info or not runner.cpu_info
+        return self.make_environment(
+            device="cuda" if on_gpu else "cpu",
+            gpu=runner.gpu_info,
+            cpu=runner.cpu_info,
+            cuda=str(cuda) if cuda else None,
+            torch=versions.get("pytorch"),
+            triton=versions.get("triton"),
+            tritonbench=versions.get("tritonbench"),
+        )
+
+    def cells(self) -> Iterator[Result | LeftOut]:
+        baselines = self._baselines()
+        for key, entries in self.results.items():
+            metrics = _Metrics()
+            for where, entry in entries:
+                if not metrics.add(where, entry.metric):
+                    yield LeftOut("of another metric", entry.metric.name)
+            yield self._result(key, metrics, key.backend in baselines[key.table])
+
+    def _baselines(self) -> dict[tuple[Any, ...], set[str]]:
+        """Return, for each table, the backend that others' speed-ups are over."""
+        tables: dict[tuple[Any, ...], list[Row]] = {}
+        for key, entries in self.results.items():
+            names = {entry.metric.name: None for _, entry in entries}
+            tables.setdefault(key.table, []).append(Row(key.shape, key.backend, names))
+        return {table: baseline_of(rows) for table, rows in tables.items()}
+
+    def _result(self, key: _Key, metrics: _Metrics, baseline: bool) -> Result | LeftOut:
+        samples, failed = metrics.samples, metrics.failed
+        if samples is None and failed is None and metrics.rms is None:
+            return LeftOut("without a latency", f"{key.operator} {key.backend} {key.shape}")
+        flops = None
+        if failed is None and samples is not None and (not samples or 0.0 in samples):
+            failed = ("error", "no latency: the file holds 0, which it writes for a failure and for out of memory")
+        elif failed is None and samples is not None:
+            flops = metrics.flops
+            failed = ("wrong", "TritonBench's accuracy check failed") if metrics.passed == 0 else None
+        cell = self.cell(
+            key.operator,
+            key.backend,
+            key.shape,
+            dtype=key.dtype,
+            mode=key.mode,
+            host=key.host,
+            protocol=key.protocol,
+            seed=key.seed,
+            flops=flops,
+        )
+        status, message = failed or ("ok", None)
+        accuracy = None if metrics.rms is None else Accuracy(rms=metrics.rms)
+        return Result(cell, [samples] if samples else [], status, message, accuracy, baseline)
 
 
 @dataclass
-class _Told:
-    """What the metrics of one result say."""
+class _Metrics:
+    """The metrics of one result."""
 
     samples: list[float] | None = None  # ms; 0 where there was no number
     passed: float | None = None
@@ -166,91 +271,57 @@ class _Told:
     rms: float | None = None
     failed: tuple[Status, str] | None = None  # status and message, where a metric says them
 
-    def add(self, where: str, metric: Metric) -> None:
-        unit = _LATENCY.fullmatch(metric.name.strip())
+    def add(self, where: str, metric: Metric) -> bool:
+        """Take a metric; False for one that no record holds. Raises FormatError."""
         values = [number_of(value) for value in metric.benchmark_values]
         first = values[0] if values else None
-        if unit:
-            named = (unit[1] or str(metric.extra_info.get("unit", "ms"))).lower()
-            if named not in UNITS:
-                raise FormatError(f"{where}: {named!r} is no unit of time")
-            if self.samples is not None:
-                raise FormatError(f"{where}: a second latency of the same result")
-            self.samples = [0.0 if value is None else value * UNITS[named] for value in values]
+        if _LATENCY.fullmatch(metric.name.strip()):
+            self._add_latency(where, metric, values)
         elif metric.name == "accuracy":
             self.passed = first
         elif metric.name == "tflops":
             self.tflops = first
         elif metric.name == "rms":
             self.rms = first if first is not None and 0 <= first < math.inf else None
-        elif metric.name == "pass" and first == 0 and metric.extra_info.get("status") in FAILED:
-            status = metric.extra_info["status"]
-            self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
+        elif metric.name == "pass":
+            status = metric.extra_info.get("status")
+            if first == 0 and status in FAILED:
+                self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
+        else:
+            return metric.name in DERIVED
+        return True
+
+    def _add_latency(self, where: str, metric: Metric, values: list[float | None]) -> None:
+        match = _LATENCY.fullmatch(metric.name.strip())
+        unit = str((match and match[1]) or metric.extra_info.get("unit", "ms")).lower()
+        if unit not in UNITS:
+            raise FormatError(f"{where}: {unit!r} is no unit of time")
+        if self.samples is not None:
+            raise FormatError(f"{where}: a second latency of the same result")
+        self.samples = [0.0 if value is None else value * UNITS[unit] for value in values]
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of one call, from the rate and the only sample; None where either is missing."""
+        samples = self.samples or []
+        if self.tflops and len(samples) == 1 and 0 < self.tflops * samples[0] < 2**63 / 1e10:
+            return round(self.tflops * samples[0] * 1e9)
+        return None
 
 
-def _record(
-    cell: Cell, entries: list[tuple[str, Entry]], run: Run, environment: Environment, baseline: bool
-) -> Record | None:
-    told = _Told()
-    for where, entry in entries:
-        told.add(where, entry.metric)
-    given: dict[str, Any] = {"timing": "gpu" if environment.device == "cuda" else "cpu", "baseline": baseline}
-    if told.rms is not None:
-        given["accuracy"] = Accuracy(rms=told.rms)
-    samples = told.samples
-    if told.failed is not None:
-        status, message = told.failed
-        return make_record(
-            run, environment, cell, [samples] if samples else None, status=status, message=message, **given
-        )
-    if samples is None:
-        return make_record(run, environment, cell, None, **given) if told.rms is not None else None
-    if not samples or 0.0 in samples:
-        said = "no latency: the file holds 0, which it writes for a failure and for out of memory"
-        return make_record(run, environment, cell, None, status="error", message=said, **given)
-    if told.tflops and len(samples) == 1 and 0 < told.tflops * samples[0] < 2**63 / 1e10:
-        cell = msgspec.structs.replace(cell, flops=round(told.tflops * samples[0] * 1e9))
-    if told.passed == 0:
-        given |= {"status": "wrong", "message": "TritonBench's accuracy check failed"}
-    return make_record(run, environment, cell, [samples], **given)
-
-
-def _facts(entry: Entry, options: Options) -> tuple[Any, ...]:
-    """What tells runs and environments apart."""
+def _facts(entry: Entry) -> tuple[Any, ...]:
+    """Return what tells runs and environments apart."""
     shas = tuple((name, value.sha) for name, value in entry.dependencies.items())
     runner = entry.runners[0] if entry.runners else Runner()
     cuda = runner.extra_info.get("cuda_version")
-    return (entry.head_sha, entry.timestamp, shas, runner.gpu_info, runner.cpu_info, str(cuda))
+    hardware = (runner.type, runner.gpu_info, runner.cpu_info, str(cuda))
+    return (entry.head_sha, entry.timestamp, _run_of(entry), shas, *hardware)
 
 
-def _context(data: bytes, options: Options, entry: Entry, where: str) -> tuple[Run, Environment]:
-    dependencies = dict(entry.dependencies)
-    own = dependencies.pop(options.commit_of, None) if entry.head_sha is None else None
-    if own is None and entry.head_sha is None and dependencies and options.commit is None:
-        raise FormatError(f"{where}: no dependency {options.commit_of!r} to track; known: {', '.join(dependencies)}")
-    committed = own.extra_info.get("commit_time") if own else None
-    run = make_run(
-        "v3",
-        data,
-        options,
-        commit=entry.head_sha or (own.sha if own else None),
-        branch=entry.head_branch or (own.branch if own else None),
-        date=from_timestamp(entry.timestamp) if entry.timestamp is not None else None,
-        committed=_time(committed),
-    )
-    runner = entry.runners[0] if entry.runners else Runner()
-    shas = {name: value.sha or value.version for name, value in dependencies.items()}
-    cuda = runner.extra_info.get("cuda_version")
-    return run, make_environment(
-        options,
-        cuda=bool(runner.gpu_info) or not runner.cpu_info,
-        gpu=runner.gpu_info,
-        cpu=runner.cpu_info,
-        cuda_version=str(cuda) if cuda else None,
-        torch=shas.get("pytorch"),
-        triton=shas.get("triton"),
-        tritonbench=shas.get("tritonbench"),
-    )
+def _run_of(entry: Entry) -> str | None:
+    """Return the id of the run, which our own export writes."""
+    run = entry.benchmark.extra_info.get("run")
+    return run if isinstance(run, str) else None
 
 
 def _time(text: Any) -> Any:

@@ -104,6 +104,27 @@ def test_a_folder(folder: Path) -> None:
     assert first.duration_s == 3.5
 
 
+def test_what_is_left_out_is_counted_and_named(folder: Path, cli: Any) -> None:
+    loaded = load(folder)
+    assert (
+        loaded.losses
+        == "1 of another version of the benchmark (bench.time_old), 1 of unit unit (bench.track_size), 1 of unit bytes (bench.mem_list)"
+    )
+    result = cli("import", folder)
+    assert f"; 3 results left out: {loaded.losses}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [("bench.peakmem_sum", "bytes"), ("bench.mem_dict", "bytes"), ("bench.track_answer", "unknown")],
+)
+def test_without_benchmarks_json_the_name_tells_the_unit(tmp_path: Path, name: str, unit: str) -> None:
+    path = tmp_path / "alone.json"
+    results = {"bench.time_plain": [[0.6], [], "v1"], name: [[1.0, 2.0], [["1", "2"]], "v1"]}
+    path.write_text(json.dumps(RESULTS | {"results": results}))
+    assert load(path).losses == f"2 of unit {unit} ({name})"
+
+
 def test_one_file_knows_the_folder_above(folder: Path, tmp_path: Path) -> None:
     path = folder / "box" / "aaaaaaaa-py3.12.json"
     assert {r.cell.shape for r in load(path).records} >= {"n=10,kind='a'"}

@@ -122,3 +122,31 @@ def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
 def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], said: str) -> None:
     with pytest.raises(IngestError, match=said):
         read(write, benchmark)
+
+
+@pytest.mark.parametrize(
+    ("commit", "added"),
+    [("a" * 40, 0), ("a" * 12, 0), ("b" * 40, 1)],
+    ids=["as the file says", "start of the hash", "another"],
+)
+def test_a_commit_that_the_file_names_itself(write: Any, cli: Any, commit: str, added: int) -> None:
+    path = write([json.dumps({"context": CONTEXT, "benchmarks": [one("BM_Gemm/64")]}).encode()], "bench.json")
+    assert "1 point added" in cli("import", path).stdout
+    assert f"{added} point" in cli("import", path, "--commit", commit).stdout
+    again = cli("import", path, "--date", CONTEXT["date"])
+    assert "0 points added, 1 already known" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "time"), [("BM_Copy/64", 1.0), ("BM_Copy/64/real_time", 10.0), ("BM_Copy/64/manual_time", 10.0)]
+)
+def test_bytes_per_second_are_the_bytes_of_an_iteration(write: Any, name: str, time: float) -> None:
+    """The rate is over the CPU time (1 us here), or over the wall clock (10 us) where the benchmark uses that."""
+    (record,) = read(write, one(name, bytes_per_second=4096 / (time * 1e-6)))
+    assert record.cell.min_bytes == 4096
+
+
+def test_a_fitted_complexity_is_left_out_and_named(write: Any) -> None:
+    fit = {"run_type": "aggregate", "aggregate_name": "BigO", "cpu_coefficient": 1.0, "run_name": "BM_Sort"}
+    content = json.dumps({"context": CONTEXT, "benchmarks": [one("BM_Gemm/64"), one("BM_Sort_BigO", None, **fit)]})
+    assert load(write([content.encode()], "bench.json")).losses == "1 without a time (BM_Sort)"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.formats import FORMATS, Options, load
-from groupbench.tracker.formats.common import dims_of, number_of, status_of
+from groupbench.tracker.formats.values import dims_of, number_of, status_of
 from groupbench.tracker.record import STATUSES, decode, encode
 
 Cli = Callable[..., Result]
@@ -76,6 +76,13 @@ def test_a_mapping(cli: Cli, write: Any) -> None:
     )
     assert cli("import", path, *said).exit_code == 0
     assert [r["latency_ms"] for r in history(cli)] == pytest.approx([0.1])
+
+
+@pytest.mark.parametrize("name", ["times.csv", "times"])
+def test_a_csv_without_a_mapping_names_the_option_and_its_header(cli: Cli, write: Any, name: str) -> None:
+    result = cli("import", write([b"op,kernel,t\ngemm,a,100\n"], name))
+    assert result.exit_code == 2
+    assert "by --map latency_ms=COLUMN,operator=COLUMN,... (its header is op,kernel,t)" in result.stderr
 
 
 def test_a_dry_run_stores_nothing(cli: Cli, db: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_the_run_is_named_by_content_and_options(tmp_path: Path) -> None:
 
 
 def test_csv() -> None:
-    loaded = load(CSV, options=Options(commit="1", date=SAID.date, operator="grouped_gemm"))
+    loaded = load(CSV, options=Options(commit="1", date=SAID.date, gpu="H100", operator="grouped_gemm"))
     assert loaded.title == "TritonBench CSV"
     assert cells(loaded.records) == MEASURED | OOM
     oom = loaded.records[-1]
@@ -124,7 +125,7 @@ def test_the_three_make_one_series() -> None:
 
 def rows(write: Any, *lines: str, name: str = "grouped_gemm.csv", **said: Any) -> tuple[Record, ...]:
     path = write([("\n".join(lines) + "\n").encode()], name)
-    return load(path, options=Options(commit="1", date=SAID.date, **said)).records
+    return load(path, options=Options(commit="1", date=SAID.date, device="cuda", **said)).records
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,23 @@ def test_an_x_that_names_the_whole_shape(write: Any) -> None:
     assert first.cell.dims == {"G": 4, "M": 256, "N": 8, "K": 16}
     assert second.cell.shape == "(4096, 14336)"
     assert third.cell.dims == {"G": 2, "M": 135, "N": 45, "K": 33}
+
+
+def test_a_table_does_not_say_on_which_device(write: Any) -> None:
+    path = write([b"x_val;a-latency\n1;0.5\n"], "grouped_gemm.csv")
+    options = Options(commit="1", date=SAID.date)
+    with pytest.raises(IngestError, match="on which device it was measured; give --gpu NAME or --cpu NAME"):
+        load(path, options=options)
+    (record,) = load(path, options=replace(options, cpu="EPYC")).records
+    assert record.latency is not None
+    assert (record.environment.device, record.environment.cpu, record.latency.timing) == ("cpu", "EPYC", "cpu")
+
+
+def test_other_metrics_are_counted(write: Any) -> None:
+    path = write([b"x_val;a-latency;a-gpu_peak_mem;b-latency;b-gpu_peak_mem;b-speedup\n1;0.5;2.0;0.6;;0.8\n"], "g.csv")
+    loaded = load(path, options=replace(SAID, gpu="H100"))
+    assert loaded.losses == "1 of another metric (gpu_peak_mem)"
+    assert len(loaded.records) == 2
 
 
 @pytest.mark.parametrize(
@@ -326,3 +344,18 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
     assert good.accuracy is not None
     assert good.accuracy.rms == 2e-3
     assert [of[name].latency for name in ("gone", "bad", "interpreted")] == [None] * 3
+
+
+def test_an_export_of_runs_at_one_commit_and_time_comes_back(cli: Any, stored: Any, make: Any, tmp_path: Path) -> None:
+    """Runs, and seeds of a cell, that nothing else tells apart."""
+    twice = [make(0, ms=2.0), make(0, ms=2.5, run="again"), make(0, ms=3.0, cell={"seed": 7})]
+    stored(twice)
+    path = tmp_path / "out.jsonl"
+    assert cli("export", path, "--format", "v3").exit_code == 0
+    records = load(path).records
+    medians = {(r.run.id, r.cell.seed): r.latency.bursts_ms[0][0] for r in records if r.latency}
+    assert sorted(medians.values()) == pytest.approx([2.0, 2.5, 3.0], rel=0.02)
+    assert sorted(seed for _, seed in medians) == [0, 0, 7]
+    assert len({run for run, _ in medians}) == 2
+    assert "3 points added" in cli("import", path).stdout
+    assert "0 points added, 3 already known" in cli("import", path).stdout

@@ -1,0 +1,130 @@
+"""Values as files write them: JSON, numbers, texts in place of a number, sizes, dates."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from groupbench.tracker.errors import IngestError
+from groupbench.tracker.record import Status
+
+T = TypeVar("T")
+
+UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
+"""Milliseconds in one of each."""
+
+
+class FormatError(IngestError):
+    """A file that cannot be read as its format; the message names the line or the key, not the file."""
+
+
+def read_bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise FormatError("is a folder, not a file")
+    return path.read_bytes()
+
+
+def load_json(data: bytes) -> Any:
+    """JSON, NaN and Infinity included, which Python's writers put there. Raises FormatError with line and column."""
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FormatError(f"line {line}: is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise FormatError(f"line {error.lineno}: is not JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise FormatError("is nested too deeply") from error
+
+
+def convert(value: Any, kind: type[T], where: str = "") -> T:
+    """A value as a declared structure. Raises FormatError, which names the key."""
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{where}{': ' if where else ''}{error}".replace("`$.", "`")) from error
+
+
+def text_lines(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"line {data.count(bytes([10]), 0, error.start) + 1}: is not UTF-8") from error
+
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*(?:\(±[^)]*\))?\s*", re.ASCII)
+_NO_NUMBER = {"nan", "+nan", "-nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
+
+
+def number_of(value: Any) -> float | None:
+    """A value of a cell as a number; None where it is empty or a text. NaN and infinity are numbers here."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if isinstance(value, str):
+        found = _NUMBER.fullmatch(value)
+        if found:
+            return float(found[1])
+        if value.strip().lower() in _NO_NUMBER:
+            return float(value.strip())
+    return None
+
+
+def status_of(text: str) -> tuple[Status, str]:
+    """What a text says that stands where a number belongs."""
+    said = " ".join(text.split())
+    lower = said.lower()
+    if not said:
+        return "skipped", "no value"
+    if re.search(r"\boom\b|out of memory|outofmemory", lower):
+        return "oom", said
+    if re.search(r"time ?out|timed out", lower):
+        return "timeout", said
+    if re.search(r"not implemented|notimplemented|unsupported|not supported|unavailable|not available", lower):
+        return "unavailable", said
+    if re.search(r"\bskip", lower):
+        return "skipped", said
+    return "error", said
+
+
+_SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
+
+
+def dims_of(shape: str) -> dict[str, int]:
+    """The sizes that a shape's text names, `G=4,N=64`; M is the sum of what M_g gives to each group."""
+    shape = re.sub(r"#\d+$", "", shape)
+    parts = [part.partition("=") for part in shape.split(",")]
+    dims = {found[1]: int(found[2]) for part in shape.split(",") if (found := _SIZE.fullmatch(part))}
+    each = dims.pop("M_g", None)
+    listed = next((value for name, _, value in parts if name.strip() == "M_g" and "|" in value), None)
+    if each is not None and "G" in dims and "M" not in dims:
+        dims["M"] = dims["G"] * each
+    elif listed is not None and "M" not in dims and re.fullmatch(r"\d{1,15}(\|\d{1,15})*", listed.strip(), re.ASCII):
+        dims["M"] = sum(map(int, listed.split("|")))
+    return {name: value for name, value in dims.items() if abs(value) < 2**63}
+
+
+def from_timestamp(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise FormatError(f"{seconds!r} is no time") from error
+
+
+def from_iso(text: str, where: str) -> datetime:
+    """A date and time, as ISO 8601 or git writes it; UTC unless it says otherwise."""
+    try:
+        when = datetime.fromisoformat(re.sub(r" ([+-]\d\d:?\d\d)$", r"\1", text.strip()))
+        return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{where}: {text!r} is no date") from error
