@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import signal
@@ -166,21 +167,15 @@ def command(**options: Any) -> None:
 
 
 def _run(options: dict[str, Any]) -> int:
-    from groupbench.operators import listing
-    from groupbench.operators.hosts import builtin, tritonbench
-    from groupbench.operators.measure.environment import resolve_device
-
     lists = tuple(name for name in ("operators", "backends", "metrics") if options[f"list_{name}"])
     if lists:
         if options["rest"]:
             raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
-        theirs = listing.theirs(options["ops"]) if _picks_tritonbench(options) else ()
-        for op in theirs:
-            tritonbench.show(op, lists, tuple(options["plugins"]))
-        ours = tuple(op for op in options["ops"] if op not in theirs)
-        if ours or not theirs:
-            listing.show(options | {"ops": ours})
+        _list(options, lists)
         return 0
+    from groupbench.operators.hosts import builtin, tritonbench
+    from groupbench.operators.measure.environment import resolve_device
+
     if options["plan"] is None and not options["ops"]:
         raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
     if options["resume"] and options["records"] is None:
@@ -208,6 +203,21 @@ def _run(options: dict[str, Any]) -> int:
         if where := host.for_plan(device):
             return host.measure(selections, device, session, where)
     return builtin.measure(selections, device, session)
+
+
+def _list(options: dict[str, Any], lists: tuple[str, ...]) -> None:
+    """Print what there is to measure, on TritonBench for the operators that groupbench has not."""
+    from groupbench.operators import listing
+
+    theirs = listing.theirs(options["ops"]) if _picks_tritonbench(options) else ()
+    if theirs:
+        from groupbench.operators.hosts import tritonbench
+
+        for op in theirs:
+            tritonbench.show(op, lists, tuple(options["plugins"]))
+    ours = tuple(op for op in options["ops"] if op not in theirs)
+    if ours or not theirs:
+        listing.show(options | {"ops": ours})
 
 
 def _run_fleet(options: dict[str, Any]) -> int:
@@ -240,15 +250,17 @@ def _check_plan_alone(context: click.Context) -> None:
 
 def _picks_tritonbench(options: dict[str, Any]) -> bool:
     """Plans are the built-in host's: it isolates and interleaves cells, which a night wants."""
-    from groupbench.operators.hosts.tritonbench import is_installed
-
     if options["host"] == "tritonbench":
         if options["plan"] is not None:
             raise UsageError("--plan runs on the built-in host")
-        if not is_installed():
+        if not _is_installed():
             raise UsageError("TritonBench is not installed: pip install 'groupbench[tritonbench]', or --host builtin")
         return True
-    return options["host"] == "auto" and options["plan"] is None and is_installed()
+    return options["host"] == "auto" and options["plan"] is None and _is_installed()
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("tritonbench") is not None
 
 
 def _session(options: dict[str, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupbench.operators import contract, table
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.sizes import counted
 
@@ -18,6 +17,8 @@ def show(options: dict[str, Any]) -> None:
     """Print the lists that the flags ask for."""
     operators = [get_operator(name, tuple(options["plugins"])) for name in options["ops"] or operator_names()]
     if options["list_operators"]:
+        from groupbench.operators import contract  # what it stands on takes longer than the other lists
+
         print(contract.NOTE)
     for operator in operators:
         if options["list_operators"]:
@@ -32,5 +33,7 @@ def show(options: dict[str, Any]) -> None:
                 mark = " (baseline)" if backend.name == operator.baseline else ""
                 print(f"  {backend.name}{mark}: {backend.source}")
     if options["list_metrics"]:
+        from groupbench.operators import table
+
         for name, (meaning, _) in table.METRICS.items():
             print(f"{name}: {meaning}")

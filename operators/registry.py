@@ -15,45 +15,49 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from groupbench.operators.catalog.canary import CANARY
-from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.catalog.grouped_gemm_bias_add_permute import GROUPED_GEMM_BIAS_ADD_PERMUTE
-from groupbench.operators.catalog.grouped_gemm_dgrad import GROUPED_GEMM_DGRAD
-from groupbench.operators.catalog.grouped_gemm_fp8 import GROUPED_GEMM_FP8, GROUPED_GEMM_FP8_BLOCKWISE
-from groupbench.operators.catalog.grouped_gemm_wgrad import GROUPED_GEMM_WGRAD
-from groupbench.operators.catalog.matmul_outer_k import MATMUL_OUTER_K
-from groupbench.operators.catalog.moe_layer import MOE_LAYER
-from groupbench.operators.catalog.moe_permute import MOE_PERMUTE
-from groupbench.operators.catalog.moe_unpermute import MOE_UNPERMUTE
-from groupbench.operators.catalog.quantize_fp8 import QUANTIZE_FP8
-from groupbench.operators.catalog.split_k_matmul import SPLIT_K_MATMUL
-from groupbench.operators.catalog.vector_add import VECTOR_ADD
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import KINDS, Backend, Operator
 
-OPERATORS: tuple[Operator, ...] = (
-    GROUPED_GEMM,
-    GROUPED_GEMM_DGRAD,
-    GROUPED_GEMM_WGRAD,
-    GROUPED_GEMM_FP8,
-    GROUPED_GEMM_FP8_BLOCKWISE,
-    GROUPED_GEMM_BIAS_ADD_PERMUTE,
-    QUANTIZE_FP8,
-    SPLIT_K_MATMUL,
-    VECTOR_ADD,
-    MATMUL_OUTER_K,
-    MOE_PERMUTE,
-    MOE_UNPERMUTE,
-    MOE_LAYER,
-    CANARY,
-)
+CATALOG = {
+    "grouped_gemm": "grouped_gemm",
+    "grouped_gemm_dgrad": "grouped_gemm_dgrad",
+    "grouped_gemm_wgrad": "grouped_gemm_wgrad",
+    "grouped_gemm_fp8": "grouped_gemm_fp8",
+    "grouped_gemm_fp8_blockwise": "grouped_gemm_fp8",
+    "grouped_gemm_bias_add_permute": "grouped_gemm_bias_add_permute",
+    "quantize_fp8": "quantize_fp8",
+    "split_k_matmul": "split_k_matmul",
+    "vector_add": "vector_add",
+    "matmul_outer_k": "matmul_outer_k",
+    "moe_permute": "moe_permute",
+    "moe_unpermute": "moe_unpermute",
+    "moe_layer": "moe_layer",
+    "canary": "canary",
+}
+"""Each operator's name and its module in catalog/, which defines it under its name in capitals.
+
+An operator is imported when it is first asked for.
+"""
 
 
 MAX_NAME = 500  # characters, as in the record
 
 
 def operator_names() -> list[str]:
-    return [operator.name for operator in OPERATORS]
+    return [*CATALOG]
+
+
+def module_name(operator: str) -> str:
+    """The full name of the module that defines an operator. Raises UsageError where there is no such operator."""
+    if operator not in CATALOG:
+        raise UsageError(f"no operator {operator!r}; there are: {', '.join(CATALOG)}")
+    return f"groupbench.operators.catalog.{CATALOG[operator]}"
+
+
+def catalog_operator(name: str) -> Operator:
+    """Return the operator of that name with its own backends alone. Raises UsageError where there is none."""
+    operator: Operator = getattr(importlib.import_module(module_name(name)), name.upper())
+    return operator
 
 
 def get_operator(name: str, plugins: Iterable[str] = ()) -> Operator:
@@ -61,10 +65,8 @@ def get_operator(name: str, plugins: Iterable[str] = ()) -> Operator:
 
     Raises UsageError where there is no such operator or a plugin does not load.
     """
-    for operator in OPERATORS:
-        if operator.name == name:
-            return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
-    raise UsageError(f"no operator {name!r}; there are: {', '.join(operator_names())}")
+    operator = catalog_operator(name)
+    return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
 
 
 def get_backend(operator: Operator, name: str) -> Backend:

@@ -348,7 +348,7 @@ GROUPED_GEMM = Operator(
             unavailable=no_interpreted_bf16,
         ),
     ),
-    suites={name: tuple(suite.values()) for name, suite in shapes.SUITES.items()},
+    suites=shapes.SUITES.each(lambda suite: tuple(suite.values())),
     parse_shape=shapes.parse,
     make_inputs=make_inputs,
     reference=reference,

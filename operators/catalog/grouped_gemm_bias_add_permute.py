@@ -12,6 +12,8 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run, Target
 from groupbench.operators.sizes import size, whole
+from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from groupbench.kernels.bias_add_permute.problem import Group
 
 OPS = ("mul", "add", "none")
+EXAMPLES = {f"example_{op}": op for op in OPS}  # names of the suite's shapes
 MAX_TEXT = 20_000  # characters, as in the record
 _GROUP = re.compile(r"(\d{1,30})x(\d{1,30})x(\d{1,30}):(\d{1,30})x(\d{1,30}):(\d{1,30})", re.ASCII)
 MAX_SIZE = 2**31 - 1  # rows, columns and K of a group: the kernels count them in 32 bits
@@ -92,23 +96,25 @@ class FusedShape:
 
 
 # What example 28 draws in glibc, where rand() that nobody seeds starts as if from srand(1).
-EXAMPLE = (
-    GroupSize((12, 8, 256), (16, 128), 128),
-    GroupSize((16, 12, 256), (4, 128), 128),
-    GroupSize((8, 12, 256), (16, 128), 192),
-    GroupSize((16, 16, 256), (12, 128), 64),
-    GroupSize((12, 4, 256), (4, 128), 256),
-    GroupSize((4, 16, 256), (8, 128), 192),
-    GroupSize((12, 12, 256), (16, 128), 256),
-    GroupSize((16, 8, 256), (12, 128), 192),
-)
+@cache
+def example_groups() -> tuple[GroupSize, ...]:
+    return (
+        GroupSize((12, 8, 256), (16, 128), 128),
+        GroupSize((16, 12, 256), (4, 128), 128),
+        GroupSize((8, 12, 256), (16, 128), 192),
+        GroupSize((16, 16, 256), (12, 128), 64),
+        GroupSize((12, 4, 256), (4, 128), 256),
+        GroupSize((4, 16, 256), (8, 128), 192),
+        GroupSize((12, 12, 256), (16, 128), 256),
+        GroupSize((16, 8, 256), (12, 128), 192),
+    )
 
 
 def parse_shape(text: str) -> FusedShape:
     """The shape of a text, see HELP. Raises ValueError, saying what is wrong and what would be right."""
     text = text.strip()
-    if text in SHAPES:
-        return SHAPES[text]
+    if text in EXAMPLES:
+        return FusedShape(example_groups(), EXAMPLES[text])
     try:
         return _parse_fields(text)
     except (ValueError, OverflowError) as error:
@@ -300,24 +306,37 @@ def no_gpu_to_compile_for(target: Target) -> str | None:
     return None
 
 
-def _with_each_op(groups: tuple[GroupSize, ...]) -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(groups, op) for op in OPS)
-
-
 def _listed(*texts: str) -> tuple[GroupSize, ...]:
     return tuple(map(_parse_group, texts))
 
 
 # Edges: nothing is a multiple of a tile; empty groups by rows and by columns; one row; no sum.
-CORNERS = {
-    "odd": _listed("3x5x7:3x11:33", "1x2x37:5x3:45"),
-    "empty_groups": _listed("2x2x16:2x32:64", "0x4x256:4x128:64", "2x3x8:0x128:64", "1x1x64:1x16:32"),
-    "one_row": _listed("1x1x1:2x24:40", "4x2x8:1x1:16"),
-    "no_rows_at_all": _listed("0x4x256:8x128:64"),
-    "no_sum": _listed("1x2x16:2x8:0", "1x2x16:2x8:16"),
-    "one_group": _listed("2x2x32:2x32:64"),
-}
-SHAPES = {f"example_{shape.op}": shape for shape in _with_each_op(EXAMPLE)}
+@cache
+def corners() -> dict[str, tuple[GroupSize, ...]]:
+    return {
+        "odd": _listed("3x5x7:3x11:33", "1x2x37:5x3:45"),
+        "empty_groups": _listed("2x2x16:2x32:64", "0x4x256:4x128:64", "2x3x8:0x128:64", "1x1x64:1x16:32"),
+        "one_row": _listed("1x1x1:2x24:40", "4x2x8:1x1:16"),
+        "no_rows_at_all": _listed("0x4x256:8x128:64"),
+        "no_sum": _listed("1x2x16:2x8:0", "1x2x16:2x8:16"),
+        "one_group": _listed("2x2x32:2x32:64"),
+    }
+
+
+def _example() -> tuple[FusedShape, ...]:
+    return tuple(FusedShape(example_groups(), op) for op in OPS)
+
+
+def _random() -> tuple[FusedShape, ...]:
+    return tuple(FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none"))
+
+
+def _corners() -> tuple[FusedShape, ...]:
+    return tuple(FusedShape(groups, "mul") for groups in corners().values())
+
+
+def _smoke() -> tuple[FusedShape, ...]:
+    return tuple(FusedShape(groups, op) for groups, op in zip(corners().values(), cycle(OPS), strict=False))
 
 
 GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
@@ -354,15 +373,7 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
             unavailable=no_interpreted_bf16,
         ),
     ),
-    suites={
-        "example": _with_each_op(EXAMPLE),
-        "random": tuple(FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none")),
-        "corners": tuple(FusedShape(groups, "mul") for groups in CORNERS.values()),
-        "smoke": tuple(
-            FusedShape(groups, op)
-            for groups, op in zip([*CORNERS.values()], ["mul", "add", "none", "mul", "add", "none"], strict=True)
-        ),
-    },
+    suites=Suites({"example": _example, "random": _random, "corners": _corners, "smoke": _smoke}),
     parse_shape=parse_shape,
     make_inputs=make_inputs,
     reference=reference,

@@ -220,12 +220,9 @@ _TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales 
 _FAST = "bf16_fast_accum"
 
 
-def _fp8_suites() -> dict[str, tuple[GroupedShape, ...]]:
-    """grouped_gemm's, with weights [G, N, K] and none shared."""
-    return {
-        name: tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values()))
-        for name, suite in shapes.SUITES.items()
-    }
+def _rowwise(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
+    """grouped_gemm's shapes, with weights [G, N, K] and none shared."""
+    return tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values()))
 
 
 GROUPED_GEMM_FP8 = Operator(
@@ -267,7 +264,7 @@ GROUPED_GEMM_FP8 = Operator(
             tolerance=_FAST,
         ),
     ),
-    suites=_fp8_suites(),
+    suites=shapes.SUITES.each(_rowwise),
     parse_shape=parse_shape,
     make_inputs=make_inputs,
     reference=reference,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import routing as routings
 from groupbench.operators.sizes import whole, within
+from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,33 +130,39 @@ def ids_of(shape: MoeShape, device: str) -> Tensor:
 
 # --- suites -----------------------------------------------------------------------------------------------------------
 
+
 # Sizes of public models: Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, DeepSeek-V3. ep8 sees all tokens of its 8 ranks
 # (all-gather), ep32 the rows that were sent to it (all-to-all: one expert a row).
-LAYERS: dict[str, MoeShape] = {
-    "qwen30b": MoeShape(8192, 8, 128, 2048, 768, routing="zipf(1.2)"),
-    "qwen30b_4k": MoeShape(4096, 8, 128, 2048, 768, routing="multinomial"),
-    "mixtral8x7b": MoeShape(8192, 2, 8, 4096, 14336, routing="multinomial"),
-    "gptoss20b": MoeShape(8192, 4, 32, 2880, 2880, routing="zipf(1.2)"),
-    "dsv3_ep8": MoeShape(16384, 8, 32, 7168, 2048, E=256, routing="multinomial"),
-    "dsv3_ep32": MoeShape(16384, 1, 8, 7168, 2048, routing="uniform(0.7,1.3)"),
-}
+def _models() -> dict[str, MoeShape]:
+    return {
+        "qwen30b": MoeShape(8192, 8, 128, 2048, 768, routing="zipf(1.2)"),
+        "qwen30b_4k": MoeShape(4096, 8, 128, 2048, 768, routing="multinomial"),
+        "mixtral8x7b": MoeShape(8192, 2, 8, 4096, 14336, routing="multinomial"),
+        "gptoss20b": MoeShape(8192, 4, 32, 2880, 2880, routing="zipf(1.2)"),
+        "dsv3_ep8": MoeShape(16384, 8, 32, 7168, 2048, E=256, routing="multinomial"),
+        "dsv3_ep32": MoeShape(16384, 1, 8, 7168, 2048, routing="uniform(0.7,1.3)"),
+    }
 
-DECODE: dict[str, MoeShape] = {
-    "qwen30b_decode": MoeShape(64, 8, 128, 2048, 768, routing="multinomial"),
-    "mixtral8x7b_decode": MoeShape(64, 2, 8, 4096, 14336, routing="multinomial"),
-    "gptoss20b_decode": MoeShape(128, 4, 32, 2880, 2880, routing="multinomial"),
-    "dsv3_ep8_decode": MoeShape(256, 8, 32, 7168, 2048, E=256, routing="multinomial"),
-}
 
-SMOKE: dict[str, MoeShape] = {
-    "even": MoeShape(24, 2, 4, 64, 32),
-    "empty_experts": MoeShape(19, 2, 6, 64, 48, routing="zipf(1.2)+empty(0.5)"),
-    "one_owner": MoeShape(33, 1, 4, 32, 32, routing="multinomial+empty(0.75)"),
-    "elsewhere": MoeShape(21, 3, 3, 48, 40, E=8, routing="multinomial"),
-    "odd": MoeShape(9, 2, 5, 45, 33, routing="multinomial"),
-    "one_token": MoeShape(1, 1, 1, 64, 48),
-    "no_token": MoeShape(0, 2, 4, 64, 48),
-}
+def _decode() -> dict[str, MoeShape]:
+    return {
+        "qwen30b_decode": MoeShape(64, 8, 128, 2048, 768, routing="multinomial"),
+        "mixtral8x7b_decode": MoeShape(64, 2, 8, 4096, 14336, routing="multinomial"),
+        "gptoss20b_decode": MoeShape(128, 4, 32, 2880, 2880, routing="multinomial"),
+        "dsv3_ep8_decode": MoeShape(256, 8, 32, 7168, 2048, E=256, routing="multinomial"),
+    }
+
+
+def _smoke() -> dict[str, MoeShape]:
+    return {
+        "even": MoeShape(24, 2, 4, 64, 32),
+        "empty_experts": MoeShape(19, 2, 6, 64, 48, routing="zipf(1.2)+empty(0.5)"),
+        "one_owner": MoeShape(33, 1, 4, 32, 32, routing="multinomial+empty(0.75)"),
+        "elsewhere": MoeShape(21, 3, 3, 48, 40, E=8, routing="multinomial"),
+        "odd": MoeShape(9, 2, 5, 45, 33, routing="multinomial"),
+        "one_token": MoeShape(1, 1, 1, 64, 48),
+        "no_token": MoeShape(0, 2, 4, 64, 48),
+    }
 
 
 def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
@@ -168,14 +175,14 @@ def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
     return found
 
 
-LAYER_SUITES: Mapping[str, dict[str, MoeShape]] = {"moe": LAYERS, "decode": DECODE, "smoke": SMOKE}
-PERMUTE_SUITES = {suite: without_f(shapes) for suite, shapes in LAYER_SUITES.items()}
+LAYER_SUITES: Suites[dict[str, MoeShape]] = Suites({"moe": _models, "decode": _decode, "smoke": _smoke})
+PERMUTE_SUITES = LAYER_SUITES.each(without_f)
 
 
 def shape_fields(layer: bool) -> dict[str, Any]:
     """What an operator of layers, or of their permutations, says of its shapes."""
     return {
-        "suites": {name: tuple(suite.values()) for name, suite in (LAYER_SUITES if layer else PERMUTE_SUITES).items()},
+        "suites": (LAYER_SUITES if layer else PERMUTE_SUITES).each(lambda suite: tuple(suite.values())),
         "parse_shape": partial(parse, layer=layer),
         "shapes_help": help_text(layer),
     }
@@ -189,10 +196,11 @@ def help_text(layer: bool) -> str:
 def parse(text: str, layer: bool) -> MoeShape:
     """The shape of a text. Raises ValueError, saying what is wrong and what would be right."""
     text = text.strip()
-    for suite in (LAYER_SUITES if layer else PERMUTE_SUITES).values():
-        if text in suite:
-            return suite[text]
     try:
+        if "=" not in text:
+            for suite in (LAYER_SUITES if layer else PERMUTE_SUITES).values():
+                if text in suite:
+                    return suite[text]
         return _parse(text, layer)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"shape {text[:200]!r}: {error}. A shape is {help_text(layer)}") from error

@@ -275,13 +275,12 @@ def no_compiler(target: Target) -> str | None:
     return "torch.compile of the layer is for a GPU" if target.device != "cuda" else None
 
 
-def _trainable() -> dict[str, tuple[MoeShape, ...]]:
-    """The suites without decode, which nobody trains with, and without shapes whose gradient is too large to check."""
-    suites = {name: suite for name, suite in moe.LAYER_SUITES.items() if name != "decode"}
-    return {
-        name: tuple(shape for shape in suite.values() if 3 * shape.G * shape.H * shape.F <= MAX_WEIGHTS)
-        for name, suite in suites.items()
-    }
+def _trainable(suite: dict[str, MoeShape]) -> tuple[MoeShape, ...]:
+    return tuple(shape for shape in suite.values() if 3 * shape.G * shape.H * shape.F <= MAX_WEIGHTS)
+
+
+TRAINING_SUITES = moe.LAYER_SUITES.without("decode").each(_trainable)
+"""The suites without decode, which nobody trains with, and without shapes whose gradient is too large to check."""
 
 
 MOE_LAYER = Operator(
@@ -333,7 +332,7 @@ MOE_LAYER = Operator(
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
         returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
-        suites=_trainable(),
+        suites=TRAINING_SUITES,
     ),
     forward_backward=Backward(
         make_inputs=make_inputs,
@@ -341,7 +340,7 @@ MOE_LAYER = Operator(
         flops=lambda shape: 3 * flops(shape),
         min_bytes=min_bytes_both,
         returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
-        suites=_trainable(),
+        suites=TRAINING_SUITES,
     ),
     **moe.shape_fields(layer=True),
 )

@@ -10,13 +10,13 @@ rows M_g. A shape's text names the whole problem and is what the database keeps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from groupbench.operators.catalog import routing as routings
 from groupbench.operators.sizes import counted, size, whole
+from groupbench.operators.suites import Suites
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32
@@ -111,54 +111,62 @@ def _moe(G: int, M: int, N: int, K: int, routing: str) -> GroupedShape:
 # Expert counts and sizes of public models, `gu` the gate-up and `dn` the down projection; ep64 is one rank's share
 # of 256 experts over 64 ranks. Sources: DeepSeek-V3, Mixtral, Qwen3-MoE, Llama 4, gpt-oss model cards; DeepGEMM's test
 # shapes (dg_*); SonicMoE's default; torchtitan's contiguous grouped GEMM (titan).
-MOE: dict[str, GroupedShape] = {
-    "dsv3_gu_ep64": _moe(4, 32768, 4096, 7168, "uniform(0.7,1.3)"),
-    "dsv3_dn_ep64": _moe(4, 32768, 7168, 2048, "uniform(0.7,1.3)"),
-    "dsv3_gu_ep32": _moe(8, 32768, 4096, 7168, "balanced"),
-    "dsv3_dn_ep32": _moe(8, 32768, 7168, 2048, "balanced"),
-    "dsv3_gu_ep32_zipf": _moe(8, 32768, 4096, 7168, "zipf(1.2)"),
-    "dsv3_dn_ep32_zipf": _moe(8, 32768, 7168, 2048, "zipf(1.2)"),
-    "dsv3_decode": _moe(256, 1024, 4096, 7168, "multinomial"),
-    "dsv3_full_gu": _moe(256, 65536, 4096, 7168, "zipf(1.2)+empty(0.1)"),
-    "dg_a": _moe(4, 32768, 6144, 7168, "uniform(0.7,1.3)"),
-    "dg_c": _moe(4, 32768, 7168, 3072, "uniform(0.7,1.3)"),
-    "dg_e": _moe(4, 32768, 4096, 4096, "uniform(0.7,1.3)"),
-    "mixtral8x7b_gu": _moe(8, 16384, 28672, 4096, "zipf(1.2)"),
-    "mixtral8x7b_dn": _moe(8, 16384, 4096, 14336, "balanced"),
-    "qwen30b_gu": _moe(128, 65536, 1536, 2048, "balanced"),
-    "qwen30b_dn": _moe(128, 65536, 2048, 768, "zipf(1.2)"),
-    "qwen30b_decode": _moe(128, 512, 1536, 2048, "multinomial"),
-    "qwen235b_gu": _moe(128, 65536, 3072, 4096, "zipf(1.2)"),
-    "llama4_scout_gu": _moe(16, 32768, 16384, 5120, "balanced+empty(0.125)"),
-    "llama4_mav_gu": _moe(128, 32768, 16384, 5120, "zipf(1.2)"),
-    "gptoss20b_gu": _moe(32, 32768, 5760, 2880, "zipf(1.2)"),
-    "gptoss120b_dn": _moe(128, 32768, 2880, 2880, "zipf(1.2)"),
-    "sonic_gu": _moe(128, 262144, 2048, 4096, "multinomial"),
-    "titan_cg": uniform(8, 4096, 7168, 2048, nk=True),
-}
+def _models() -> dict[str, GroupedShape]:
+    return {
+        "dsv3_gu_ep64": _moe(4, 32768, 4096, 7168, "uniform(0.7,1.3)"),
+        "dsv3_dn_ep64": _moe(4, 32768, 7168, 2048, "uniform(0.7,1.3)"),
+        "dsv3_gu_ep32": _moe(8, 32768, 4096, 7168, "balanced"),
+        "dsv3_dn_ep32": _moe(8, 32768, 7168, 2048, "balanced"),
+        "dsv3_gu_ep32_zipf": _moe(8, 32768, 4096, 7168, "zipf(1.2)"),
+        "dsv3_dn_ep32_zipf": _moe(8, 32768, 7168, 2048, "zipf(1.2)"),
+        "dsv3_decode": _moe(256, 1024, 4096, 7168, "multinomial"),
+        "dsv3_full_gu": _moe(256, 65536, 4096, 7168, "zipf(1.2)+empty(0.1)"),
+        "dg_a": _moe(4, 32768, 6144, 7168, "uniform(0.7,1.3)"),
+        "dg_c": _moe(4, 32768, 7168, 3072, "uniform(0.7,1.3)"),
+        "dg_e": _moe(4, 32768, 4096, 4096, "uniform(0.7,1.3)"),
+        "mixtral8x7b_gu": _moe(8, 16384, 28672, 4096, "zipf(1.2)"),
+        "mixtral8x7b_dn": _moe(8, 16384, 4096, 14336, "balanced"),
+        "qwen30b_gu": _moe(128, 65536, 1536, 2048, "balanced"),
+        "qwen30b_dn": _moe(128, 65536, 2048, 768, "zipf(1.2)"),
+        "qwen30b_decode": _moe(128, 512, 1536, 2048, "multinomial"),
+        "qwen235b_gu": _moe(128, 65536, 3072, 4096, "zipf(1.2)"),
+        "llama4_scout_gu": _moe(16, 32768, 16384, 5120, "balanced+empty(0.125)"),
+        "llama4_mav_gu": _moe(128, 32768, 16384, 5120, "zipf(1.2)"),
+        "gptoss20b_gu": _moe(32, 32768, 5760, 2880, "zipf(1.2)"),
+        "gptoss120b_dn": _moe(128, 32768, 2880, 2880, "zipf(1.2)"),
+        "sonic_gu": _moe(128, 262144, 2048, 4096, "multinomial"),
+        "titan_cg": uniform(8, 4096, 7168, 2048, nk=True),
+    }
 
-RAGGED: dict[str, GroupedShape] = {
-    "empty_group": listed((384, 0, 640, 256), 2048, 1024),
-    "one_row": listed((512, 1, 255, 512), 2048, 1024),
-    "one_past_tile": listed((129, 257, 641, 1), 2048, 1024),
-    "one_owner": listed((0, 0, 1024, 0, 0, 0, 0, 0), 2048, 1024),
-    "one_group": listed((1000,), 2048, 1024),
-    "odd_n_and_k": listed((100, 37, 300), 1000, 360, nk=True),
-}
 
-SMOKE: dict[str, GroupedShape] = {
-    "even": uniform(4, 64, 64, 64, shared=True),
-    "ragged": listed((33, 0, 1, 65), 96, 80),
-    "odd": listed((5, 130), 45, 33, nk=True),
-    "single": listed((17,), 32, 48),
-}
+def _ragged() -> dict[str, GroupedShape]:
+    return {
+        "empty_group": listed((384, 0, 640, 256), 2048, 1024),
+        "one_row": listed((512, 1, 255, 512), 2048, 1024),
+        "one_past_tile": listed((129, 257, 641, 1), 2048, 1024),
+        "one_owner": listed((0, 0, 1024, 0, 0, 0, 0, 0), 2048, 1024),
+        "one_group": listed((1000,), 2048, 1024),
+        "odd_n_and_k": listed((100, 37, 300), 1000, 360, nk=True),
+    }
 
-SUITES: Mapping[str, dict[str, GroupedShape]] = {
-    "tritonbench": {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)},
-    "ragged": RAGGED,
-    "moe": MOE,
-    "smoke": SMOKE,
-}
+
+def _smoke() -> dict[str, GroupedShape]:
+    return {
+        "even": uniform(4, 64, 64, 64, shared=True),
+        "ragged": listed((33, 0, 1, 65), 96, 80),
+        "odd": listed((5, 130), 45, 33, nk=True),
+        "single": listed((17,), 32, 48),
+    }
+
+
+def _tritonbench() -> dict[str, GroupedShape]:
+    return {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)}
+
+
+SUITES: Suites[dict[str, GroupedShape]] = Suites(
+    {"tritonbench": _tritonbench, "ragged": _ragged, "moe": _models, "smoke": _smoke}
+)
+"""Shapes by name, in suites. No name has a `=` in it: by that a shape's full text is told from a name."""
 
 
 # A gradient of the weights is compared with its reference in fp32: 35 bytes an element, all told. More of them than
@@ -166,23 +174,24 @@ SUITES: Mapping[str, dict[str, GroupedShape]] = {
 MAX_WEIGHTS = 2_000_000_000
 
 
-def weight_gradient_suites() -> dict[str, tuple[GroupedShape, ...]]:
-    """The suites without the shapes whose weights' gradient is too large to check."""
-    return {
-        name: tuple(shape for shape in suite.values() if shape.G * shape.K * shape.N <= MAX_WEIGHTS)
-        for name, suite in SUITES.items()
-    }
+def _with_checked_gradient(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
+    return tuple(shape for shape in suite.values() if shape.G * shape.K * shape.N <= MAX_WEIGHTS)
+
+
+def weight_gradient_suites() -> Suites[tuple[GroupedShape, ...]]:
+    """Return the suites without the shapes whose weights' gradient is too large to check."""
+    return SUITES.each(_with_checked_gradient)
 
 
 def parse(text: str) -> GroupedShape:
     """The shape of a text (see HELP). Raises ValueError, saying what is wrong and what would be right."""
     text = text.strip()
-    for suite in SUITES.values():
-        if text in suite:
-            return suite[text]
     try:
         if "=" in text:
             return _parse_fields(text)
+        for suite in SUITES.values():
+            if text in suite:
+                return suite[text]
         numbers = text.split(",")
         odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
         if odd:

@@ -54,10 +54,6 @@ LEAVES = {
 """TritonBench's flags by which it measures where there is no record of it, and what to do."""
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("tritonbench") is not None
-
-
 def measure(options: dict[str, Any], device: str, session: Session) -> int:
     """Run every operator of `--op` under TritonBench. Returns the exit code."""
     options = _understood(options, device)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from groupbench.operators.catalog.grouped_gemm_bias_add_permute import SHAPES, FusedShape, min_bytes, parse_shape
+from groupbench.operators.catalog.grouped_gemm_bias_add_permute import EXAMPLES, FusedShape, min_bytes, parse_shape
 from groupbench.operators.tuners import tuning
 
 ABOUT = "fastest configs of the fused kernel by problem, of the candidates in kernels/bias_add_permute/fused.py"
@@ -42,7 +42,7 @@ def copy_gb_per_s() -> float:
 
 @click.command()
 @tuning.output_option()
-@click.option("--shape", "texts", multiple=True, default=tuple(SHAPES), show_default=True)
+@click.option("--shape", "texts", multiple=True, default=tuple(EXAMPLES), show_default=True)
 @tuning.dtype_option
 @tuning.limit_option(120)
 def main(output: Path, texts: tuple[str, ...], dtype: str, limit: float) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import click
 
-from groupbench.operators.catalog.shapes import MOE, GroupedShape
+from groupbench.operators.catalog.shapes import SUITES, GroupedShape
 from groupbench.operators.tuners import tuning
 
 ABOUT = "the fp8 kernel's fastest config by problem and mode, of the candidates in fp8.py"
+MOE = SUITES["moe"]
 # Few experts with many rows, many with fewer, and a few rows each; the first are tuned first.
 SHAPES = (
     *("dsv3_gu_ep32_zipf", "dsv3_dn_ep32", "mixtral8x7b_gu", "qwen30b_gu", "qwen30b_dn", "qwen30b_decode"),
@@ -43,7 +44,7 @@ def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any
 
 @click.command()
 @tuning.output_option()
-@click.option("--shape", "names", type=click.Choice(list(MOE)), multiple=True, default=SHAPES, help="Of suite moe.")
+@click.option("--shape", "names", type=click.Choice([*MOE]), multiple=True, default=SHAPES, help="Of suite moe.")
 @click.option("--mode", "modes", multiple=True, default=("rowwise", "rowwise_fast", "blockwise"), show_default=True)
 @tuning.limit_option(240)
 def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: float) -> None:

@@ -5,7 +5,7 @@
 
 Runs on the GPU it tunes for, in one process, a few seconds a problem: what is compared is the time for inference and
 for training together. Problems that the time limit leaves out, and those that an existing output file holds beside,
-keep what they have. The layer's other products are tuned by tune_flat and tune_wgrad.
+keep what they have. The layer's other products have tuners of their own, flat and wgrad.
 """
 
 from __future__ import annotations

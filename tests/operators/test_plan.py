@@ -17,7 +17,7 @@ from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.plan import Selection, jobs, read_plan
 
 ROOT = Path(__file__).parents[2]
-SMOKE = [str(shape) for shape in shapes.SMOKE.values()]
+SMOKE = [str(shape) for shape in shapes.SUITES["smoke"].values()]
 BACKENDS = [backend.name for backend in GROUPED_GEMM.backends]
 
 

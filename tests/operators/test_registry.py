@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +14,11 @@ import pytest
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.operator import Backend
+from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 
 PLUGIN = """
-from groupbench.operators.operator import Backend
+from groupbench.operators.operator import Backend, Operator
 
 def prepare(inputs):
     return lambda: inputs.a
@@ -68,8 +71,6 @@ def wrong():
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module in the current folder, and no installed plugin."""
-    import sys
-
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     (tmp_path / "a_broken_plugin.py").write_text("import no_such_module_at_all")
     (tmp_path / "an_exiting_plugin.py").write_text("import sys; sys.exit(0)")
@@ -84,7 +85,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def added(*plugins: str, operator: str = "grouped_gemm") -> list[str]:
-    own = {backend.name for o in registry.OPERATORS for backend in o.backends}
+    own = {backend.name for o in map(registry.catalog_operator, registry.operator_names()) for backend in o.backends}
     return [b.name for b in get_operator(operator, plugins).backends if b.name not in own]
 
 
@@ -189,6 +190,35 @@ def test_a_bad_entry_point_is_a_usage_error(loaded: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(loaded)])
     with pytest.raises(UsageError, match=r"their\.package:attribute"):
         get_operator("grouped_gemm")
+
+
+@pytest.mark.parametrize("name", registry.CATALOG)
+def test_the_catalog_has_each_operator_under_its_name(name: str) -> None:
+    assert registry.catalog_operator(name).name == name
+
+
+def test_every_operator_of_the_catalog_is_registered() -> None:
+    folder = Path(registry.__file__).parent / "catalog"
+    defined = set()
+    for file in folder.glob("*.py"):
+        module = importlib.import_module(f"groupbench.operators.catalog.{file.stem}")
+        defined |= {value.name for value in vars(module).values() if isinstance(value, Operator)}
+    assert defined == set(registry.CATALOG)
+
+
+CODE = """
+import sys
+from groupbench.operators.measure import cell, selection
+from groupbench.operators.registry import get_operator
+
+operator = get_operator("split_k_matmul")
+print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("groupbench.operators.catalog.")))
+"""
+
+
+def test_an_operator_is_imported_without_the_others() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gemm_shapes", "grouped_gemm", "routing", "shapes", "split_k_matmul"]
 
 
 def test_unknown_names_are_told_what_there_is() -> None:

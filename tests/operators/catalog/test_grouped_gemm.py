@@ -89,7 +89,7 @@ def test_flops_and_bytes(shape: GroupedShape, flops: int, half_bytes: int) -> No
     assert gg.min_bytes(shape, "fp32") == 2 * half_bytes
 
 
-@pytest.mark.parametrize("shape", shapes.SMOKE.values(), ids=shapes.SMOKE)
+@pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_reference_is_the_product_of_every_group(shape: GroupedShape, dtype: str) -> None:
     x = inputs(shape, dtype)
@@ -134,7 +134,7 @@ FAULTLESS = [(name, dtype) for dtype in ("fp16", "fp32") for name in RUN_HERE]
 @pytest.mark.parametrize(("name", "dtype"), FAULTLESS, ids=["-".join(pair) for pair in FAULTLESS])
 def test_backend_is_right_on_every_smoke_shape(name: str, dtype: str) -> None:
     backend = gg.GROUPED_GEMM.backend(name)
-    for shape in shapes.SMOKE.values() if dtype == "fp16" else [shapes.SMOKE["ragged"]]:
+    for shape in shapes.SUITES["smoke"].values() if dtype == "fp16" else [shapes.SUITES["smoke"]["ragged"]]:
         x = inputs(shape, dtype)
         before = x.a.clone(), x.b.clone(), x.offs.clone()
         measured, problem = accuracy.check(backend.prepare(x), gg.reference(x), TOLERANCES[dtype])

@@ -36,7 +36,7 @@ def by_autograd(shape: GroupedShape) -> tuple[Any, Tensor, Tensor]:
     return x, a.grad, b.grad
 
 
-@pytest.mark.parametrize("shape", shapes.SMOKE.values(), ids=shapes.SMOKE)
+@pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
 def test_references_are_the_gradients_that_autograd_finds(shape: GroupedShape) -> None:
     x, da, db = by_autograd(shape)
     found = BWD.reference(x)
@@ -45,7 +45,7 @@ def test_references_are_the_gradients_that_autograd_finds(shape: GroupedShape) -
     torch.testing.assert_close(found["dB"].double(), db)
 
 
-@pytest.mark.parametrize("shape", shapes.SMOKE.values(), ids=shapes.SMOKE)
+@pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
 def test_all_three_are_of_the_same_problem(shape: GroupedShape) -> None:
     both = BWD.reference(BWD.make_inputs(shape, "fp16", DEVICE, 5))
     for name, operator in (("dA", dgrad.GROUPED_GEMM_DGRAD), ("dB", wgrad.GROUPED_GEMM_WGRAD)):
@@ -65,7 +65,7 @@ RUNNABLE = [
 def test_backend_is_right_on_smoke_shapes(kind: str, name: str) -> None:
     operator = OPERATORS[kind]
     # The kernels of dgrad are the forward's, and tested as such.
-    for shape in [shapes.SMOKE["ragged"]] if kind == "dgrad" else shapes.SMOKE.values():
+    for shape in [shapes.SUITES["smoke"]["ragged"]] if kind == "dgrad" else shapes.SUITES["smoke"].values():
         x = operator.make_inputs(shape, "fp16", DEVICE, 0)
         measured, problem = accuracy.check(
             operator.backend(name).prepare(x), operator.reference(x), TOLERANCES["fp16"], torch.float16
@@ -128,7 +128,7 @@ def test_flops_and_bytes(shape: GroupedShape, flops: int, dgrad_bytes: int, wgra
 
 def test_suites_leave_out_gradients_too_large_to_check() -> None:
     left_out = set(map(str, gg.GROUPED_GEMM.suites["moe"])) - set(map(str, BWD.suites["moe"]))
-    assert left_out == {str(shapes.MOE[name]) for name in ("dsv3_decode", "dsv3_full_gu", "llama4_mav_gu")}
+    assert left_out == {str(shapes.SUITES["moe"][name]) for name in ("dsv3_decode", "dsv3_full_gu", "llama4_mav_gu")}
     assert wgrad.GROUPED_GEMM_WGRAD.suites == BWD.suites
     assert dgrad.GROUPED_GEMM_DGRAD.suites == gg.GROUPED_GEMM.suites
     jobs = plan.jobs(plan.Selection("grouped_gemm", suites=("moe",), mode="bwd"), "cuda", interpreted=False)
@@ -177,7 +177,7 @@ def test_a_run_of_mode_bwd_is_recorded_as_such(tritonbench: Callable[..., Any], 
         "triton_pointer": "unavailable",
     }
     assert found["triton_pointer"].message == "triton_pointer has no backward"
-    shape = shapes.SMOKE["ragged"]
+    shape = shapes.SUITES["smoke"]["ragged"]
     for record in found.values():
         cell = record.cell
         assert (cell.mode, cell.flops, cell.min_bytes) == (

@@ -119,7 +119,7 @@ def test_every_suite_reads_back_and_names_are_unique() -> None:
 
 
 def test_smoke_holds_the_corners() -> None:
-    shapes = moe.SMOKE.values()
+    shapes = moe.LAYER_SUITES["smoke"].values()
     assert any(0 in shape.rows for shape in shapes), "an empty expert"
     assert any(1 in shape.rows for shape in shapes), "an expert of one row"
     assert any(max(shape.rows) == shape.choices > 1 and shape.G > 1 for shape in shapes), "one owner"
@@ -145,7 +145,8 @@ MEASURED = {
 def test_backend_is_right_on_smoke_shapes(operator: Operator, name: str) -> None:
     # Interpreted gradients of the layer take seconds, and its kernels' tests have the other shapes.
     slow = operator.backward is not None and name.startswith("triton")
-    for shape in [moe.SMOKE["elsewhere"], moe.SMOKE["odd"]] if slow else operator.suites["smoke"]:
+    some = moe.LAYER_SUITES["smoke"]
+    for shape in [some["elsewhere"], some["odd"]] if slow else operator.suites["smoke"]:
         x = operator.make_inputs(shape, "fp16", DEVICE, 0)
         run = operator.backend(name).prepare(x)
         measured, problem = accuracy.check_backend(run, operator.reference(x), operator, name, "fp16")
@@ -221,7 +222,7 @@ def test_bits_tell_numbers_apart() -> None:
 def test_references_are_the_gradients_that_autograd_finds(name: str) -> None:
     from groupbench.kernels.moe.layer import moe_layer_reference
 
-    x = moe_layer.make_inputs(moe.SMOKE[name], "fp32", DEVICE, 3)
+    x = moe_layer.make_inputs(moe.LAYER_SUITES["smoke"][name], "fp32", DEVICE, 3)
     leaves = [leaf.double().requires_grad_() for leaf in x.leaves]
     out = moe_layer_reference(leaves[0], x.ids, *leaves[1:])
     expected = moe_layer.decode((out, *torch.autograd.grad(out, leaves, x.dout.double())))
@@ -285,7 +286,7 @@ def test_backends_say_why_they_do_not_run() -> None:
     assert "fp16" in (MOE_LAYER.backend("triton").unavailable(cpu) or "")
     assert "GPU" in (MOE_LAYER.backend("torch_compile").unavailable(cpu) or "")
     assert "no mode bwd" in (MOE_LAYER.in_mode("bwd").backend("torch_compile").unavailable(cpu) or "")
-    x = moe_layer.make_inputs(moe.SMOKE["even"], "fp16", "cpu", 0)
+    x = moe_layer.make_inputs(moe.LAYER_SUITES["smoke"]["even"], "fp16", "cpu", 0)
     with pytest.raises(Unavailable, match="fwd_bwd"):
         MOE_LAYER.backend("triton_recompute").prepare(x)
 
@@ -294,7 +295,7 @@ def test_shapes_too_large_to_check_and_decode_are_not_trained() -> None:
     for mode in ("bwd", "fwd_bwd"):
         suites = MOE_LAYER.in_mode(mode).suites
         assert "decode" not in suites
-        assert moe.LAYERS["qwen30b"] in suites["moe"]
+        assert moe.LAYER_SUITES["moe"]["qwen30b"] in suites["moe"]
 
 
 def test_gradients_of_routing_weights_that_are_mostly_elsewhere_are_judged_together() -> None:

@@ -63,7 +63,7 @@ def test_names_of_shapes_are_unique_and_parse() -> None:
     names = [name for suite in shapes.SUITES.values() for name in suite]
     assert len(names) == len(set(names))
     assert parse("one_owner").rows == (0, 0, 1024, 0, 0, 0, 0, 0)
-    assert parse(" titan_cg ") == shapes.MOE["titan_cg"]
+    assert parse(" titan_cg ") == shapes.SUITES["moe"]["titan_cg"]
 
 
 def test_suites_hold_the_corners() -> None:

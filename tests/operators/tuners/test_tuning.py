@@ -178,7 +178,7 @@ TUNERS = {
 def clock(monkeypatch: pytest.MonkeyPatch, gpu: None) -> Iterator[list[float]]:
     """Inputs wherever this runs, and times that say the second candidate is the fastest."""
     for name in OF_INPUTS:
-        module = importlib.import_module(f"groupbench.operators.{name}")
+        module = importlib.import_module(f"groupbench.operators.catalog.{name}")
 
         def here(shape: Any, dtype: str, device: str, *seed: int, make: Any = module.make_inputs, **rest: Any) -> Any:
             return make(shape, dtype, DEVICE, *seed, **rest)
@@ -233,7 +233,7 @@ def test_a_worklist_tuned_before_and_helions_find_are_candidates_too(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", sorted({tuner.name for tuner in TUNERS.values()}))
 def test_a_tuner_says_that_it_needs_a_gpu(name: str, tmp_path: Path) -> None:
-    module = importlib.import_module(f"groupbench.operators.tune_{name}")
+    module = importlib.import_module(f"groupbench.operators.tuners.{name}")
     done = CliRunner().invoke(module.main, ["-o", str(tmp_path / "x.json")])
     assert (done.exit_code, "needs the GPU" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
