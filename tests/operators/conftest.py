@@ -61,7 +61,7 @@ def tritonbench() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command as a user does; the faulty backends can be imported."""
 
     def run(*args: str | os.PathLike[str], **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FORCE_COLOR")}
+        env = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FORCE_COLOR", "OMP_NUM_THREADS")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")]))
         return subprocess.run(
             [sys.executable, "-m", "groupbench.operators", *map(str, args)],

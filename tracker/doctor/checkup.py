@@ -193,6 +193,12 @@ def _host() -> Iterator[Finding]:
     elif governor is not None:
         yield Finding("host", "CPU governor", governor)
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if threads == "1":
+        yield Finding("host", "CPU threads", "1: torch's default here, so that no thread waits for another")
+    else:
+        why = "a thread that waits for another on a busy machine takes up to a thousand times as long"
+        yield Finding("host", "CPU threads", threads, "better", why, "unset OMP_NUM_THREADS")
     text = f"{load:.1f} on {cpus} CPUs"
     if load > BUSY * cpus:
         why = "others' work shows in launch times and in everything timed on the CPU: wait for it to end"

@@ -231,6 +231,15 @@ def test_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cpupower frequency-set -g performance" in str(found["CPU governor"].command)
 
 
+@pytest.mark.parametrize(("threads", "level"), [(None, "fact"), ("1", "fact"), ("8", "better")])
+def test_torch_threads_of_a_cpu(threads: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    (finding,) = (finding for finding in checkup._host() if finding.name == "CPU threads")
+    assert (finding.level, finding.value[0]) == (level, threads or "1")
+
+
 def test_the_database_as_it_lies_there(stored: Any, make: Any, tmp_path: Path) -> None:
     path = stored([make()])
     assert checkup._database(str(path)).level == "fact"
