@@ -34,8 +34,8 @@ PLACES = ("_DIR", "_PATH", "_HOME", "_CACHE")
 def resolve_device(asked: str) -> str:
     """Return "cuda" or "cpu" for what the user asked, "auto" included, and set up this process to measure there.
 
-    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS says otherwise: with two, a product that
-    takes 0.1 ms took 112 ms on a busy machine, since each thread waits for the one that is not scheduled.
+    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS says otherwise: on a busy machine a
+    product of 0.1 ms took 112 ms with two threads, since each waits for the one that is not scheduled.
 
     Raises UsageError where TRITON_INTERPRET contradicts the device.
     """
