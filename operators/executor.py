@@ -103,7 +103,7 @@ class Workers:
 def imports(jobs: list[Job]) -> tuple[str, ...]:
     """What worker.preload is to be told for these jobs: Helion imports Dynamo, and so does torch.compile."""
     asked = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
-    backends = [get_backend(get_operator(name, plugins).in_mode(mode), b) for name, plugins, mode, b in asked]
+    backends = [get_backend(get_operator(name, plugins, mode), b) for name, plugins, mode, b in asked]
     return (DYNAMO,) if any(b.kind == "helion" or "compile" in b.name for b in backends) else ()
 
 
@@ -178,7 +178,7 @@ def _problem(job: Job) -> tuple[Any, ...]:
 def _problem_records(
     jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    operator = get_operator(jobs[0].operator, jobs[0].plugins).in_mode(jobs[0].mode)
+    operator = get_operator(jobs[0].operator, jobs[0].plugins, jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
     reasons = {job: why_unavailable(operator, job.backend, target) for job in jobs}
     able = [job for job in jobs if reasons[job] is None]
@@ -300,8 +300,8 @@ def _record(
     kernels: tuple[Kernel, ...] = (),
     duration_s: float | None = None,
 ) -> Record:
-    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    shape = operator.parse_shape(job.shape)
+    operator = get_operator(job.operator, job.plugins, job.mode)
+    shape = job.shape_of(operator)
     return Record(
         schema=SCHEMA,
         run=run,
@@ -333,7 +333,7 @@ def _batch_size(operator: Operator, job: Job, environment: Environment) -> int:
 
     Each keeps its inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
     """
-    problem_mib = operator.min_bytes(operator.parse_shape(job.shape), job.dtype) / 2**20
+    problem_mib = operator.min_bytes(job.shape_of(operator), job.dtype) / 2**20
     have_mib = environment.gpu_memory_mib if job.device == "cuda" else environment.memory_mib
     if not have_mib:
         return 1

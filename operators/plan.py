@@ -19,7 +19,7 @@ import itertools
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -159,7 +159,7 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
         Job(
             operator=operator.name,
             backend=name,
-            shape=shape,
+            shape=str(shape),
             dtype=dtype,
             device=device,
             mode=selection.mode,
@@ -169,15 +169,16 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
             rtol=selection.rtol,
             atol=selection.atol,
             plugins=selection.plugins,
+            problem=shape,
         )
         for shape, dtype, name in itertools.product(shapes, dtypes, names)
     ]
 
 
-def shapes_of(operator: Operator, selection: Selection, device: str) -> list[str]:
-    """Texts of the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError."""
-    texts = select_shapes(operator, selection.suites, selection.shapes, device)
-    return [texts[i] for i in input_ids(len(texts), selection.input_ids, selection.num_inputs)]
+def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any]:
+    """Return the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError."""
+    shapes = select_shapes(operator, selection.suites, selection.shapes, device)
+    return [shapes[i] for i in input_ids(len(shapes), selection.input_ids, selection.num_inputs)]
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:

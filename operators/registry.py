@@ -60,13 +60,26 @@ def catalog_operator(name: str) -> Operator:
     return operator
 
 
-def get_operator(name: str, plugins: Iterable[str] = ()) -> Operator:
-    """The operator of that name with all its backends: its own, installed plugins', then those of `plugins`.
+def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> Operator:
+    """Return the operator of that name, in a mode, with its own backends, installed plugins' and those of `plugins`.
 
-    Raises UsageError where there is no such operator or a plugin does not load.
+    Raises UsageError where there is no such operator or a plugin does not load, KeyError for a mode it does not have.
     """
+    return _resolved(name, tuple(plugins), mode)
+
+
+@cache  # every record asks for its operator
+def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
+    if mode != "fwd":
+        return _resolved(name, plugins, "fwd").in_mode(mode)
     operator = catalog_operator(name)
     return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
+
+
+def forget() -> None:
+    """Resolve operators and installed plugins again when they are next asked for."""
+    _installed_backends.cache_clear()
+    _resolved.cache_clear()
 
 
 def get_backend(operator: Operator, name: str) -> Backend:
@@ -86,7 +99,7 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
     return backends
 
 
-@cache  # walks through every installed package: 1.3 ms with a hundred of them, and each record asks for its operator
+@cache  # walks through every installed package: 1.3 ms with a hundred of them
 def _installed_backends() -> tuple[Backend, ...]:
     backends: list[Backend] = []
     for entry_point in entry_points(group="groupbench.backends"):

@@ -175,7 +175,9 @@ def _own_setup(
         mode=options["mode"],
         alone=alone,
         plugins=plugins,
-        shapes=tuple(plan.shapes_of(select_mode(get_operator(op, plugins), options["mode"]), selection, device)),
+        shapes=tuple(
+            map(str, plan.shapes_of(select_mode(get_operator(op, plugins), options["mode"]), selection, device))
+        ),
         seed=options["seed"],
         protocol=Protocol(options["protocol"], options["bursts"], options["samples"], **timing),
     )

@@ -25,13 +25,18 @@ import msgspec
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
 from groupbench.operators.measure.texts import LONGEST, one_line
+from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Accuracy, Kernel, Telemetry, Timing
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure, small enough to send to a process anywhere."""
+    """What to measure, small enough to send to a process anywhere.
+
+    shape    its canonical text
+    problem  the shape itself, None where only its text is known
+    """
 
     operator: str
     backend: str
@@ -45,6 +50,11 @@ class Job:
     rtol: float | None = None
     atol: float | None = None
     plugins: tuple[str, ...] = ()
+    problem: Any = field(default=None, compare=False)
+
+    def shape_of(self, operator: Operator) -> Any:
+        """Return the shape. Raises ValueError where the operator does not read its text."""
+        return operator.parse_shape(self.shape) if self.problem is None else self.problem
 
 
 @dataclass(frozen=True)
@@ -123,8 +133,7 @@ class _Cell:
     def load(self) -> str:
         """Open the device, make the inputs: nothing of it is timed."""
         job = self.job
-        shape = self.operator.parse_shape(job.shape)
-        self.inputs = self.operator.make_inputs(shape, job.dtype, job.device, job.seed)
+        self.inputs = self.operator.make_inputs(job.shape_of(self.operator), job.dtype, job.device, job.seed)
         _synchronize(job.device)
         return "loaded"
 
@@ -204,7 +213,7 @@ class _Cell:
         gc.collect()
         _release(job.device)
         self.pads = _pads(seed, job.device)
-        self.inputs = self.operator.make_inputs(self.operator.parse_shape(job.shape), job.dtype, job.device, job.seed)
+        self.inputs = self.operator.make_inputs(job.shape_of(self.operator), job.dtype, job.device, job.seed)
         run = self.backend.prepare(self.inputs)
         run()
         _synchronize(job.device)

@@ -29,8 +29,8 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
     return tuple(dtypes) or default_dtypes(operator, device)
 
 
-def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[str]:
-    """Texts of the shapes of suites, or else of the default one, and of those given as text: each once.
+def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[Any]:
+    """Return the shapes of suites, or else of the default one, and of those given as text: each once.
 
     Raises UsageError for what does not exist.
     """
@@ -45,7 +45,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
         shapes += [operator.parse_shape(text) for text in texts]
     except ValueError as error:
         raise UsageError(f"{operator.name}: {error}") from error
-    return list(dict.fromkeys(map(str, shapes)))
+    return list({str(shape): shape for shape in shapes}.values())
 
 
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:

@@ -202,7 +202,7 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
         {
             "operator": operator.name,
             "backend": backend.name,
-            "shape": shape,
+            "shape": str(shape),
             "dtype": dtype,
             "mode": mode,
             "unavailable": why_unavailable(operator, backend.name, Target(device, dtype, device == "cpu", capability)),

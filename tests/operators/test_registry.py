@@ -77,9 +77,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
-    registry._installed_backends.cache_clear()
+    registry.forget()
     yield
-    registry._installed_backends.cache_clear()
+    registry.forget()
     for name in ("a_plugin", "a_broken_plugin", "an_exiting_plugin"):
         sys.modules.pop(name, None)
 
