@@ -1,12 +1,20 @@
-"""Shared by all tests. Without a GPU, Triton's kernels run in its interpreter."""
+"""Shared by all tests: what a caller's shell must not change, and which of many parameters run by default.
+
+Without a GPU, Triton's kernels run in its interpreter. Tests marked `pairwise` run on a part of their product of
+parameters in which every pair of values occurs; the rest is marked `exhaustive`, and runs with --exhaustive.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections import Counter
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # A machine that is busy with something else makes no test red, nor does an example that nobody has seen before: what is
@@ -14,6 +22,16 @@ from hypothesis import settings
 settings.register_profile("groupbench", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("groupbench")
+
+# What a shell or a git hook exports for its own purposes; GROUPBENCH_TEST_* and GROUPBENCH_BROWSER are for the tests.
+_OF_THE_CALLER = ("GIT_", "GROUPBENCH_", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES")
+_OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
+for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
+    del os.environ[_name]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many processes as cores: threads of their own would only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("torch"):
     import torch
@@ -23,8 +41,68 @@ if importlib.util.find_spec("torch"):
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="Also run the tests marked `exhaustive`.")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers of `-n auto`: the cores of this process, up to 16, since each imports torch."""
+    return min(len(os.sched_getaffinity(0)), 16)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    products: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+            products[item.nodeid.partition("[")[0]].append(item)
+    for product in products.values():
+        rows = [[id(value) for value in item.callspec.params.values()] for item in product]
+        kept = cover_pairs(rows)
+        for number, item in enumerate(product):
+            if number not in kept:
+                item.add_marker("exhaustive")
+    if not config.getoption("exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:
+    """Return the numbers of few rows in which every pair of values of two columns occurs that occurs in all of them.
+
+    Greedy: the row with most pairs that are still missing, the first of several. The same rows give the same numbers.
+    """
+    pairs = [set(combinations(enumerate(row), 2)) or {(row,)} for row in rows]
+    missing: set[Any] = set().union(*pairs)
+    kept: set[int] = set()
+    while missing:
+        best = max(range(len(rows)), key=lambda number: len(pairs[number] & missing))
+        kept.add(best)
+        missing -= pairs[best]
+    return kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> Iterator[None]:
+    """Give the programs that tests start the default signals, also below `nohup` or in a shell's background.
+
+    A signal that is ignored is ignored in children too; one that is caught has its default there. A hangup still does
+    not end the tests themselves.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    ignored = [number for number, handler in before.items() if handler is signal.SIG_IGN]
+    for number in ignored:
+        handler = signal.default_int_handler if number is signal.SIGINT else lambda *_: None
+        signal.signal(number, handler)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say aloud what was not tested: a skip alone is a letter in a line of dots."""
+    """Print what was not tested: a skip alone is a letter in a line of dots."""
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
     for reason, number in reasons.items():
         if "NOT TESTED" in reason:

@@ -37,6 +37,7 @@ def prepare(request) -> Prepare:
     return request.param
 
 
+@pytest.mark.pairwise
 def test_matches_the_reference(prepare, case, dtype, make_inputs, poisoned, check):
     a, b, offs = make_inputs(case, dtype)
     run = prepare(a, b, offs)

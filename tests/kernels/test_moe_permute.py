@@ -99,6 +99,7 @@ def test_an_id_past_32_bits_is_no_expert(device: torch.device) -> None:
     assert routing.route(ids, 2).position.tolist() == [[-1, 0], [-1, -1]]
 
 
+@pytest.mark.pairwise
 @each_way
 @each_case
 @pytest.mark.parametrize("dtype_", [torch.float16, torch.float32], ids=["fp16", "fp32"])

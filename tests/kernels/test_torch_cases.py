@@ -6,7 +6,6 @@ Four groups of 16 rows, N of 32, K of 64; either operand by rows or by columns, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 import torch
@@ -42,18 +41,19 @@ def ends(empty: bool, rows: int) -> Tensor:
     return found
 
 
-LAYOUTS = list(product([True, False], repeat=4))
-NAMED = pytest.mark.parametrize(
-    ("a_by_rows", "b_by_rows", "strided", "empty"),
-    LAYOUTS,
-    ids=[
-        f"a_{'rows' if a else 'columns'}-b_{'rows' if b else 'columns'}{'-strided' * s}{'-empty' * e}"
-        for a, b, s, e in LAYOUTS
-    ],
-)
+def layouts(test: Callable[..., None]) -> Callable[..., None]:
+    """Every layout of both operands, by default every pair of its four choices."""
+    for name, ids in (
+        ("empty", ["full", "empty"]),
+        ("strided", ["dense", "strided"]),
+        ("b_by_rows", ["b_columns", "b_rows"]),
+        ("a_by_rows", ["a_columns", "a_rows"]),
+    ):
+        test = pytest.mark.parametrize(name, [False, True], ids=ids)(test)
+    return pytest.mark.pairwise(test)
 
 
-@NAMED
+@layouts
 @pytest.mark.parametrize("prepare", [flat.prepare_flat, worklist], ids=["flat", "worklist"])
 def test_rows_in_groups(prepare: Prepare, a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
     """2d_3d: the forward."""
@@ -71,7 +71,7 @@ def test_rows_in_groups(prepare: Prepare, a_by_rows, b_by_rows, strided, empty, 
     check(out, expected.to(device), torch.float16)
 
 
-@NAMED
+@layouts
 def test_sums_in_groups(a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
     """2d_2d: what the gradient of weights sums over is in groups, 64 of each."""
     torch.manual_seed(0)

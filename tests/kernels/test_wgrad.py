@@ -54,6 +54,7 @@ def dtype_of(name: str) -> torch.dtype:
     return torch.float32 if name == "fp32" else torch.float16
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("implementation", ["triton", "triton_dynamic"])
 def test_triton_matches_the_reference(implementation, case, dtype, make_operands, poisoned, check):
     a, dc, offs, nk = make_operands(case, dtype)
@@ -81,6 +82,7 @@ def test_the_reference_is_what_autograd_says(make_case, make_inputs):
     torch.testing.assert_close(grouped_gemm_wgrad_reference(a, dc, offs), b.grad)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("where", ["a", "dc"])
 @pytest.mark.parametrize("columns", [48, 45], ids=["tma", "pointers"])
