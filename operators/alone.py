@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-
-BUSY = 75
-"""Exit code where another holds the device: sysexits' EX_TEMPFAIL, try again later."""
+from groupbench.tracker.exits import ExitCode
 
 POLL_S = 1.0
 HELD = "GROUPBENCH_ALONE"
@@ -34,7 +32,7 @@ HELD = "GROUPBENCH_ALONE"
 class Busy(GroupbenchError):
     """Another process measures on this device: says which."""
 
-    exit_code = BUSY
+    exit_code = ExitCode.BUSY
 
 
 def device_name(asked: str) -> str:
@@ -168,7 +166,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="python -m groupbench.operators.alone",
         description="Run a command while nothing else of groupbench measures on the device.",
-        epilog=f"Exit codes: the command's; {BUSY} another holds the device, 2 usage.",
+        epilog=f"Exit codes: the command's; {ExitCode.BUSY} another holds the device, 2 usage.",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--wait", type=float, default=0.0, metavar="MINUTES", help="for the one before to end")

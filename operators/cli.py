@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.tracker.exits import ExitCode
 
 # Options that a plan file has a field for, or that its shapes leave no room for.
 PLAN_SAYS = (
@@ -159,10 +160,10 @@ def command(**options: Any) -> None:
         with suppress(OSError):  # or the interpreter complains when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            sys.exit(141)
+            sys.exit(ExitCode.BROKEN_PIPE)
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         print(f"tritonbench: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(3)
+        sys.exit(ExitCode.INCOMPLETE)
     sys.exit(code)
 
 
@@ -360,9 +361,9 @@ def main() -> None:
         command(prog_name="tritonbench", standalone_mode=False)
     except click.ClickException as error:
         print(f"tritonbench: {_one_line(error.format_message())}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
     except GroupbenchError as error:
         print(f"tritonbench: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)
+        sys.exit(ExitCode.INTERRUPTED)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from groupbench.tracker.exits import ExitCode
+
 
 class GroupbenchError(Exception):
     """The root: the message is for the user."""
 
-    exit_code = 2
+    exit_code: ExitCode = ExitCode.USAGE
 
 
 class UsageError(GroupbenchError):
@@ -16,7 +18,7 @@ class UsageError(GroupbenchError):
 class Incomplete(GroupbenchError):
     """A host gave up before it had measured all that was asked; what it did measure is recorded."""
 
-    exit_code = 3
+    exit_code = ExitCode.INCOMPLETE
 
 
 class Unavailable(GroupbenchError):

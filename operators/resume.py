@@ -15,6 +15,7 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Job
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 
 Key: TypeAlias = tuple[str, str, str, str, str, str, int]
@@ -27,7 +28,7 @@ LONGEST = timedelta(hours=24)
 class CannotResume(GroupbenchError):
     """The file holds a run that this would not go on with: of other code, another machine or plan, or an old one."""
 
-    exit_code = 4
+    exit_code = ExitCode.INCOMPARABLE
 
 
 def key_of_job(job: Job) -> Key:

@@ -21,11 +21,8 @@ from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
-
-EXIT_WRONG = 1
-EXIT_INCOMPLETE = 3
-EXIT_INTERRUPTED = 130
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200
@@ -121,7 +118,7 @@ class Session:
             self.show()
         if ended:
             raise ended
-        return EXIT_INTERRUPTED if interrupted else self.exit_code()
+        return ExitCode.INTERRUPTED if interrupted else self.exit_code()
 
     def show(self) -> None:
         """The table, in the formats asked for, and a line of counts."""
@@ -179,10 +176,10 @@ class Session:
         """0, 1 where a result is wrong, 3 where something planned was not measured or not written, or nothing was."""
         statuses = {record.status for record in self.records}
         if "wrong" in statuses:
-            return EXIT_WRONG
+            return ExitCode.FAILED
         if self.unwritten or statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
-            return EXIT_INCOMPLETE
-        return 0
+            return ExitCode.INCOMPLETE
+        return ExitCode.OK
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[Callable[[Record], None]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-USAGE = 2
-"""Exit code of everything that a user can mend: a wrong option, a file that is not what it should be."""
+from groupbench.tracker.exits import ExitCode
 
 
 class TrackerError(Exception):
     """Something that the user can act on. The command line prints the message and exits with `exit_code`."""
 
-    exit_code = USAGE
+    exit_code: ExitCode = ExitCode.USAGE
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))

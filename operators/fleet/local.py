@@ -25,6 +25,7 @@ from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure import worker
 from groupbench.operators.sizes import counted
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Record
 
 START_S = 300
@@ -234,7 +235,7 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(1)
+        os._exit(ExitCode.FAILED)
 
 
 def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:

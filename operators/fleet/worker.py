@@ -21,6 +21,7 @@ from groupbench.operators.fleet.batch import Card
 from groupbench.operators.fleet.dask import GPU, check_address
 from groupbench.operators.fleet.local import Slot
 from groupbench.operators.sizes import counted
+from groupbench.tracker.exits import ExitCode
 
 PRELOAD = "groupbench.operators.fleet.worker"
 """Imported by a worker before it takes a batch: `dask_setup` looks at the card and the code."""
@@ -89,7 +90,7 @@ def main() -> None:
         asyncio.run(serve(given.scheduler, local.look(given.gpus, given.device)))
     except ModuleNotFoundError as error:
         print(f"groupbench: {error.name} is not installed: pip install 'groupbench[dask]'", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
     except GroupbenchError as error:
         print(f"groupbench: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)

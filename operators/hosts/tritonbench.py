@@ -28,8 +28,9 @@ from groupbench.operators.measure.selection import default_dtypes, select_mode
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.worker import kill_group, kill_left
 from groupbench.operators.registry import get_operator, operator_names
-from groupbench.operators.session import EXIT_INCOMPLETE, Session
+from groupbench.operators.session import Session
 from groupbench.operators.sizes import counted
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import SCHEMA, Record, Run, Status
 
 NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a CPU there is ours alone
@@ -67,7 +68,7 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
     code = session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s, failures), 0)
     for failure in failures:
         print(f"tritonbench: {storable(failure)}", file=sys.stderr)
-    return EXIT_INCOMPLETE if failures and code == 0 else code
+    return ExitCode.INCOMPLETE if failures and code == ExitCode.OK else code
 
 
 def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:

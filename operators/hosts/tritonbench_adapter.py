@@ -47,6 +47,7 @@ from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Example, Operator, Target
 from groupbench.operators.registry import get_operator, load_plugin, operator_names
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
 
 PACKAGE = "tritonbench.operators"
@@ -680,7 +681,7 @@ def main() -> None:
         _run(setup, sys.argv[2:])
     except Exception as error:
         _tell(setup, Event(refused=str(error) if isinstance(error, GroupbenchError) else describe(error)))
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
 
 
 if __name__ == "__main__":

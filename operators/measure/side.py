@@ -35,6 +35,7 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Worker, call
+from groupbench.tracker.exits import ExitCode
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -243,7 +244,7 @@ def main() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         side.end()
-        raise SystemExit(143)  # so that what multiprocessing keeps in the temporary folder goes too
+        raise SystemExit(ExitCode.TERMINATED)  # so that what multiprocessing keeps in the temporary folder goes too
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

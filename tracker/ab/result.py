@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from groupbench.tracker.ab.side import AbError, Side, Which
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.files import append_whole
 
 if TYPE_CHECKING:
@@ -232,16 +233,16 @@ def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> Acc
 def exit_code(results: Sequence[AbResult]) -> int:
     """1 where a head is worse, else 3 where something failed, is unknown or nothing was compared, else 0."""
     if any(result.is_worse for result in results):
-        return 1
+        return ExitCode.FAILED
     if not results or any(result.verdict in ("unknown", "failed") for result in results):
-        return 3
-    return 0
+        return ExitCode.INCOMPLETE
+    return ExitCode.OK
 
 
 class RecordsError(AbError):
     """A comparison that was made and cannot be kept."""
 
-    exit_code = 3
+    exit_code = ExitCode.INCOMPLETE
 
 
 def append_record(path: Path, result: AbResult) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
 
 TRACKER = Path(__file__).resolve().parents[1]
 ROOT = TRACKER.parent
@@ -41,7 +42,7 @@ class AbError(TrackerError):
 class SideError(AbError):
     """One side does not start, or lacks what the other has: the commit's fault, not the user's."""
 
-    exit_code = 3
+    exit_code = ExitCode.INCOMPLETE
 
 
 Which = Literal["base", "head", "both"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from groupbench.tracker import git
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
 
 PREFIX = "groupbench-tree-"
 SETUP_TIMEOUT_S = 3600.0
@@ -26,7 +27,7 @@ class WorktreeError(TrackerError):
 class SetupError(WorktreeError):
     """The commit does not build: its set-up command failed."""
 
-    exit_code = 3
+    exit_code = ExitCode.INCOMPLETE
 
 
 def resolve(repo: Path, commit: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.search import Finding, Question
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.files import append_whole
 
 VERSION = 1
@@ -41,7 +42,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class UnwrittenError(BisectError):
     """A comparison that was made and cannot be kept."""
 
-    exit_code = 3
+    exit_code = ExitCode.INCOMPLETE
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,9 +8,8 @@ from typing import Any
 
 from groupbench.tracker.bisect.hunt import Answer, Culprit, History
 from groupbench.tracker.bisect.search import Finding, Question, Trace
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted
-
-OK, REGRESSION, UNDECIDED = 0, 1, 3
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
 _RESULTS = {"same": "", "wrong": "result wrong", "mended": "result mended", "both wrong": "results of both wrong"}
@@ -19,11 +18,11 @@ _RESULTS = {"same": "", "wrong": "result wrong", "mended": "result mended", "bot
 def exit_code(answer: Answer) -> int:
     """0 nothing to find, or better; 1 worse, and by whom; 3 not decided, or not to one commit."""
     if answer.outcome in ("narrowed", "undecided"):
-        return UNDECIDED
+        return ExitCode.INCOMPLETE
     if answer.outcome == "none":
-        return OK
+        return ExitCode.OK
     assert answer.total is not None
-    return REGRESSION if answer.total.is_worse else OK
+    return ExitCode.FAILED if answer.total.is_worse else ExitCode.OK
 
 
 def percent(effect: float) -> float:

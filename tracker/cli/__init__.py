@@ -11,11 +11,8 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from groupbench.tracker.errors import USAGE, TrackerError
-
-UNWRITTEN = 3
-INTERRUPTED = 130
-BROKEN_PIPE = 141
+from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
 
 COMMANDS = {
     "ingest": ("ingest:ingest", "Store files of records."),
@@ -98,7 +95,7 @@ class LazyGroup(click.Group):
             try:
                 with self.make_context(name, args, **extra) as context:
                     self.invoke(context)
-                code = 0
+                code = int(ExitCode.OK)
             except click.exceptions.Exit as done:
                 code = done.exit_code
             sys.stdout.flush()
@@ -106,17 +103,17 @@ class LazyGroup(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             with suppress(OSError):
                 click.echo(error.format_message(), err=True)
-            return USAGE
+            return ExitCode.USAGE
         except click.ClickException as error:
             return _say(" ".join(error.format_message().split()), error.exit_code)
         except TrackerError as error:
             return _say(error.message, error.exit_code)
         except (KeyboardInterrupt, click.Abort):
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         except BrokenPipeError:
-            return BROKEN_PIPE
+            return ExitCode.BROKEN_PIPE
         except OSError as error:  # a full disk; writing to an open file names none, and others are looked after
-            return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", UNWRITTEN)
+            return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", ExitCode.INCOMPLETE)
 
 
 def _say(message: str, code: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds
 
 
@@ -92,5 +93,6 @@ def calibrate(
     else:
         write_table(COLUMNS, rows, form)
     if any(report.different for report in reports):
-        context.exit(1)
-    context.exit(3 if not any(report.blocks for report in reports) or any(report.failed for report in reports) else 0)
+        context.exit(ExitCode.FAILED)
+    incomplete = not any(report.blocks for report in reports) or any(report.failed for report in reports)
+    context.exit(ExitCode.INCOMPLETE if incomplete else ExitCode.OK)

@@ -20,12 +20,12 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison
 
-NOTHING_COMPARABLE = 4
 
 COLUMNS = (
     Column("verdict", "verdict"),
@@ -101,7 +101,7 @@ def compare(
         click.echo("\n" + _tail(found))
     if found.differences:
         say(f"not compared, environments differ: {' | '.join(found.differences[:3])}; --force compares all the same")
-    context.exit(0 if found.comparable else NOTHING_COMPARABLE)
+    context.exit(ExitCode.OK if found.comparable else ExitCode.INCOMPARABLE)
 
 
 def _columns() -> tuple[str, ...]:

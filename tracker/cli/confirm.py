@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable, signed_percent
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.verdicts import Judged
     from groupbench.tracker.store.comparisons import Compared
-
-UNDECIDED = 3
 
 
 @click.command()
@@ -76,4 +75,4 @@ def confirm(
             say=say,
         )
     click.echo(printable(done.text))
-    context.exit(0 if done.decided else UNDECIDED)
+    context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)

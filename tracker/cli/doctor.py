@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
     from groupbench.tracker.doctor.checkup import Checkup, Finding
 
-NOTHING = 1
 
 FACTS = (
     Column("", "area"),
@@ -49,7 +49,7 @@ def doctor(context: click.Context, form: Format | None) -> None:
         write_table(ALL, [asdict(finding) for finding in found.findings], form)
     else:
         _tell(found)
-    context.exit(0 if found.measures else NOTHING)
+    context.exit(ExitCode.OK if found.measures else ExitCode.FAILED)
 
 
 def _tell(found: Checkup) -> None:

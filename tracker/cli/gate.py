@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def gate(
     3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
     4  a series has results only from unlike environments
     """
-    from groupbench.tracker.errors import USAGE
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
     from groupbench.tracker.query import points
@@ -123,7 +123,7 @@ def gate(
     failures = write(result, targets, always=always) if result else []
     for failure in failures:
         say(f"groupbench: {failure}")
-    context.exit(USAGE if failures else found.exit_code)
+    context.exit(ExitCode.USAGE if failures else found.exit_code)
 
 
 def _targets(outputs: tuple[str, ...]) -> list[Target]:

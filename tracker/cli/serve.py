@@ -11,6 +11,7 @@ import click
 
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
 
 TOKEN = "GROUPBENCH_TOKEN"
 
@@ -81,7 +82,7 @@ def _end(number: int, frame: object) -> None:
 
     By the signal itself it would leave its worker's semaphores for Python to complain about.
     """
-    raise SystemExit(0)
+    raise SystemExit(ExitCode.OK)
 
 
 def _token(file: Path | None) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
-
-DAMAGED = 1
 
 
 @click.command()
@@ -34,6 +33,6 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
             more = f"; only the first {limit} are shown" if len(problems) > limit else ""
             shown = counted(len(problems[:limit]), "problem")
             click.echo(f"VERIFY {shown}{more}; restore a backup, or `export` what can be read")
-            context.exit(DAMAGED)
+            context.exit(ExitCode.FAILED)
         number = session.scalar(select(func.count()).select_from(Point)) or 0
     click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", their hashes not looked at" if quick else ""))

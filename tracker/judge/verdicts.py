@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
 from groupbench.tracker.stats.thresholds import Verdict
@@ -15,9 +16,6 @@ from groupbench.tracker.store.comparisons import Compared
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
-
-OK, REGRESSION, INCOMPLETE, INCOMPARABLE = 0, 1, 3, 4
-"""Exit codes; 2 is usage. Where several hold, the first of 1, 3, 4, 0."""
 
 CANARY = "canary"
 """Operator whose series watch the machine: the code under test is no part of them."""
@@ -129,7 +127,7 @@ class Gate:
 
     run: RunRow
     rows: tuple[Judged, ...]
-    exit_code: int
+    exit_code: ExitCode
     summary: str  # the first line
     alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
@@ -148,9 +146,12 @@ class Gate:
 
     @property
     def word(self) -> str:
-        return {OK: "ok", REGRESSION: "regression", INCOMPLETE: "incomplete", INCOMPARABLE: "incomparable"}[
-            self.exit_code
-        ]
+        return {
+            ExitCode.OK: "ok",
+            ExitCode.FAILED: "regression",
+            ExitCode.INCOMPLETE: "incomplete",
+            ExitCode.INCOMPARABLE: "incomparable",
+        }[self.exit_code]
 
     @property
     def told(self) -> tuple[Judged, ...]:
@@ -190,20 +191,20 @@ def count(rows: Sequence[Judged]) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
 
 
-def exit_code(rows: Sequence[Judged], strict: bool) -> int:
+def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
     """What all verdicts together mean for CI.
 
     Acknowledged regressions count under `strict` alone; a canary's suspicion is of the machine, and never counts.
     """
     found = {row.verdict for row in rows if strict or not row.known}
     if found & {"regressed", "wrong"}:
-        return REGRESSION
+        return ExitCode.FAILED
     suspect = any(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
     if not measured(rows) or suspect or found & {"missing", "unresolved"}:
-        return INCOMPLETE
+        return ExitCode.INCOMPLETE
     if "incomparable" in found:
-        return INCOMPARABLE
-    return INCOMPLETE if strict and found & {"new", "insufficient"} else OK
+        return ExitCode.INCOMPARABLE
+    return ExitCode.INCOMPLETE if strict and found & {"new", "insufficient"} else ExitCode.OK
 
 
 def measured(rows: Sequence[Judged]) -> bool:
@@ -225,7 +226,7 @@ def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: boo
 
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: bool) -> str:
     known = sum(row.known for row in rows)
-    if code == REGRESSION:
+    if code == ExitCode.FAILED:
         told = []
         if "wrong" in counts:
             told.append(f"{_results(counts['wrong'])} wrong")
@@ -234,7 +235,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: boo
         if regressed:
             told.append(f"{regressed} series regressed")
         return "GATE regression: " + ", ".join(told)
-    if code == INCOMPLETE:
+    if code == ExitCode.INCOMPLETE:
         if not measured(rows):
             return "GATE incomplete: nothing was measured"
         told = [f"{counts[verdict]} series {verdict}" for verdict in ("missing", "unresolved") if verdict in counts]
@@ -245,7 +246,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: boo
         command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
         advice = f"; `{command}` measures both commits again" if asked else ""
         return "GATE incomplete: " + (", ".join(told) or "strict, and some series are too young to judge") + advice
-    if code == INCOMPARABLE:
+    if code == ExitCode.INCOMPARABLE:
         return f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
     if known:
         return f"GATE ok: nothing new; {known} series regressed and acknowledged"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from html import escape
 
-from groupbench.tracker.judge.verdicts import OK, REGRESSION
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs.result import Result
 
 LABEL = "kernels"
@@ -21,9 +21,9 @@ def message(result: Result) -> str:
     """A few words: `2 regressed`, `312 ok`."""
     gate = result.gate
     counts = gate.counts
-    if gate.exit_code == REGRESSION:
+    if gate.exit_code == ExitCode.FAILED:
         return ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("wrong", "regressed") if verdict in counts)
-    if gate.exit_code != OK:
+    if gate.exit_code != ExitCode.OK:
         return gate.word
     told = [f"{counts[verdict]} {verdict}" for verdict in ("improved", "ok", "new") if verdict in counts]
     known = sum(row.known for row in gate.rows)

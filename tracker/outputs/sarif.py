@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs import source
 from groupbench.tracker.outputs.escape import clean, shown
@@ -72,7 +73,7 @@ def sarif(result: Result) -> dict[str, Any]:
         "columnKind": "unicodeCodePoints",
         "invocations": [
             {
-                "executionSuccessful": gate.exit_code in (0, 1),
+                "executionSuccessful": gate.exit_code in (ExitCode.OK, ExitCode.FAILED),
                 "exitCode": gate.exit_code,
                 "startTimeUtc": f"{gate.run.started:%Y-%m-%dT%H:%M:%SZ}",
                 "toolExecutionNotifications": [
