@@ -16,10 +16,14 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 
-Key: TypeAlias = tuple[str, str, str, str, str, str, int]
-"""What tells the cells of a run apart: operator, backend, shape, dtype, mode, protocol, seed."""
+Key: TypeAlias = tuple[str | int, ...]
+"""What tells the cells of a run apart: the values of _KEY."""
+
+_KEY = tuple(name for name in IDENTITY if name not in ("host", "hardware"))
+"""A file holds one run, by one host on one machine."""
 
 LONGEST = timedelta(hours=24)
 """A run that began longer ago is another night's."""
@@ -32,11 +36,11 @@ class CannotResume(GroupbenchError):
 
 
 def key_of_job(job: Job) -> Key:
-    return (job.operator, job.backend, job.shape, job.dtype, job.mode, job.protocol.label, job.seed)
+    return tuple(job.protocol.label if name == "protocol" else getattr(job, name) for name in _KEY)
 
 
 def key_of_cell(cell: Cell) -> Key:
-    return (cell.operator, cell.backend, cell.shape, cell.dtype, cell.mode, cell.protocol, cell.seed)
+    return tuple(getattr(cell, name) for name in _KEY)
 
 
 def read_run(path: Path) -> list[Record]:

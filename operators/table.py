@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
+from groupbench.tracker.identity import OF_CELL, PROBLEM
 from groupbench.tracker.plots import Comparison, Row
 from groupbench.tracker.record import Latency, Record
 
@@ -97,7 +98,7 @@ def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[
 
 def _problem(record: Record) -> tuple[str, ...]:
     cell = record.cell
-    return (cell.operator, cell.mode, cell.dtype, cell.shape, cell.protocol, str(cell.seed))
+    return tuple(str(getattr(cell, name)) for name in PROBLEM if name in OF_CELL)
 
 
 def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:

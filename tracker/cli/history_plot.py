@@ -9,6 +9,7 @@ import click
 
 from groupbench.tracker import plots
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.identity import PROBLEM
 from groupbench.tracker.plots import Curve, Trend
 from groupbench.tracker.text.wording import commit_text, printable
 
@@ -57,12 +58,11 @@ def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
     key, unit = DRAWN[metric]
     problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        facts = ("operator", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
-        problems.setdefault(tuple(str(row[fact]) for fact in facts), []).append(row)
+        problems.setdefault(tuple(str(row[name]) for name in PROBLEM), []).append(row)
     varying = {i for i in range(4, 8) if len({problem[i] for problem in problems}) > 1}
     found = []
     for problem, points in problems.items():
-        operator, mode, shape, dtype = problem[:4]
+        operator, shape, dtype, mode = problem[:4]
         title = " ".join([operator, mode, dtype, shape, *(problem[i] for i in sorted(varying))])
         found.append(_trend(printable(title), points, key, unit))
     return found

@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -125,13 +126,12 @@ def _point(detail: PointDetail, form: Format | None) -> None:
 def _point_facts(detail: PointDetail) -> dict[str, Any]:
     point, series = detail.point, detail.point.series
     flat = point.flat()
-    named = ("operator", "backend", "mode", "shape", "dtype", "seed", "host", "protocol", "hardware")
     measured = [
-        key for key in flat if key not in (*named, "id", "started", "commit", "run", "dirty", "branch", "subject")
+        key for key in flat if key not in (*SHOWN, "id", "started", "commit", "run", "dirty", "branch", "subject")
     ]
     return {
         "id": point.id,
-        **{name: flat[name] for name in named},
+        **{name: flat[name] for name in SHOWN},
         "dims": series.dims,
         "flops": series.flops,
         "min_bytes": series.min_bytes,

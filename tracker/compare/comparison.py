@@ -14,6 +14,7 @@ from groupbench.tracker.compare import sides
 from groupbench.tracker.compare.sides import Side
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
@@ -46,15 +47,12 @@ class Pair:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return ("verdict", *_SERIES, "a_ms", "b_ms", "ratio", "noise", "runs", "note")
+        return ("verdict", *SHOWN, "a_ms", "b_ms", "ratio", "noise", "runs", "note")
 
     def flat(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "noise")}
-        named = {name: getattr(self.series, name) for name in _SERIES}
+        named = {name: getattr(self.series, name) for name in SHOWN}
         return {"verdict": self.verdict, **named, **told, "runs": list(self.runs), "note": self.note}
-
-
-_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
 
 
 @dataclass(frozen=True)

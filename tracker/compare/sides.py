@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import digest, environment_identity, hardware_class
+from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.identity import series_fields
 from groupbench.tracker.query import filters
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
@@ -105,14 +106,12 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
 
 
 def _series(record: Record, known: dict[Any, SeriesRow]) -> SeriesRow:
-    cell = record.cell
-    names = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol")
-    facts: dict[str, Any] = {name: getattr(cell, name) for name in names}
-    hardware = hardware_class(record.environment)
-    key = (*facts.values(), hardware, cell.seed)
+    cell, fields = record.cell, series_fields(record)
+    key = tuple(fields.values())
     if key not in known:
-        sizes: dict[str, Any] = {"dims": cell.dims, "flops": cell.flops, "min_bytes": cell.min_bytes}
-        known[key] = SeriesRow(pk=len(known), hardware=hardware, seed=cell.seed, **facts, **sizes)
+        known[key] = SeriesRow(
+            pk=len(known), **fields, dims=cell.dims, flops=cell.flops, min_bytes=cell.min_bytes
+        )  # fmt: skip
     return known[key]
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import StoreError
+from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime
 
@@ -26,15 +27,7 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("branch", Commit.branch),
     ("committed", Commit.time),
     ("subject", Commit.subject),
-    ("operator", Series.operator),
-    ("backend", Series.backend),
-    ("mode", Series.mode),
-    ("dtype", Series.dtype),
-    ("shape", Series.shape),
-    ("host", Series.host),
-    ("protocol", Series.protocol),
-    ("hardware", Series.hardware),
-    ("seed", Series.seed),
+    *((name, getattr(Series, name)) for name in IDENTITY),
     ("flops", Series.flops),
     ("min_bytes", Series.min_bytes),
     ("status", Point.status),

@@ -23,6 +23,7 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
+from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.verdicts import Judged, Span
 from groupbench.tracker.query import points
@@ -119,13 +120,13 @@ class AlertRow:
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         return (
-            *("alert", "state", "metric", "cause", *_SERIES),
+            *("alert", "state", "metric", "cause", *SHOWN),
             *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
             *("ab", "opened", "until", "last", "events"),
         )
 
     def flat(self) -> dict[str, Any]:
-        series = {name: getattr(self.series, name) for name in _SERIES}
+        series = {name: getattr(self.series, name) for name in SHOWN}
         return {
             **{name: getattr(self, name) for name in ("state", "metric", "cause", "commits", "before", "after")},
             **series,
@@ -142,9 +143,6 @@ class AlertRow:
             "last": self.events[-1].text if self.events else None,
             "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
         }
-
-
-_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
 
 
 def find(

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
 from groupbench.tracker.stats.thresholds import Verdict
@@ -98,7 +99,7 @@ class Judged:
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         return (
-            *("verdict", "what", "cause", *_SERIES, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
+            *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
         )
 
@@ -106,7 +107,7 @@ class Judged:
         told = ("verdict", "what", "cause", "before_ms", "change", "low", "high", "p", "q", "n", "before_rms", "note")
         return {
             **{name: getattr(self, name) for name in told},
-            **{name: getattr(self.series, name) for name in _SERIES},
+            **{name: getattr(self.series, name) for name in SHOWN},
             "latency_ms": None if self.point is None else self.point.median_ms,
             "timing": None if self.point is None else self.point.timing,
             "rms": None if self.point is None else self.point.rms,
@@ -116,9 +117,6 @@ class Judged:
             "ab": None if self.compared is None else self.compared.verdict,
             "alert": None if self.alert is None else self.alert.pk,
         }
-
-
-_SERIES = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.identity import EXACT
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.rows import (
@@ -30,9 +31,6 @@ from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
-
-NAMES = ("operator", "backend", "mode", "dtype", "host", "protocol")
-"""Fields of a series that are asked for by exact name; an unknown name is a mistake."""
 
 
 def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
@@ -168,7 +166,7 @@ def find_series(session: Session, where: Filter) -> list[SeriesRow]:
     """
     glob = session.get_bind().dialect.name == "sqlite"
     conditions: list[ColumnElement[bool]] = [
-        getattr(Series, name).in_(getattr(where, name)) for name in NAMES if getattr(where, name)
+        getattr(Series, name).in_(getattr(where, name)) for name in EXACT if getattr(where, name)
     ]
     for name in filters.PATTERNS:
         patterns = getattr(where, name)
@@ -177,7 +175,7 @@ def find_series(session: Session, where: Filter) -> list[SeriesRow]:
             column = getattr(Series, name)
             conditions.append(or_(*(or_(column == text, _like(column, text, glob)) for text in patterns)))
     found = [SeriesRow(**row._mapping) for row in session.execute(series_select().where(*conditions))]
-    for name in (*NAMES, *filters.PATTERNS):
+    for name in (*EXACT, *filters.PATTERNS):
         if filters.unknown(name, getattr(where, name), {getattr(series, name) for series in found}):
             filters.refuse_unknown(name, getattr(where, name), names(session, name))
     return narrowed(found, where)
@@ -189,9 +187,9 @@ def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False)
     `exact`: also for a name that none of them has.
     """
     series = list(series)
-    for name in (*NAMES, *filters.PATTERNS) if exact else ():
+    for name in (*EXACT, *filters.PATTERNS) if exact else ():
         filters.refuse_unknown(name, getattr(where, name), sorted({getattr(row, name) for row in series}))
-    found = [row for row in series if all(getattr(row, n) in getattr(where, n) for n in NAMES if getattr(where, n))]
+    found = [row for row in series if all(getattr(row, n) in getattr(where, n) for n in EXACT if getattr(where, n))]
     if where.hardware:
         fits_hardware = any_pattern(where.hardware)
         found = [row for row in found if fits_hardware(row.hardware)]

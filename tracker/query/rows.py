@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class Flat(Protocol):
 
 
 RowT = TypeVar("RowT", bound=Flat)
+
+_problem = attrgetter(*PROBLEM)
 
 
 class Rows(list[RowT]):
@@ -149,17 +153,8 @@ class SeriesRow:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """All but the backend: what backends are compared on."""
-        return (
-            self.operator,
-            self.shape,
-            self.dtype,
-            self.mode,
-            self.host,
-            self.protocol,
-            self.hardware,
-            str(self.seed),
-        )
+        """Return all but the backend: what backends are compared on."""
+        return tuple(map(str, _problem(self)))
 
     @property
     def sort_key(self) -> tuple[str, ...]:
@@ -319,7 +314,7 @@ class HistoryRow:
 
 
 _SERIES_FACTS = (
-    *("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed"),
+    *SHOWN,
     *("dims", "flops", "min_bytes"),
 )
 _COMMIT_FACTS = ("branch", "time", "author", "subject", "runs", "dirty_runs", "points", "first", "last")

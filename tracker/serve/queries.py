@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import hardware_class
+from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters
 from groupbench.tracker.query import points as query
-from groupbench.tracker.query.points import NAMES
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.serve.asked import BadRequest, NotFound
 from groupbench.tracker.store.chunks import chunks
@@ -27,15 +27,12 @@ from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, t
 RECENT_RUNS = 40
 """Of the newest runs, as many are looked at for the newest results of a page of series."""
 
-FACETS = (*NAMES, "hardware")
+FACETS = (*EXACT, "hardware")
 """Fields of a series that a page offers to choose from."""
 
-_TEXT = ("operator", "backend", "mode", "dtype", "shape", "hardware", "host", "protocol")
+_TEXT = tuple(name for name in SHOWN if name != "seed")
 _SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
-_SORT = (
-    Series.operator, Series.shape, Series.dtype, Series.mode, Series.host, Series.protocol, Series.hardware,
-    Series.seed, Series.backend, Series.id,
-)  # fmt: skip
+_SORT = (*(getattr(Series, name) for name in PROBLEM), Series.backend, Series.id)
 _POINT = table_of(Point).columns
 _SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to hold a larger integer
 

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
@@ -125,8 +126,7 @@ def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels
 
 def point_data(row: HistoryRow) -> dict[str, Any]:
     """A point in the table of its series: what the series says already is left out."""
-    said = ("operator", "backend", "mode", "shape", "dtype", "hardware", "host", "protocol", "seed", "speedup")
-    return {name: value for name, value in row.flat().items() if name not in said}
+    return {name: value for name, value in row.flat().items() if name not in (*SHOWN, "speedup")}
 
 
 def point(site: Site, asked: Asked, identifier: str) -> Page:
@@ -176,8 +176,7 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:
-    same = [getattr(Series, name) == getattr(row, name)
-            for name in ("operator", "shape", "dtype", "mode", "host", "protocol", "hardware", "seed")]  # fmt: skip
+    same = [getattr(Series, name) == getattr(row, name) for name in PROBLEM]
     keys = list(session.scalars(select(Series.id).where(*same, Series.id != row.pk).order_by(Series.backend).limit(50)))
     rows = queries.series_rows(session, keys)
     return [rows[key] for key in keys]

@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.rows import RunRow, SeriesRow
@@ -30,8 +31,6 @@ PER_PAGE = 50
 MOST_PER_PAGE = 500
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
-
-SERIES_FACTS = ("operator", "backend", "mode", "dtype", "shape", "hardware", "host", "protocol", "seed")
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def paging_of(asked: Asked) -> Paging:
 
 
 def series_facts(series: SeriesRow) -> dict[str, Any]:
-    return {"series": series.pk, **{name: getattr(series, name) for name in SERIES_FACTS}}
+    return {"series": series.pk, **{name: getattr(series, name) for name in SHOWN}}
 
 
 def run_facts(run: RunRow) -> dict[str, Any]:

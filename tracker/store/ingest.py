@@ -13,16 +13,17 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import digest, environment_identity, hardware_class
+from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import IngestError
+from groupbench.tracker.identity import series_fields, series_identity
 from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
 from groupbench.tracker.store import schema
 from groupbench.tracker.store.engine import Store, cause
 from groupbench.tracker.store.packing import unpack_samples
-from groupbench.tracker.store.points import content_of, kernels_hash, point_values, series_identity
+from groupbench.tracker.store.points import content_of, kernels_hash, point_values
 from groupbench.tracker.text.wording import counted
 
-__all__ = ["Ingested", "Numbered", "content_of", "ingest", "parse", "read_checked", "series_identity", "unpack_samples"]
+__all__ = ["Ingested", "Numbered", "content_of", "ingest", "parse", "read_checked", "unpack_samples"]
 
 Numbered = tuple[int, Record]
 
@@ -352,22 +353,8 @@ class _Writer:
 
 
 def _series_values(identity: str, record: Record) -> dict[str, Any]:
-    cell = record.cell
-    return {
-        "identity": identity,
-        "operator": cell.operator,
-        "backend": cell.backend,
-        "mode": cell.mode,
-        "dtype": cell.dtype,
-        "shape": cell.shape,
-        "host": cell.host,
-        "protocol": cell.protocol,
-        "hardware": hardware_class(record.environment),
-        "seed": cell.seed,
-        "dims": cell.dims,
-        "flops": cell.flops,
-        "min_bytes": cell.min_bytes,
-    }
+    facts = {name: getattr(record.cell, name) for name in _SERIES_FACTS}
+    return {"identity": identity, **series_fields(record), **facts}
 
 
 def _named(cell: Cell) -> str:

@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import StoreError
+from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.engine import Store, cause, copy_sqlite
 from groupbench.tracker.store.ingest import Ingested, ingest_into
-from groupbench.tracker.store.points import LATENCY_COLUMNS, point_values, series_identity
+from groupbench.tracker.store.points import LATENCY_COLUMNS, point_values
 from groupbench.tracker.store.records import numbered_records, stored_records
 from groupbench.tracker.store.schema import (
     Alert,
@@ -206,10 +207,9 @@ def _identities(session: Session) -> Iterator[Problem]:
         made = comparisons.content_of(identities.get(comparison.series_id), comparisons.from_row(comparison))
         if made != comparison.content:
             yield Problem("hash", f"comparison {comparison.id} is not what its hash says")
-    names = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol", "hardware", "seed")
-    query = select(Series.id, Series.identity, *(getattr(Series, name) for name in names))
-    for key, identity, *said in session.execute(query):
-        if digest(said) != identity:
+    query = select(Series.id, Series.identity, *(getattr(Series, name) for name in IDENTITY))
+    for key, identity, *values in session.execute(query):
+        if identity_of(dict(zip(IDENTITY, values, strict=True))) != identity:
             yield Problem("hash", f"series {key} is not what its hash says")
 
 

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.environment import digest, hardware_class
+from groupbench.tracker.environment import digest
+from groupbench.tracker.identity import series_identity
 from groupbench.tracker.record import Accuracy, Kernel, Latency, Record
 from groupbench.tracker.stats.thresholds import burst_error
 from groupbench.tracker.store.packing import flatten, pack_samples, unpack_samples
@@ -38,24 +39,6 @@ ACCURACY_FIELDS = Accuracy.__struct_fields__
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
-
-
-def series_identity(record: Record) -> str:
-    """The hash that points of one series share."""
-    cell = record.cell
-    return digest(
-        [
-            cell.operator,
-            cell.backend,
-            cell.mode,
-            cell.dtype,
-            cell.shape,
-            cell.host,
-            cell.protocol,
-            hardware_class(record.environment),
-            cell.seed,
-        ]
-    )
 
 
 def point_values(

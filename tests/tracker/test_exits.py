@@ -1,0 +1,62 @@
+"""Exit codes have names: no place sets one as a number."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from groupbench import operators, tracker
+from groupbench.tracker.exits import ExitCode
+
+FILES = [
+    pytest.param(path, id=f"{package.__name__.rpartition('.')[2]}/{path.relative_to(folder)}")
+    for package in (tracker, operators)
+    for folder in (Path(package.__path__[0]),)
+    for path in sorted(folder.rglob("*.py"))
+    if "exit" in path.read_text()
+]
+
+
+def literals(tree: ast.AST) -> Iterator[int]:
+    """Lines that call something named `exit` with a number, or set an `exit_code` to one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            values = node.args if name in ("exit", "_exit", "SystemExit") else []
+        elif isinstance(node, ast.Assign):
+            named = any(getattr(target, "id", getattr(target, "attr", "")) == "exit_code" for target in node.targets)
+            values = [node.value] if named else []
+        else:
+            continue
+        for value in values:
+            if any(isinstance(part, ast.Constant) and isinstance(part.value, int) for part in ast.walk(value)):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_exit_code_is_a_number(path: Path) -> None:
+    assert list(literals(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["sys.exit(3)", "raise SystemExit(143)", "exit_code = 4", "context.exit(0 if fine else 4)", "os._exit(1)"]
+)
+def test_a_number_would_be_seen(text: str) -> None:
+    assert list(literals(ast.parse(text))) == [1]
+
+
+def test_codes_that_scripts_rely_on_stay_what_they_are() -> None:
+    assert {code.name: int(code) for code in ExitCode} == {
+        "OK": 0,
+        "FAILED": 1,
+        "USAGE": 2,
+        "INCOMPLETE": 3,
+        "INCOMPARABLE": 4,
+        "BUSY": 75,
+        "INTERRUPTED": 130,
+        "BROKEN_PIPE": 141,
+        "TERMINATED": 143,
+    }
