@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.verdicts import Verdict
 
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LONGEST = 44
 """Columns that a text may take before its middle is left out."""
 
-_COLOURS = {"regressed": "red", "wrong": "red", "missing": "yellow", "improved": "green", "ok": "green"}
+_COLOURS = {str(verdict): verdict.tone.terminal for verdict in Verdict}
 
 
 @dataclass(frozen=True)

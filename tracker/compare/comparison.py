@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
@@ -18,6 +18,7 @@ from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
+from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
     from groupbench.tracker.formats import Options
 
-Compared = Literal["wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~"]
-
-ORDER: tuple[Compared, ...] = ("wrong", "regressed", "missing", "incomparable", "improved", "ok", "new", "~")
-SAID = ("wrong", "regressed", "improved", "ok")
+ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
+SAID = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that tell something about B against A."""
 
 
@@ -37,7 +36,7 @@ class Pair:
     """One series on both sides. Latencies are medians over the side's runs."""
 
     series: SeriesRow
-    verdict: Compared
+    verdict: Verdict
     a_ms: float | None = None
     b_ms: float | None = None
     ratio: float | None = None  # B over A; above 1 is slower
@@ -73,7 +72,7 @@ class Comparison:
     @property
     def differences(self) -> tuple[str, ...]:
         """What keeps series from being compared: each that an `incomparable` pair names, once."""
-        notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict == "incomparable")
+        notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict is Verdict.INCOMPARABLE)
         return tuple(dict.fromkeys(notes))
 
     def rows(self) -> Rows[Pair]:
@@ -134,7 +133,7 @@ def compare_series(
     """One series: its points at A against those at B."""
     wrong = next((point for point in reversed(b) if point.status == "wrong"), None)
     if wrong is not None:
-        return Pair(series, "wrong", runs=(len(a), len(b)), note=wrong.message)
+        return Pair(series, Verdict.WRONG, runs=(len(a), len(b)), note=wrong.message)
     good_a, good_b = [p for p in a if p.status == "ok"], [p for p in b if p.status == "ok"]
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
@@ -143,7 +142,7 @@ def compare_series(
         common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
         if not common:
             changed = environment_differences(good_a[-1].environment.facts, good_b[-1].environment.facts)
-            return Pair(series, "incomparable", note="; ".join(changed), runs=(len(good_a), len(good_b)))
+            return Pair(series, Verdict.INCOMPARABLE, note="; ".join(changed), runs=(len(good_a), len(good_b)))
         newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
         good_a = [p for p in good_a if p.environment.identity == newest]
         good_b = [p for p in good_b if p.environment.identity == newest]
@@ -158,14 +157,14 @@ def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], 
     if good_b:
         return Pair(
             series,
-            "new",
+            Verdict.NEW,
             b_ms=_median(good_b),
             runs=runs,
             note="no result at A" if not a else _why(a[-1], "A"),
         )
     good_a = [p for p in a if p.status == "ok"]
     note = "not measured at B" if not b else _why(b[-1], "B")
-    return Pair(series, "missing" if good_a else "~", a_ms=_median(good_a), runs=runs, note=note)
+    return Pair(series, Verdict.MISSING if good_a else Verdict.UNKNOWN, a_ms=_median(good_a), runs=runs, note=note)
 
 
 def _judged(
@@ -175,15 +174,15 @@ def _judged(
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
     rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
-    worse = f"accuracy: rms {a[-1].rms:.3g} → {b[-1].rms:.3g}" if rms.verdict == "regressed" else None
+    worse = f"accuracy: rms {a[-1].rms:.3g} → {b[-1].rms:.3g}" if rms.verdict is Verdict.REGRESSED else None
     if not timed_a or not timed_b:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
         if worse:
-            return Pair(series, "regressed", runs=runs, note=worse)
-        said = rms.verdict == "ok"
+            return Pair(series, Verdict.REGRESSED, runs=runs, note=worse)
+        said = rms.verdict is Verdict.OK
         return Pair(
             series,
-            "ok" if said else "~",
+            Verdict.OK if said else Verdict.UNKNOWN,
             runs=runs,
             note=f"{interpreted}: accuracy only" if said else interpreted,
         )
@@ -195,12 +194,12 @@ def _judged(
         timing=str(timed_a[-1].timing),
         min_effect=min_effect,
     )
-    verdict: Compared = "~"
-    if found.verdict in ("ok", "regressed", "improved"):
+    verdict = Verdict.UNKNOWN
+    if found.verdict in SAID:
         verdict = found.verdict
     if worse:
-        verdict, note = "regressed", worse
-    elif verdict == "~":
+        verdict, note = Verdict.REGRESSED, worse
+    elif verdict is Verdict.UNKNOWN:
         note = note or "one run with one burst on a side: its noise is not known"
     assert found.change is not None
     return Pair(

@@ -52,7 +52,7 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
     seen: set[int] = set()
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     for row in gate.rows:
-        if row.verdict not in ("regressed", "wrong"):
+        if not row.verdict.fails:
             continue
         if row.alert is None:
             opened.append(_open(session, row, now, at))

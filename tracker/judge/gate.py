@@ -23,7 +23,7 @@ from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT, Facts, find_cause
 from groupbench.tracker.judge.pasts import Past, Pasts, authors, facts_at, turns_wrong
-from groupbench.tracker.judge.verdicts import CANARY, QUIET, Gate, Judged, Span, exit_code, summary
+from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged, Span, exit_code, summary
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
@@ -35,13 +35,13 @@ from groupbench.tracker.stats.thresholds import (
     RMS_FLOOR,
     RMS_RATIO,
     YOUNG,
-    Verdict,
     far_off,
     worse_since,
 )
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.verdicts import Verdict
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
@@ -66,7 +66,6 @@ _RMS_STILL = 0.2
 """Range of log(rms) within which nothing is worse."""
 
 _MOVED = ("changed", "suspect")
-_CHANGED = ("regressed", "improved", "suspect", "unresolved")
 
 
 def judge_run(
@@ -277,13 +276,13 @@ class _Judge:
         worse = self._worse(point, row)
         if worse is None:
             return [self._with_alert(row)]
-        if row.verdict in _CHANGED and row.span and worse.span and row.span.overlaps(worse.span):
+        if row.verdict.changed and row.span and worse.span and row.span.overlaps(worse.span):
             return [self._with_alert(worse)]
-        still = Judged(row.series, "ok", point, sigma=row.sigma, latest=row.latest)
+        still = Judged(row.series, Verdict.OK, point, sigma=row.sigma, latest=row.latest)
         worse = self._worse(point, still) or worse
         # Each with its own alerts: what nobody dealt with in the one is not hidden by the other.
         both = [self._with_alert(row, "latency"), self._with_alert(worse, worse.what)]
-        return [one for one in both if one.verdict not in QUIET or one.alert] or both[1:]
+        return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
 
     def _not_ok(self, point: PointRow) -> Judged:
         series, expected = point.series, self.expected.get(point.series.pk)
@@ -292,15 +291,15 @@ class _Judge:
         if point.status == "unavailable":
             if expected is not None and expected.status == "ok":
                 note = f"ran in the previous run: {point.message}"
-                return Judged(series, "missing", point, "unavailable", note=note)
-            return Judged(series, "unavailable", point, "unavailable", note=point.message)
-        return Judged(series, "missing", point, point.status, note=point.message)
+                return Judged(series, Verdict.MISSING, point, "unavailable", note=note)
+            return Judged(series, Verdict.UNAVAILABLE, point, "unavailable", note=point.message)
+        return Judged(series, Verdict.MISSING, point, point.status, note=point.message)
 
     def _wrong(self, point: PointRow) -> Judged:
         """A result outside the tolerance table: wrong whatever was before; since when, its past tells."""
         turn, seen = self.turns[point.series.pk], self.pasts.earlier_ok(point.series.pk)
         span = Span(None if turn.base is None else self.runs[turn.base], self.runs[turn.head])
-        row = Judged(point.series, "wrong", point, "result", note=point.message, n=seen, span=span)
+        row = Judged(point.series, Verdict.WRONG, point, "result", note=point.message, n=seen, span=span)
         if span.base is None:
             return row
         cause = find_cause(*self._facts(row, span), result=True)
@@ -317,20 +316,20 @@ class _Judge:
         if not point.timed:
             if expected is not None and expected.timed:
                 note = "the previous run has a latency, this one has none"
-                return Judged(series, "missing", point, "latency", note=note)
+                return Judged(series, Verdict.MISSING, point, "latency", note=note)
             seen = self.pasts.earlier_ok(series.pk)
-            return Judged(series, "ok" if seen else "new", point, n=seen)
+            return Judged(series, Verdict.OK if seen else Verdict.NEW, point, n=seen)
         latency = self.latency[point.pk]
         found, past = latency.found, latency.past
         n = len(past.alike) - 1
         if n == 0 and len(past) > 1:
             return self._elsewhere(point, self.runs[int(past.run[-2])])
-        row = Judged(series, "ok", point, n=n, sigma=_known(found.sigma), p=_known(found.p), q=_known(found.q))
+        row = Judged(series, Verdict.OK, point, n=n, sigma=_known(found.sigma), p=_known(found.p), q=_known(found.q))
         if latency.moved or series.pk in self.alerts:
             newest = past.alike[-alerts.LATEST :]
             row = replace(row, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
-        if found.verdict in ("new", "insufficient"):
-            return replace(row, verdict="new" if n == 0 else "insufficient")
+        if found.verdict in (Verdict.NEW, Verdict.INSUFFICIENT):
+            return replace(row, verdict=Verdict.NEW if n == 0 else Verdict.INSUFFICIENT)
         if found.verdict == "drift":
             span = None if found.effect is None else self._span(latency)
             inside = span is not None and span.same_code
@@ -353,7 +352,7 @@ class _Judge:
         row = replace(row, span=span)
         if row.series.operator == CANARY:
             note = "machine suspect: the canary moved"
-            return replace(row, verdict="suspect", cause="machine", note=note)
+            return replace(row, verdict=Verdict.SUSPECT, cause="machine", note=note)
         if span.same_code:
             note = "moved without a change of code: the same commit before and after"
             return replace(row, cause="infrastructure", note=note, loud=row.since <= OLD)
@@ -364,7 +363,7 @@ class _Judge:
         cause = find_cause(*facts, canaries_moved=moved, confirmed=confirmed)
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
         if compared is not None and compared.verdict == SAME:
-            return replace(row, verdict="ok", loud=row.since <= OLD, note=_joined("A/B: the same", cause.note))
+            return replace(row, verdict=Verdict.OK, loud=row.since <= OLD, note=_joined("A/B: the same", cause.note))
         if compared is not None and confirmed:
             return _confirmed(row)
         undecided = ""
@@ -372,17 +371,21 @@ class _Judge:
             undecided = f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
         # Nobody is to be alarmed by what got faster, whatever its cause, which is told.
         if latency.slower and cause.word == "machine":
-            row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
+            row = replace(row, verdict=Verdict.UNRESOLVED, note=_joined(undecided, cause.note))
         elif latency.slower and cause.word in ("infrastructure", "environment"):  # history points not at the code
-            row = replace(row, verdict="unresolved" if undecided else "suspect", note=_joined(undecided, cause.note))
+            row = replace(
+                row, verdict=Verdict.UNRESOLVED if undecided else Verdict.SUSPECT, note=_joined(undecided, cause.note)
+            )
         elif latency.found.verdict == "changed":  # what is certain stays so when an A/B could not tell
             return replace(
-                row, verdict="regressed" if latency.slower else "improved", note=_joined(undecided, cause.note)
+                row,
+                verdict=Verdict.REGRESSED if latency.slower else Verdict.IMPROVED,
+                note=_joined(undecided, cause.note),
             )
         elif undecided:
-            row = replace(row, verdict="unresolved", note=_joined(undecided, cause.note))
+            row = replace(row, verdict=Verdict.UNRESOLVED, note=_joined(undecided, cause.note))
         else:
-            row = replace(row, verdict="suspect", note=_joined(latency.found.reason, cause.note))
+            row = replace(row, verdict=Verdict.SUSPECT, note=_joined(latency.found.reason, cause.note))
         return self._to_confirm(row, span.base)
 
     def _machine_moved(self, row: Judged, span: Span, slower: bool) -> bool:
@@ -400,7 +403,7 @@ class _Judge:
         old = facts_at(self.session, {(point.series.pk, before.pk)})[point.series.pk, before.pk]
         assert old.environment is not None
         changed = environment_differences(old.environment, point.environment.facts)
-        row = Judged(point.series, "incomparable", point, "environment", "environment")
+        row = Judged(point.series, Verdict.INCOMPARABLE, point, "environment", "environment")
         row = replace(row, note="; ".join(changed) or "other timing", span=Span(before, self.run))
         if [text.split(" ")[0] for text in changed] != ["gpu_uuid"]:
             return row
@@ -409,7 +412,9 @@ class _Judge:
         )
         row = replace(row, compared=compared)
         if compared is not None and compared.verdict == SAME:
-            return replace(row, verdict="ok", loud=True, note=_joined("another card; A/B on one: the same", row.note))
+            return replace(
+                row, verdict=Verdict.OK, loud=True, note=_joined("another card; A/B on one: the same", row.note)
+            )
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             cause = find_cause(old, self._own_facts(point), confirmed=True)
             return _confirmed(replace(row, what="latency", cause=cause.word))
@@ -444,11 +449,11 @@ class _Judge:
             return None
         span = Span(self.runs[int(past.run[first])], self.runs[int(past.run[last])])
         note = f"rms {before:.3g} → {point.rms:.3g}"
-        if row.what == "latency" and row.change is not None and row.verdict != "ok":
+        if row.what == "latency" and row.change is not None and row.verdict is not Verdict.OK:
             note += f", and {_percent_of(row.change)}"
         cause = find_cause(*self._facts(row, span), result=True)
         return replace(
-            row, verdict="regressed", what="accuracy", cause=cause.word, note=_joined(note, cause.note),
+            row, verdict=Verdict.REGRESSED, what="accuracy", cause=cause.word, note=_joined(note, cause.note),
             before_rms=before, n=len(past) - 1, span=span, since=since, ab_base=None, compared=None,
         )  # fmt: skip
 
@@ -463,7 +468,7 @@ class _Judge:
         cause = find_cause(*self._facts(row, span), result=True)
         note = _joined("two executions no longer agree bit by bit", cause.note)
         return replace(
-            row, verdict="regressed", what="repeatability", cause=cause.word, note=note,
+            row, verdict=Verdict.REGRESSED, what="repeatability", cause=cause.word, note=note,
             n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
         )  # fmt: skip
 
@@ -485,18 +490,18 @@ class _Judge:
         metric  whose alerts are looked at; those of all, if None
         """
         of_series = [a for a in self.alerts.get(row.series.pk, []) if metric in (None, a.metric)]
-        if row.verdict in ("regressed", "wrong"):
+        if row.verdict.fails:
             mine = [a for a in of_series if not self._accepted(a) and alerts.same_change(a, row)]
             if mine:
                 return replace(row, alert=mine[-1], note=_joined(row.note, self._told(mine[-1])))
             if row.since <= OLD:
                 return row
-        if row.since > OLD and row.verdict in _CHANGED:
+        if row.since > OLD and row.verdict.changed:
             note = _joined(f"long ago: {row.since} results on this level", row.note)
-            row = replace(row, verdict="ok", old=True, note=note, ab_base=None)
+            row = replace(row, verdict=Verdict.OK, old=True, note=note, ab_base=None)
         if row.point is None or row.point.status != "ok":
             return row
-        if row.verdict in ("suspect", "unresolved") and row.series.operator != CANARY:
+        if row.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED) and row.series.operator != CANARY:
             opened = [a for a in of_series if a.state in alerts.OPEN]
             same = [a for a in opened if alerts.same_change(a, row)]
             if same:
@@ -505,7 +510,7 @@ class _Judge:
             if not back or row.change is None or row.change > 0:
                 return row
             note = _joined(f"back on the level before alert {back[-1].pk}", row.note)
-            return replace(row, verdict="ok", loud=True, note=note, ab_base=None)
+            return replace(row, verdict=Verdict.OK, loud=True, note=note, ab_base=None)
         for alert in reversed(of_series):
             if alert.state not in alerts.OPEN or alert.metric == "result":
                 continue
@@ -513,7 +518,7 @@ class _Judge:
                 continue
             if self._accepted(alert):
                 return replace(row, alert=alert, loud=True, note=_joined(row.note, self._told(alert)))
-            if row.verdict in QUIET and row.verdict != "new":
+            if row.verdict.quiet and row.verdict is not Verdict.NEW:
                 return self._still(row, alert)
         return row
 
@@ -531,7 +536,9 @@ class _Judge:
         if alert.metric == "accuracy" and alert.before is not None:
             told["before_rms"] = alert.before
         note = _joined("still there", self._told(alert))
-        return replace(row, verdict="regressed", alert=alert, note=note, ab_base=None, compared=alert.compared, **told)
+        return replace(
+            row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared, **told
+        )
 
     def _told(self, alert: AlertRow) -> str:
         return alert.text + ("; that time is over" if alert.pk in self.lapsed else "")
@@ -607,12 +614,12 @@ def _confirmed(row: Judged) -> Judged:
     pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
     note = _joined(f"A/B: {_percent(compared.effect)}{pairs}", row.note)
     if opposite:
-        return replace(row, verdict="unresolved", note=_joined("history and A/B contradict each other", note))
+        return replace(row, verdict=Verdict.UNRESOLVED, note=_joined("history and A/B contradict each other", note))
     change = math.expm1(compared.effect)
     assert row.point is not None
     before = row.before_ms if row.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
     ends = [None if end is None else math.expm1(end) for end in (compared.low, compared.high)]
-    verdict: Verdict = "regressed" if compared.effect > 0 else "improved"
+    verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
     return replace(
         row, verdict=verdict, before_ms=before, change=change, low=ends[0], high=ends[1], note=note, ab_base=None
     )
@@ -625,7 +632,9 @@ def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int,
     gone = [key for key, before in expected.items() if before.status == "ok" and key not in here]
     lost = sorted(query.series_rows(session, gone).values(), key=lambda series: series.sort_key)
     note = "measured in the previous run of the plan, absent from this one"
-    return [Judged(series, "missing", None, "absent", note=note) for series in lost if series.hardware in hardware]
+    return [
+        Judged(series, Verdict.MISSING, None, "absent", note=note) for series in lost if series.hardware in hardware
+    ]
 
 
 def _joined(*texts: str | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,31 +12,14 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
-from groupbench.tracker.stats.thresholds import Verdict
 from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
 
 CANARY = "canary"
 """Operator whose series watch the machine: the code under test is no part of them."""
-
-# In the order in which the first line counts them, and in which the table shows them: the gravest first.
-ORDER: tuple[Verdict, ...] = (
-    "wrong",
-    "regressed",
-    "missing",
-    "unresolved",
-    "suspect",
-    "incomparable",
-    "improved",
-    "ok",
-    "new",
-    "insufficient",
-    "unavailable",
-)
-QUIET = ("ok", "new", "insufficient", "unavailable")
-"""Verdicts that are only counted, unless something is to be said of the row."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +76,17 @@ class Judged:
 
     @property
     def known(self) -> bool:
-        """A regression that somebody has acknowledged."""
-        return self.verdict == "regressed" and self.alert is not None and self.alert.state == "acknowledged"
+        """Whether it is a regression that somebody has acknowledged."""
+        return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"
+
+    def exit_code(self, strict: bool) -> ExitCode:
+        """Return what this series alone makes of the run's exit code.
+
+        Acknowledged regressions count under `strict` alone. A canary's suspicion is of the machine, and never counts.
+        """
+        if (self.known and not strict) or (self.verdict is Verdict.SUSPECT and self.series.operator == CANARY):
+            return ExitCode.OK
+        return self.verdict.strict if strict and self.verdict.exit is ExitCode.OK else self.verdict.exit
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -138,26 +130,23 @@ class Gate:
     def by_series(self) -> dict[int, str]:
         """The gravest verdict on each series."""
         found: dict[int, str] = {}
-        for row in sorted(self.rows, key=lambda row: -ORDER.index(row.verdict)):
+        for row in sorted(self.rows, key=lambda row: -row.verdict.severity):
             found[row.series.pk] = row.verdict
         return found
 
     @property
+    def outcome(self) -> Outcome:
+        return OUTCOMES[self.exit_code]
+
+    @property
     def word(self) -> str:
-        return {
-            ExitCode.OK: "ok",
-            ExitCode.FAILED: "regression",
-            ExitCode.INCOMPLETE: "incomplete",
-            ExitCode.INCOMPARABLE: "incomparable",
-        }[self.exit_code]
+        return self.outcome.word
 
     @property
     def told(self) -> tuple[Judged, ...]:
         """What changed, could not be judged or has something to be said of it: the gravest first."""
-        loud = [row for row in self.rows if row.loud or row.verdict not in QUIET]
-        return tuple(
-            sorted(loud, key=lambda row: (ORDER.index(row.verdict), -(row.change or 0.0), row.series.sort_key))
-        )
+        loud = [row for row in self.rows if row.loud or not row.verdict.quiet]
+        return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
 
     @property
     def suspects(self) -> tuple[Judged, ...]:
@@ -168,7 +157,7 @@ class Gate:
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
         """(a line for each reason that several series share for being incomparable, what else is `told`)."""
-        apart = [row for row in self.told if row.verdict == "incomparable" and row.note]
+        apart = [row for row in self.told if row.verdict is Verdict.INCOMPARABLE and row.note]
         counts = Counter(row.note for row in apart)
         measurable = {row.note for row in apart if row.ab_base is not None}
         alike = {note: number for note, number in counts.items() if number > 1}
@@ -176,7 +165,7 @@ class Gate:
         for note, number in alike.items():
             then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
-        return lines, [row for row in self.told if not (row.verdict == "incomparable" and row.note in alike)]
+        return lines, [row for row in self.told if not (row.verdict is Verdict.INCOMPARABLE and row.note in alike)]
 
     def table(self) -> Rows[Judged]:
         """Every series of the run, with `to_pandas()` and `to_arrow()`."""
@@ -184,32 +173,25 @@ class Gate:
 
 
 def count(rows: Sequence[Judged]) -> dict[str, int]:
-    """How many series have each verdict, in the order of ORDER."""
+    """How many series have each verdict, the most severe first."""
     found = Counter(row.verdict for row in rows)
-    return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+    return {str(verdict): found[verdict] for verdict in Verdict if found[verdict]}
 
 
 def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
-    """What all verdicts together mean for CI.
-
-    Acknowledged regressions count under `strict` alone; a canary's suspicion is of the machine, and never counts.
-    """
-    found = {row.verdict for row in rows if strict or not row.known}
-    if found & {"regressed", "wrong"}:
-        return ExitCode.FAILED
-    suspect = any(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
-    if not measured(rows) or suspect or found & {"missing", "unresolved"}:
-        return ExitCode.INCOMPLETE
-    if "incomparable" in found:
-        return ExitCode.INCOMPARABLE
-    return ExitCode.INCOMPLETE if strict and found & {"new", "insufficient"} else ExitCode.OK
+    """Return what all verdicts together mean for CI. What `strict` alone counts comes after all else."""
+    codes = {row.exit_code(strict) for row in rows if row.verdict.exit is not ExitCode.OK}
+    if not measured(rows):
+        codes.add(ExitCode.INCOMPLETE)
+    code = most_severe(codes)
+    return most_severe(row.exit_code(strict) for row in rows) if code is ExitCode.OK else code
 
 
 def measured(rows: Sequence[Judged]) -> bool:
     return any(row.point is not None and row.point.status in MEASURED for row in rows)
 
 
-def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: bool) -> str:
+def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool) -> str:
     """The first line: what was found, then every verdict counted."""
     counts = count(rows)
     head = _head(rows, counts, code, strict)
@@ -222,49 +204,60 @@ def summary(rows: Sequence[Judged], code: int, *, strict: bool, same_commit: boo
     return f"{head}. " + ", ".join(told)
 
 
-def _head(rows: Sequence[Judged], counts: dict[str, int], code: int, strict: bool) -> str:
-    known = sum(row.known for row in rows)
-    if code == ExitCode.FAILED:
-        told = []
-        if "wrong" in counts:
-            told.append(f"{_results(counts['wrong'])} wrong")
-        # One that changed twice has two rows.
-        regressed = len({row.series.pk for row in rows if row.verdict == "regressed" and (strict or not row.known)})
-        if regressed:
-            told.append(f"{regressed} series regressed")
-        return "GATE regression: " + ", ".join(told)
-    if code == ExitCode.INCOMPLETE:
-        if not measured(rows):
-            return "GATE incomplete: nothing was measured"
-        told = [f"{counts[verdict]} series {verdict}" for verdict in ("missing", "unresolved") if verdict in counts]
-        suspects = sum(row.verdict == "suspect" and row.series.operator != CANARY for row in rows)
-        if suspects:
-            told.append(f"{suspects} series suspect")
-        asked = [row.compared is not None for row in rows if row.ab_base]
-        command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
-        advice = f"; `{command}` measures both commits again" if asked else ""
-        return "GATE incomplete: " + (", ".join(told) or "strict, and some series are too young to judge") + advice
-    if code == ExitCode.INCOMPARABLE:
-        return f"GATE incomparable: {counts['incomparable']} series have results only from unlike environments"
+def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
+    if code is ExitCode.FAILED:
+        told = _headlines(rows, code, strict)
+    elif code is ExitCode.INCOMPLETE:
+        told = _incomplete(rows, strict)
+    elif code is ExitCode.INCOMPARABLE:
+        told = f"{counts[Verdict.INCOMPARABLE]} series have results only from unlike environments"
+    else:
+        told = _passed(counts, sum(row.known for row in rows))
+    return f"GATE {OUTCOMES[code].word}: {told}"
+
+
+def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
+    """How many series have each verdict that makes the exit code. One that changed twice has two rows."""
+    series: dict[Verdict, set[int]] = {}
+    for row in rows:
+        if row.verdict.exit is code and row.exit_code(strict) is code:
+            series.setdefault(row.verdict, set()).add(row.series.pk)
+    return ", ".join(
+        f"{_results(len(held))} wrong" if verdict is Verdict.WRONG else f"{len(held)} series {verdict}"
+        for verdict, held in sorted(series.items(), key=lambda item: item[0].severity)
+    )
+
+
+def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
+    if not measured(rows):
+        return "nothing was measured"
+    asked = [row.compared is not None for row in rows if row.ab_base]
+    command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
+    advice = f"; `{command}` measures both commits again" if asked else ""
+    told = _headlines(rows, ExitCode.INCOMPLETE, strict)
+    return (told or "strict, and some series are too young to judge") + advice
+
+
+def _passed(counts: Mapping[str, int], known: int) -> str:
     if known:
-        return f"GATE ok: nothing new; {known} series regressed and acknowledged"
-    if "improved" in counts:
-        return f"GATE ok: {counts['improved']} series improved"
-    if set(counts) <= {"new", "unavailable"}:
-        return "GATE ok: nothing to compare with yet"
-    if "ok" not in counts and "insufficient" in counts:
-        return "GATE ok: nothing changed that could be told, too few earlier results"
-    return "GATE ok: nothing changed"
+        return f"nothing new; {known} series regressed and acknowledged"
+    if Verdict.IMPROVED in counts:
+        return f"{counts[Verdict.IMPROVED]} series improved"
+    if set(counts) <= {Verdict.NEW, Verdict.UNAVAILABLE}:
+        return "nothing to compare with yet"
+    if Verdict.OK not in counts and Verdict.INSUFFICIENT in counts:
+        return "nothing changed that could be told, too few earlier results"
+    return "nothing changed"
 
 
 def _asides(rows: Sequence[Judged]) -> dict[str, int]:
-    quiet = [row for row in rows if row.verdict == "ok"]
+    quiet = [row for row in rows if row.verdict is Verdict.OK]
     return {
         "of them changed long ago": sum(row.old for row in quiet),
         "of them drifting": sum(row.cause == DRIFT for row in quiet),
         "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
         "of them on a level that is expected": sum(
-            row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict in QUIET
+            row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict.quiet
         ),
     }
 

@@ -7,11 +7,9 @@ from html import escape
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.verdicts import Verdict
 
 LABEL = "kernels"
-COLOURS = {"ok": "#2e7d32", "regression": "#c62828", "incomplete": "#8a6100", "incomparable": "#546e7a"}
-"""By Gate.word."""
-
 _LABEL_COLOUR = "#444"
 _HEIGHT = 20
 _EDGE = 7  # px left and right of a text
@@ -22,16 +20,17 @@ def message(result: Result) -> str:
     gate = result.gate
     counts = gate.counts
     if gate.exit_code == ExitCode.FAILED:
-        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("wrong", "regressed") if verdict in counts)
+        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if verdict.fails and verdict in counts)
     if gate.exit_code != ExitCode.OK:
         return gate.word
-    told = [f"{counts[verdict]} {verdict}" for verdict in ("improved", "ok", "new") if verdict in counts]
+    passed = (Verdict.IMPROVED, Verdict.OK, Verdict.NEW)
+    told = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
     known = sum(row.known for row in gate.rows)
     return ", ".join([*told[:2], *([f"{known} acknowledged"] if known else [])]) or "ok"
 
 
 def render(result: Result) -> str:
-    return svg(LABEL, message(result), COLOURS[result.gate.word])
+    return svg(LABEL, message(result), result.gate.outcome.tone.badge)
 
 
 def svg(label: str, text: str, colour: str) -> str:

@@ -11,8 +11,8 @@ from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import Result
 from groupbench.tracker.text.wording import milliseconds, printable, signed_percent
+from groupbench.tracker.verdicts import GOOD
 
-_SKIPPED = ("new", "insufficient", "unavailable")
 _NOTE = 300
 _LONGEST = 20_000
 """Characters of a compiler's message."""
@@ -83,7 +83,7 @@ def _case(row: Judged, result: Result) -> ElementTree.Element:
     red = result.red(row)
     if red:
         _child(case, red, row.verdict, said, _details(row))
-    elif row.verdict in _SKIPPED or row.verdict in ("suspect", "regressed"):
+    elif row.verdict.tone is not GOOD:
         _child(case, "skipped", row.verdict, said, None)
     elif said != row.verdict:
         ElementTree.SubElement(case, "system-out").text = xml(said)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from groupbench.tracker.judge.verdicts import ORDER, Judged, Span
+from groupbench.tracker.judge.verdicts import Judged, Span
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.outputs.result import Group, Place, Result
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, signed_percent
+from groupbench.tracker.verdicts import Verdict
 
 _NAME = 60
 _SHAPE = 80
@@ -19,8 +20,6 @@ _SUBJECT = 120
 _NOTE = 200
 _RESERVE = 400
 """Bytes kept for the line that says what was left out."""
-
-SIGNS = {"ok": "🟢", "regression": "🔴", "incomplete": "🟡", "incomparable": "⚪"}
 
 
 class Page:
@@ -67,7 +66,7 @@ def head(result: Result, level: str) -> str:
     gate = result.gate
     said, _, counts = gate.summary.partition(". ")
     told = f"**{printable(counts)}**\n\n" if counts else ""
-    return f"{level} {SIGNS[gate.word]} {printable(said)}\n\n{told}"
+    return f"{level} {gate.outcome.tone.dot} {printable(said)}\n\n{told}"
 
 
 def changes(page: Page, result: Result, most: int) -> None:
@@ -85,7 +84,7 @@ def changes(page: Page, result: Result, most: int) -> None:
 def told(group: Group, place: Place) -> str:
     """One line: what, of whom, how much, since which commit."""
     first = group.first
-    if first.verdict == "incomparable":
+    if first.verdict is Verdict.INCOMPARABLE:
         return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
     name = f"{code(shown(first.series.operator, _NAME))} {code(shown(first.series.backend, _NAME))}"
     parts = [
@@ -112,7 +111,7 @@ def commit(span: Span, place: Place) -> str:
 
 def sections(page: Page, result: Result, rows: Sequence[Judged]) -> None:
     """A folded table for each verdict, the gravest first."""
-    for verdict in ORDER:
+    for verdict in Verdict:
         mine = [row for row in rows if row.verdict == verdict]
         if mine:
             page.table(f"{len(mine)} {verdict}", _CHANGED, [_changed(row, result) for row in mine])
@@ -145,7 +144,7 @@ def _changed(row: Judged, result: Result) -> list[str]:
 
 def every(page: Page, result: Result) -> None:
     """Each series of the run, folded."""
-    rows = sorted(result.gate.rows, key=lambda row: (ORDER.index(row.verdict), row.series.sort_key))
+    rows = sorted(result.gate.rows, key=lambda row: (row.verdict.severity, row.series.sort_key))
     columns = ("verdict", "operator", "backend", "series", ">now ms", ">change", ">rms", ">earlier results")
     cells = [
         [

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from groupbench.tracker.judge.verdicts import CANARY, QUIET, Gate, Judged
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
+from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -52,7 +54,7 @@ class Result:
     def changed(self) -> bool:
         """Whether anybody should look: it fails, something improved, or an alert has another state."""
         gate = self.gate
-        return gate.exit_code != 0 or self.moved or any(row.verdict == "improved" for row in gate.told)
+        return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.told)
 
     @property
     def groups(self) -> list[Group]:
@@ -64,13 +66,10 @@ class Result:
 
     def red(self, row: Judged) -> str | None:
         """`failure` for what got worse, `error` for what could not be judged; None where the gate passes it."""
-        if row.verdict in ("regressed", "wrong"):
-            return "failure" if self.strict or not row.known else None
-        if row.verdict in ("missing", "unresolved", "incomparable"):
-            return "error"
-        if row.verdict == "suspect":
-            return None if row.series.operator == CANARY else "error"
-        return "error" if self.strict and row.verdict in ("new", "insufficient") else None
+        code = row.exit_code(self.strict)
+        if code is ExitCode.OK:
+            return None
+        return "failure" if code is ExitCode.FAILED else "error"
 
     def label(self, series: SeriesRow) -> str:
         """The series below its operator and backend; what nearly all share is left out."""
@@ -130,7 +129,7 @@ def gather(session: Session, gate: Gate, *, strict: bool, updated: Updated | Non
     from groupbench.tracker.judge import alerts
     from groupbench.tracker.judge.pasts import facts_at
 
-    worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict in ("regressed", "wrong")}
+    worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
     facts = facts_at(session, worse)
     return Result(
         gate,
@@ -157,11 +156,11 @@ def ci_place(environ: Mapping[str, str]) -> Place:
 
 def hidden(row: Judged) -> bool:
     """Whether the row is only counted."""
-    return row.verdict in QUIET and not row.loud
+    return row.verdict.quiet and not row.loud
 
 
 def _together(row: Judged) -> tuple[object, ...]:
-    if row.verdict == "incomparable":
+    if row.verdict is Verdict.INCOMPARABLE:
         return (row.verdict, row.note)
     series, head = row.series, None if row.span is None else row.span.head.state
     return (row.verdict, row.known, row.what, series.operator, series.backend, head, row.cause)

@@ -22,6 +22,7 @@ from groupbench.tracker.outputs.result import Result
 from groupbench.tracker.outputs.source import Source
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.verdicts import Verdict
 
 MOST = 5000
 """Results."""
@@ -44,7 +45,7 @@ def render(result: Result) -> str:
 
 def sarif(result: Result) -> dict[str, Any]:
     gate = result.gate
-    worse = [row for row in gate.told if row.verdict in ("regressed", "wrong")]
+    worse = [row for row in gate.told if row.verdict.fails]
     shown_, left = worse[:MOST], len(worse) - MOST
     places = source.find(result.root, [row.series for row in shown_], result.kernels)
     notes = [_notification("error", f"{row.series}: {message(row)}") for row in gate.told if _unjudged(row, result)]
@@ -92,7 +93,7 @@ def sarif(result: Result) -> dict[str, Any]:
 
 
 def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
-    what = "result" if row.verdict == "wrong" else row.what if row.what in _RULES else "latency"
+    what = "result" if row.verdict is Verdict.WRONG else row.what if row.what in _RULES else "latency"
     known = row.known and not result.strict
     series, span = row.series, row.span
     text = f"{series.operator} {series.backend}, {shown(result.label(series), 300)}: {message(row)}"

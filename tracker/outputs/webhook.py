@@ -11,9 +11,9 @@ from typing import Any
 from groupbench.tracker.judge.verdicts import Span
 from groupbench.tracker.outputs import http
 from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
-from groupbench.tracker.outputs.markdown import SIGNS
 from groupbench.tracker.outputs.result import Group, Place, Result
 from groupbench.tracker.text.terminal import shortened
+from groupbench.tracker.verdicts import Verdict
 
 BLOCKS = 50
 SECTION = 3000
@@ -36,7 +36,7 @@ def payload(result: Result) -> dict[str, Any]:
     if len(groups) > _GROUPS:
         lines.append(f"and {len(groups) - _GROUPS} more groups of series")
     blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": {"type": "plain_text", "text": shown(f"{SIGNS[gate.word]} {head}", 140)}},
+        {"type": "header", "text": {"type": "plain_text", "text": shown(f"{gate.outcome.tone.dot} {head}", 140)}},
         _section(slack(counts) or "nothing"),
         *[_section(f"• {line}") for line in lines],
         {"type": "context", "elements": [_mrkdwn(_foot(result))]},
@@ -55,7 +55,7 @@ def _mrkdwn(text: str) -> dict[str, Any]:
 def _line(group: Group, place: Place) -> str:
     """Parts are cut before they are escaped, so that all of them together stay below a section's limit."""
     first = group.first
-    if first.verdict == "incomparable":
+    if first.verdict is Verdict.INCOMPARABLE:
         return f"*incomparable* {len(group.rows)} series: {slack(shown(first.note or '', 300))}"
     name = f"{slack_code(shown(first.series.operator, 40))} {slack_code(shown(first.series.backend, 40))}"
     parts = [f"*{first.verdict}* {name}: {group.head} {group.change}".rstrip()]

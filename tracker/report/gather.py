@@ -47,7 +47,6 @@ LABEL = 52
 """Characters of a problem that an axis has room for."""
 _WHERE = ("hardware", "host", "protocol")
 _FACTS = ("dtype", "mode", "seed")
-_MOVED = ("regressed", "improved", "suspect", "unresolved")
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[M
 
 def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int, int]) -> list[Mark]:
     """What the gate says of the newest change, unless history says the same."""
-    if row is None or row.verdict not in _MOVED or row.span is None or row.what != "latency" or row.change is None:
+    if row is None or not row.verdict.changed or row.span is None or row.what != "latency" or row.change is None:
         return []
     at = where.get(row.span.head.pk)
     if at is None or any(mark.kind == "change" and mark.at == at for mark in marks):

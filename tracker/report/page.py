@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
-from groupbench.tracker.judge.verdicts import ORDER, QUIET, Gate, Judged
+from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
@@ -32,18 +32,7 @@ from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMa
 from groupbench.tracker.report.table import Cell, filter_box, number, percent, table
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import INTERPRETED
-
-TONES = {
-    "ok": "good",
-    "improved": "good",
-    "wrong": "bad",
-    "regressed": "bad",
-    "missing": "warn",
-    "new": "faint",
-    "insufficient": "faint",
-    "unavailable": "faint",
-}
-"""Classes of the style sheet by verdict; what is not named here is a warning."""
+from groupbench.tracker.verdicts import GOOD, Verdict, style_sheet, tone_of
 
 MAP_CELLS = 20_000
 """Cells of all heat maps of one table: so many baselines are offered. Each cell is 130 bytes of the file."""
@@ -85,7 +74,7 @@ def render(report: Report, plotly: str) -> str:
     return Template(piece("page.html")).substitute(
         title=escape(f"{judged.word} at {judged.run.state}"),
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (plotly, script)),
-        style=piece("colours.css") + piece("style.css"),
+        style=style_sheet() + piece("colours.css") + piece("style.css"),
         word=judged.word,
         summary=_commands(_said(judged)[0]),
         about=_about(report),
@@ -139,7 +128,7 @@ def _series(history: SeriesHistory, report: Report, verdict: str | None, shared:
         "backend": series.backend,
         "rest": " · ".join([*rest, *([f"seed {series.seed}"] if series.seed else [])]),
         "verdict": verdict,
-        "tone": TONES.get(verdict or "", "warn" if verdict else "faint"),
+        "tone": tone_of(verdict).name,
     }
     if any(value is not None for value in history.ms):
         told["latency"] = figures.latency_history(history)
@@ -216,7 +205,7 @@ def _counts(judged: Gate) -> str:
     told = []
     for text in _said(judged)[1]:
         number, _, word = text.partition(" ")
-        told.append(f'<li class="{TONES.get(word, "warn")}"><b>{escape(number)}</b> {escape(word)}</li>')
+        told.append(f'<li class="{tone_of(word)}"><b>{escape(number)}</b> {escape(word)}</li>')
     return "".join(told)
 
 
@@ -306,7 +295,7 @@ def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> list[Cell | str
     now = None if point is None else point.rms if accuracy else point.median_ms
     unit = " rms" if accuracy else " ms"
     return [
-        Cell(row.verdict, "tag " + TONES.get(row.verdict, "warn"), sort=ORDER.index(row.verdict), more=row.what),
+        Cell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
         replace(percent(row.change, signed=True), more=_interval(row)),
         _with_unit(before, unit),
@@ -353,9 +342,9 @@ def _operators(report: Report, slugs: Mapping[str, str]) -> str:
     for page in report.pages:
         judged = [row for row in report.gate.rows if row.series.operator == page.name]
         held = len({row.series.pk for row in judged if row.point is not None})
-        counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in ORDER]
+        counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in Verdict]
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
-        loud = any(row.verdict not in QUIET and row.verdict != "improved" for row in judged)
+        loud = any(not row.verdict.quiet and row.verdict.tone is not GOOD for row in judged)
         rows.append([
             Cell(page.name, "", href=f"#{slugs[page.name]}"),
             Cell(str(len(page.histories)), "number", sort=len(page.histories)),
@@ -433,8 +422,8 @@ def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> lis
         series.dtype,
         series.mode,
         Cell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
-        Cell(point.status, {"ok": "good", "wrong": "bad", "unavailable": "faint"}.get(point.status, "warn")),
-        Cell(verdict, TONES.get(verdict, "warn")),
+        Cell(point.status, tone_of(point.status).name),
+        Cell(verdict, tone_of(verdict).name),
         latency,
         percent(point.half_spread if point.timed else None),
         Cell("" if speedup is None else figures.times(speedup), "number", sort=speedup),
@@ -456,7 +445,7 @@ def _unmeasured_table(found: Sequence[Judged]) -> str:
         return "<p>Everything that the run was to measure has a result.</p>"
     rows: list[list[Cell | str | None]] = [
         [
-            Cell("absent" if row.point is None else row.point.status, TONES.get(row.verdict, "warn")),
+            Cell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
             row.series.operator,
             row.series.backend,
             Cell(row.series.shape, "shape"),

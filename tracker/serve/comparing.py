@@ -32,7 +32,16 @@ def compare(site: Site, asked: Asked) -> Page:
         if where.words:
             raise BadRequest("compare takes names, shapes and sizes; q is for /series")
         form["commits"] = queries.newest_commits(session, COMMITS)
-        shown = {"path": "/compare", "asked": asked, "a": a, "b": b, "force": force, "verdict": verdict, **form}
+        shown = {
+            "path": "/compare",
+            "asked": asked,
+            "a": a,
+            "b": b,
+            "force": force,
+            "verdict": verdict,
+            "verdicts": ORDER,
+            **form,
+        }
         if a is None or b is None:
             return Page("compare.html", {"a": None, "b": None, "state": "asking"}, shown)
         places = (find_place(session, "a", a), find_place(session, "b", b))

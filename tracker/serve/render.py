@@ -18,15 +18,9 @@ from starlette.requests import Request
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site
+from groupbench.tracker.verdicts import TONES, tone_of
 
-TONES = {
-    "ok": "good", "improved": "good",
-    "wrong": "bad", "regressed": "bad", "error": "bad",
-    "insufficient": "faint", "unavailable": "faint", "new": "faint", "~": "faint", "skipped": "faint",
-}  # fmt: skip
-"""Class of a verdict, a status or a state; any other is a warning."""
-
-MARKS = {"good": "✓", "bad": "✕", "warn": "!", "faint": "·"}
+MARKS = {tone.name: tone.sign for tone in TONES}
 """Colour is never alone."""
 
 TEMPLATES = (
@@ -157,7 +151,7 @@ def value(given: Any) -> str:
 
 
 def tone(word: str | None) -> str:
-    return "faint" if not word else TONES.get(word, "warn")
+    return tone_of(word).name
 
 
 def embed(given: Any) -> Markup:

@@ -23,13 +23,12 @@ from groupbench.tracker.serve.jobs import Known
 from groupbench.tracker.serve.runs import alert_data, environment_data, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
+from groupbench.tracker.verdicts import Verdict
 
 LAST = 500
 """Points of a history that are drawn unless more are asked for."""
 
 MOST = 5_000
-
-MOVED = ("regressed", "improved", "suspect", "unresolved")
 
 
 def search(site: Site, asked: Asked) -> Page:
@@ -114,7 +113,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
 def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> SeriesHistory:
     """With a mark where the gate sees a change that history alone does not show yet."""
     told = verdict["told"] if verdict else []
-    row = next((row for row in told if row["what"] == "latency" and row["verdict"] in MOVED), None)
+    row = next((row for row in told if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
     if row is None or row["change"] is None:
         return history
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from groupbench.tracker.serve.asked import NotFound
+from groupbench.tracker.verdicts import style_sheet
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = {
@@ -43,6 +44,7 @@ def load(name: str) -> File:
     elif name in FILES:
         package, file = FILES[name]
         body = resources.files(package).joinpath(file).read_bytes()
+        body = style_sheet().encode() + body if name == "colours.css" else body
     else:
         raise NotFound(f"no file {name[:80]!r}")
     kind = _TYPES[name.rpartition(".")[2]]

@@ -110,7 +110,7 @@ class Place:
 def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> SideBySide:
     """Every series of either side. Raises TrackerError."""
     from groupbench.tracker.compare import sides
-    from groupbench.tracker.compare.comparison import ORDER, Comparison, compare_series
+    from groupbench.tracker.compare.comparison import Comparison, compare_series
     from groupbench.tracker.errors import QueryError
     from groupbench.tracker.query import points as query
     from groupbench.tracker.serve.database import open_to_read
@@ -140,7 +140,7 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
         compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force) for key in sorted({*at_a, *at_b})
     ]
     whole = Comparison(found[0], found[1], tuple(pairs))
-    ordered = sorted(pairs, key=lambda pair: (ORDER.index(pair.verdict), -abs((pair.ratio or 1.0) - 1.0)))
+    ordered = sorted(pairs, key=lambda pair: (pair.verdict.severity, -abs((pair.ratio or 1.0) - 1.0)))
     return SideBySide(
         a=a.title,
         b=b.title,

@@ -16,24 +16,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Verdict = Literal[
-    "ok",
-    "regressed",
-    "improved",
-    "suspect",
-    "unresolved",
-    "new",
-    "insufficient",
-    "incomparable",
-    "missing",
-    "wrong",
-    "unavailable",
-]
+from groupbench.tracker.verdicts import Verdict
 
 SIGMAS = 4.0
 MIN_HISTORY = 3
@@ -121,7 +108,7 @@ def far_off(
         earlier = earlier[:-1]  # the nights before were off already
     if n >= YOUNG and FARTHER * float(np.abs(earlier - centre).max()) > abs(change):
         return None
-    return Change("suspect", n, change, threshold)
+    return Change(Verdict.SUSPECT, n, change, threshold)
 
 
 def judge_pools(
@@ -140,7 +127,7 @@ def judge_pools(
     change = float(np.median(after) - np.median(before))
     scatters = [mad(before), mad(after), typical(before_errors), typical(after_errors)]
     if not any(scatters) and min(n, m) < 2:
-        return Change("unresolved", min(n, m), change)
+        return Change(Verdict.UNRESOLVED, min(n, m), change)
     sigma = max(*scatters, FLOOR[timing])
     effect = MIN_EFFECT[timing] if min_effect is None else min_effect
     threshold = max(math.log1p(effect), SIGMAS * sigma * math.sqrt(1 / n + 1 / m))
@@ -153,11 +140,11 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> Change:
     history = history[np.isfinite(history)]
     n = len(history)
     if rms is None or n == 0:
-        return Change("new", n)
+        return Change(Verdict.NEW, n)
     before = float(np.median(history))
     worse = rms > RMS_RATIO * before and rms - before > RMS_FLOOR
     change = math.log(rms / before) if rms > 0 and before > 0 else None
-    return Change("regressed" if worse else "ok", n, change, math.log(RMS_RATIO))
+    return Change(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO))
 
 
 def worse_since(
@@ -183,5 +170,5 @@ def _known(error: float) -> float:
 
 def _direction(change: float, threshold: float) -> Verdict:
     if change > threshold:
-        return "regressed"
-    return "improved" if change < -threshold else "ok"
+        return Verdict.REGRESSED
+    return Verdict.IMPROVED if change < -threshold else Verdict.OK

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.judge.alerts import AlertRow, Event
-from groupbench.tracker.judge.verdicts import ORDER, Gate, Judged, Span, exit_code
+from groupbench.tracker.judge.verdicts import Gate, Judged, Span, exit_code
 from groupbench.tracker.judge.verdicts import summary as first_line
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs import atom as feeds
@@ -30,6 +30,7 @@ from groupbench.tracker.outputs.verdict import render as render_json
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import Environment, Kernel
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.verdicts import Verdict
 
 Cli = Callable[..., CliResult]
 
@@ -89,7 +90,7 @@ TEXTS = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(), max_size=60))
 
 @st.composite
 def results(draw: Any) -> Result:
-    verdicts = draw(st.lists(st.sampled_from(ORDER), max_size=6))
+    verdicts = draw(st.lists(st.sampled_from(list(Verdict)), max_size=6))
     rows = [judged(pk, verdict, draw(TEXTS), loud=draw(st.booleans())) for pk, verdict in enumerate(verdicts)]
     text = draw(TEXTS)
     known = draw(st.booleans())
@@ -330,7 +331,7 @@ def test_an_interpreter_s_time_is_no_latency() -> None:
     assert [row["timing"] for row in json.loads(render_json(result))["series"]] == ["interpreted"] * 2
 
 
-@pytest.mark.parametrize("verdict", ORDER)
+@pytest.mark.parametrize("verdict", Verdict)
 @pytest.mark.parametrize("strict", (False, True))
 def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
     result = result_of([judged(1, verdict), judged(2, "ok")], strict=strict)

@@ -1,0 +1,107 @@
+"""The table of verdicts: what every place that shows or counts one derives from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from groupbench import tracker
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.judge.verdicts import Judged, exit_code
+from groupbench.tracker.outputs.escape import clean
+from groupbench.tracker.query.rows import PointRow, SeriesRow
+from groupbench.tracker.verdicts import OUTCOMES, TONES, Verdict, most_severe, style_sheet, tone_of
+
+FOLDER = Path(tracker.__path__[0])
+
+
+def test_the_most_severe_comes_first_and_severity_follows_the_exit_code() -> None:
+    assert [verdict.severity for verdict in Verdict] == list(range(len(Verdict)))
+    failing = [verdict for verdict in Verdict if verdict.fails]
+    assert failing == list(Verdict)[: len(failing)]
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_verdict_that_fails_or_stops_a_job_is_not_quiet(verdict: Verdict) -> None:
+    assert verdict.quiet == (verdict.exit is ExitCode.OK and verdict is not Verdict.IMPROVED)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_verdict_is_its_word_in_text_and_json(verdict: Verdict) -> None:
+    import msgspec
+
+    assert f"{verdict}" == verdict.value == str(verdict)
+    assert msgspec.json.decode(msgspec.json.encode(clean({"v": verdict}))) == {"v": verdict.value}
+    assert {verdict: 1}[verdict.value] == 1  # type: ignore[index]
+
+
+def row(verdict: Verdict, operator: str = "grouped_gemm") -> Judged:
+    series = SeriesRow(
+        pk=1, operator=operator, backend="b", mode="fwd", dtype="bf16", shape="s", host="builtin", protocol="cooled",
+        hardware="H100", seed=0, dims={}, flops=None, min_bytes=None,
+    )  # fmt: skip
+    point = PointRow(**dict.fromkeys(PointRow.__dataclass_fields__) | {"status": "ok"})  # type: ignore[arg-type]
+    return Judged(series, verdict, point)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "strict", "code"),
+    [
+        pytest.param(["ok", "incomparable", "suspect", "regressed"], False, ExitCode.FAILED, id="failed first"),
+        pytest.param(["ok", "incomparable", "missing"], False, ExitCode.INCOMPLETE, id="then incomplete"),
+        pytest.param(["ok", "incomparable", "new"], True, ExitCode.INCOMPARABLE, id="then incomparable"),
+        pytest.param(["ok", "new"], True, ExitCode.INCOMPLETE, id="young ones under strict"),
+        pytest.param(["ok", "new"], False, ExitCode.OK, id="young ones"),
+        pytest.param(["improved", "ok", "unavailable"], True, ExitCode.OK, id="better"),
+        pytest.param([], False, ExitCode.INCOMPLETE, id="nothing measured"),
+    ],
+)
+def test_the_exit_code_of_a_run(verdicts: Sequence[str], strict: bool, code: ExitCode) -> None:
+    assert exit_code([row(Verdict(word)) for word in verdicts], strict) is code
+
+
+def test_a_canary_in_doubt_does_not_stop_a_job() -> None:
+    assert exit_code([row(Verdict.OK), row(Verdict.SUSPECT, "canary")], strict=True) is ExitCode.OK
+
+
+def test_every_exit_code_of_a_verdict_has_an_outcome() -> None:
+    assert {verdict.exit for verdict in Verdict} == set(OUTCOMES)
+    assert most_severe(OUTCOMES) is next(iter(OUTCOMES))
+
+
+@pytest.mark.parametrize(
+    ("word", "tone"),
+    [
+        *((str(verdict), verdict.tone.name) for verdict in Verdict),
+        ("error", "bad"), ("skipped", "faint"), ("timeout", "warn"), ("", "faint"), (None, "faint"),
+    ],
+)  # fmt: skip
+def test_each_word_has_a_tone(word: str | None, tone: str) -> None:
+    assert tone_of(word).name == tone
+
+
+def test_the_style_sheet_has_each_tone_for_both_grounds() -> None:
+    sheet = style_sheet()
+    for tone in TONES:
+        assert sheet.count(f"--{tone}: {tone.light};") == 1
+        assert sheet.count(f"--{tone}: {tone.dark};") == 2
+
+
+@pytest.mark.parametrize("tone", TONES, ids=str)
+def test_a_badge_is_readable(tone: object) -> None:
+    """White on it has the contrast of 4.5 that WCAG asks for."""
+    red, green, blue = (int(tone.badge[at : at + 2], 16) / 255 for at in (1, 3, 5))  # type: ignore[attr-defined]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    assert 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05) >= 4.5
+
+
+WORD = re.compile(r"""["'](regressed|improved|unresolved|insufficient|incomparable)["']""")
+
+
+def test_no_other_file_spells_a_verdict() -> None:
+    files = [path for kind in ("*.py", "*.html", "*.js") for path in FOLDER.rglob(kind)]
+    spelled = {str(path.relative_to(FOLDER)) for path in files if WORD.search(path.read_text())}
+    assert spelled <= {"verdicts.py", "stats/histories.py", "stats/scan.py"}  # where scan's own words are
