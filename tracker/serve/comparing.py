@@ -39,7 +39,7 @@ def compare(site: Site, asked: Asked) -> Page:
             "b": b,
             "force": force,
             "verdict": verdict,
-            "verdicts": ORDER,
+            "verdicts": ("", *ORDER),
             **form,
         }
         if a is None or b is None:
