@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from groupbench.tracker.identity import OF_CELL, PROBLEM
+from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.plots import Comparison, Row
 from groupbench.tracker.record import Latency, Record
 
@@ -91,6 +91,12 @@ METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
 DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
 
 
+_PROBLEM = tuple(name for name in IDENTITY if name not in ("backend", "host", "hardware"))
+"""What backends are compared on: one table is of one host on one machine."""
+
+_SHAPE = _PROBLEM.index("shape")
+
+
 def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
     """The baseline's record of each problem: the operator's own, or the backend called `name`."""
     return {_problem(r): r for r in records if (r.cell.backend == name if name else r.baseline)}
@@ -98,7 +104,7 @@ def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[
 
 def _problem(record: Record) -> tuple[str, ...]:
     cell = record.cell
-    return tuple(str(getattr(cell, name)) for name in PROBLEM if name in OF_CELL)
+    return tuple(str(getattr(cell, name)) for name in _PROBLEM)
 
 
 def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:
@@ -233,8 +239,8 @@ def _wide(
     headers = ["x_val", *(f"{backend}-{metric}" for backend in backends for metric in metrics)]
     rows: list[list[Any]] = []
     for problem, of in cells.items():
-        shape = problem[3]
-        others = [text for i, text in enumerate(problem) if varies[i] and i != 3]
+        shape = problem[_SHAPE]
+        others = [text for i, text in enumerate(problem) if varies[i] and i != _SHAPE]
         row: list[Any] = [",".join([shape, *others])]
         for backend in backends:
             cell = of.get(backend)
