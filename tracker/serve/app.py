@@ -6,6 +6,7 @@ shows. A browser gets the same in HTML. Views are plain functions, and run in th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +32,9 @@ from groupbench.tracker.serve.static import static_file
 
 LARGEST_FORM = 64 * 1024
 """Bytes of a form: a thousand alerts at once."""
+
+FORM_S = 10.0
+"""How long the body of a request may take to arrive."""
 
 View = Callable[..., Page]
 
@@ -128,8 +132,9 @@ def _answer(request: Request, page: Page, person: Person | None) -> Response:
 async def change(request: Request) -> Response:
     """POST of what is to be done about alerts."""
     site: Site = request.app.state.site
+    person = site.guard.writer(request)
     pairs = await _form(request)
-    person = site.guard.writer(request, dict(pairs).get("csrf"))
+    site.guard.check_form(person, dict(pairs).get("csrf"))
     rows, back = await run_in_threadpool(alerting.change, site, Asked(pairs), person)
     if frame.wants_json(request):
         return Response(msgspec.json.encode({"alerts": rows}), media_type="application/json")
@@ -160,7 +165,7 @@ async def login(request: Request) -> Response:
     if not who:
         raise BadRequest("who are you? give who=NAME: it stands beside what you do")
     if not site.guard.knows(token.strip()):
-        raise Refused("that is not the server's token", 401)
+        raise site.guard.wrong_token("that is not the server's token")
     cookie, _ = site.guard.begin(who)
     response = RedirectResponse(back, 303)
     response.set_cookie(
@@ -171,21 +176,25 @@ async def login(request: Request) -> Response:
 
 async def logout(request: Request) -> Response:
     site: Site = request.app.state.site
-    pairs = await _form(request)
-    site.guard.end(site.guard.writer(request, dict(pairs).get("csrf")))
+    person = site.guard.writer(request)
+    site.guard.check_form(person, dict(await _form(request)).get("csrf"))
+    site.guard.end(person)
     response = RedirectResponse("/", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", path="/")
     return response
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:
-    """The fields of a form, or of a JSON object. Raises BadRequest."""
+    """Return the fields of a form, or of a JSON object. Raises BadRequest."""
     body = b""
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST_FORM:
-                raise BadRequest(f"the form has more than {LARGEST_FORM} bytes")
+        async with asyncio.timeout(FORM_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > LARGEST_FORM:
+                    raise BadRequest(f"the form has more than {LARGEST_FORM} bytes")
+    except TimeoutError as error:
+        raise BadRequest(f"the form did not arrive within {FORM_S:g} s") from error
     except ClientDisconnect as error:
         raise BadRequest("the connection ended within the form") from error
     if Asked.of_query(request.url.query).url("") != "":
@@ -248,6 +257,7 @@ async def _told(request: Request, error: Exception) -> Response:
         status, headers = 503, {"Retry-After": "5"}
     elif isinstance(error, Refused):
         status = error.status
+        await asyncio.sleep(error.wait_s)
         headers = {"WWW-Authenticate": 'Bearer realm="groupbench"'} if status == 401 else None
     return await _said(request, status, error.message, headers)
 

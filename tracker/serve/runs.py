@@ -33,7 +33,7 @@ def overview(site: Site, asked: Asked) -> Page:
             return Page(
                 "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
             )
-        told, again = verdict_data(site.verdict(session, run), paging)
+        told, again = verdict_data(site.verdict(session, run, keep=True), paging)
         counts = queries.alert_counts(session)
         _, keys = queries.alert_keys(session, stored.OPEN, queries.Slice(), limit=NEWEST_ALERTS, offset=0)
         found = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}

@@ -14,6 +14,7 @@ import ipaddress
 import secrets
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,6 +26,10 @@ COOKIE = "groupbench"
 SHORTEST_TOKEN = 16
 SESSION_S = 12 * 3600
 _MOST_SESSIONS = 1_000
+_MOST_WRONG = 64
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
+"""Before a wrong token is answered: at first, and when many were shown within a minute."""
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 HEADERS = {
@@ -42,11 +47,15 @@ HEADERS = {
 
 
 class Refused(TrackerError):
-    """Nobody who may do this asked: answered with 401 or 403."""
+    """Nobody who may do this asked: answered with 401 or 403.
 
-    def __init__(self, message: str, status: int) -> None:
+    wait_s  answer only after so many seconds: a wrong token was shown
+    """
+
+    def __init__(self, message: str, status: int, wait_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
+        self.wait_s = wait_s
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Guard:
         self._digest = None if token is None else _digest(token)
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[Person, float]] = {}  # by digest of the cookie; until when
+        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)  # when the last wrong tokens were shown
 
     @property
     def writes(self) -> bool:
@@ -76,6 +86,17 @@ class Guard:
     def knows(self, token: str) -> bool:
         """In the same time for every wrong token."""
         return self._digest is not None and hmac.compare_digest(_digest(token), self._digest)
+
+    def wrong_token(self, message: str) -> Refused:
+        """Return the refusal of a wrong token, later the more of them were shown in the last minute.
+
+        Clients are not told apart; a right token is never delayed.
+        """
+        with self._lock:
+            now = time.monotonic()
+            self._wrong.append(now)
+            recent = sum(when > now - 60 for when in self._wrong)
+        return Refused(message, 401, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(recent // 5, 10)))
 
     def begin(self, who: str) -> tuple[str, Person]:
         """(what the cookie holds, the person) of a new session."""
@@ -99,7 +120,7 @@ class Guard:
         if header is not None:
             scheme, _, token = header.partition(" ")
             if scheme.lower() != "bearer" or not self.knows(token.strip()):
-                raise Refused("the Authorization header does not hold the server's token", 401)
+                raise self.wrong_token("the Authorization header does not hold the server's token")
             return Person("", None)
         cookie = request.cookies.get(COOKIE)
         if not cookie:
@@ -108,17 +129,20 @@ class Guard:
             person, until = self._sessions.get(_digest(cookie).hex(), (None, 0.0))
         return person if until > time.monotonic() else None
 
-    def writer(self, request: Request, csrf: str | None) -> Person:
-        """Who may write by this request. Raises Refused."""
+    def writer(self, request: Request) -> Person:
+        """Return who may write, before the form is read. Raises Refused; `check_form` is still to follow."""
         if not self.writes:
             raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
         same_site(request)
         person = self.person(request)
         if person is None:
             raise Refused("writing needs the token: log in, or send it as `Authorization: Bearer TOKEN`", 401)
+        return person
+
+    def check_form(self, person: Person, csrf: str | None) -> None:
+        """Raise Refused for a form of another session."""
         if person.csrf is not None and not hmac.compare_digest((csrf or "").encode(), person.csrf.encode()):
             raise Refused("the form is not of this session; open its page again", 403)
-        return person
 
 
 MAKE_TOKEN = "`(umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > token)` makes one"

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 PER_PAGE = 50
 MOST_PER_PAGE = 500
+MOST_WORDS = 16
+"""Words of a search: each is compared with every name, shape and hardware of every series."""
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
 
@@ -95,11 +97,16 @@ class Site:
                 self._counts[run.pk] = kept
         return kept[1]
 
-    def verdict(self, session: Session, run: RunRow, *, patience: float | None = None) -> Known | Working | Failed:
-        """The gate's verdict on a run. A page shows the rest where there is none."""
+    def verdict(
+        self, session: Session, run: RunRow, *, patience: float | None = None, keep: bool = False
+    ) -> Known | Working | Failed:
+        """Return the gate's verdict on a run; `keep` finishes it even if nobody asks again.
+
+        A page shows the rest where there is no verdict.
+        """
         of, where = ("verdict", run.pk), self.database.location
         try:
-            return self.jobs.ask(of, version(session), work.judge, where, run.id, patience=patience)
+            return self.jobs.ask(of, version(session), work.judge, where, run.id, patience=patience, keep=keep)
         except TrackerError as error:
             return Failed(error.message)
 
@@ -123,7 +130,9 @@ def _last_series(session: Session) -> int:
 def slice_of(site: Site, session: Session, asked: Asked) -> tuple[queries.Slice, dict[str, Any]]:
     """(the slice that a request asks for, the choices of its form). Raises BadRequest, also for an unknown name."""
     choices = site.facets(session)
-    words = asked.text("q")
+    words = tuple(dict.fromkeys((asked.text("q") or "").split()))
+    if len(words) > MOST_WORDS:  # each is looked for in every name
+        raise BadRequest(f"q has {len(words)} words; {MOST_WORDS} are the most")
     names = {name: asked.texts(name) for name in queries.FACETS}
     for name, values in names.items():
         for value in values:
@@ -133,8 +142,8 @@ def slice_of(site: Site, session: Session, asked: Asked) -> tuple[queries.Slice,
     shapes, sizes = asked.texts("shape"), asked.texts("where")
     for text in sizes:
         told("where", partial(filters.sizes, text))
-    given = {"q": words or "", **names, "shape": shapes, "where": sizes}
-    where = queries.Slice(tuple((words or "").split()), tuple(names.items()), shapes, sizes)
+    given = {"q": " ".join(words), **names, "shape": shapes, "where": sizes}
+    where = queries.Slice(words, tuple(names.items()), shapes, sizes)
     return where, {"choices": {name: values for name, values in choices.items() if len(values) > 1}, "given": given}
 
 

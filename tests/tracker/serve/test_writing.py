@@ -10,7 +10,8 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from groupbench.tracker.serve.security import COOKIE, SESSION_S
+from groupbench.tracker.serve import app, security
+from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -112,7 +113,8 @@ def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client
 
 
 @pytest.mark.sqlite
-def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None:
+def test_who_may_write(nights: Any, serve: Client, token: str, act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "LONGEST_WAIT_S", 0.0)
     reader, writer = serve(), serve(token=token)
     assert act(reader, {}).status_code == act(reader).status_code == 403 or act(reader).status_code == 401
     assert log_in(reader, token).status_code == 403
@@ -134,3 +136,27 @@ def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Ac
     for back in ("https://evil.example/", "//evil.example", "/\\evil.example", "evil"):
         assert act(client, next=back).headers["location"] == "/alerts", back
         assert log_in(client, token, next=back).headers["location"] == "/alerts", back
+
+
+@pytest.mark.sqlite
+def test_the_token_is_asked_for_before_the_body_is_read(nights: Any, serve: Client, token: str) -> None:
+    client = serve(token=token)
+    answer = client.post("/alerts/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 401
+
+
+@pytest.mark.sqlite
+def test_a_body_that_does_not_arrive_is_not_waited_for(
+    nights: Any, serve: Client, bearer: Any, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "FORM_S", 0.0)
+    answer = serve(token=token).post("/alerts/change", data={"alert": "1"}, headers=bearer)
+    assert answer.status_code == 400
+    assert "did not arrive" in answer.text
+
+
+def test_wrong_tokens_are_answered_later_and_later() -> None:
+    guard = Guard("a-token-of-some-length")
+    waits = [guard.wrong_token("no").wait_s for _ in range(60)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (security.FIRST_WAIT_S, security.LONGEST_WAIT_S)

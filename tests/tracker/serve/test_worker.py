@@ -1,0 +1,159 @@
+"""The process that works for the server: its limits, and that it ends when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.serve import jobs, worker
+from groupbench.tracker.serve.jobs import Jobs, Known, Working
+from groupbench.tracker.serve.worker import Stopped, Worker
+
+
+@pytest.fixture
+def process() -> Iterator[Worker]:
+    process = Worker()
+    yield process
+    process.close()
+
+
+def refuse(message: str) -> None:
+    raise QueryError(message)
+
+
+def hoard() -> int:
+    return len([bytearray(1 << 26) for _ in range(1 << 10)])
+
+
+class Unsendable(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("no")
+
+
+def unsendable() -> None:
+    raise Unsendable("x")
+
+
+def test_jobs_in_their_order_by_one_process(process: Worker) -> None:
+    futures = [process.submit(os.getpid, seconds=60) for _ in range(3)]
+    (one,) = {future.result(60) for future in futures}
+    assert one != os.getpid()
+
+
+def test_what_the_work_raises(process: Worker) -> None:
+    with pytest.raises(QueryError, match="no such run"):
+        process.submit(refuse, "no such run", seconds=60).result(60)
+    with pytest.raises(Exception, match="no"):
+        process.submit(unsendable, seconds=60).result(60)
+    assert process.submit(abs, -1, seconds=60).result(60) == 1
+
+
+def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: Worker) -> None:
+    slow = process.submit(time.sleep, 600, seconds=0.2)
+    after = process.submit(abs, -1, seconds=60)
+    with pytest.raises(Stopped, match=r"longer than 0\.2 s"):
+        slow.result(60)
+    assert after.result(60) == 1
+
+
+def test_a_job_that_needs_too_much_memory_is_refused(process: Worker) -> None:
+    with pytest.raises(Stopped, match="MiB"):
+        process.submit(hoard, seconds=60).result(60)
+    assert process.submit(abs, -1, seconds=60).result(60) == 1
+
+
+def test_a_process_that_is_killed_fails_its_job_alone(process: Worker) -> None:
+    with pytest.raises(Stopped, match="ended early"):
+        process.submit(os._exit, 1, seconds=60).result(60)
+    assert process.submit(abs, -1, seconds=60).result(60) == 1
+
+
+def test_a_job_nobody_waits_for_is_stopped(process: Worker) -> None:
+    waiting = threading.Event()
+    waiting.set()
+    future = process.submit(time.sleep, 600, seconds=600, wanted=waiting.is_set)
+    queued = process.submit(time.sleep, 600, seconds=600, wanted=waiting.is_set)
+    waiting.clear()
+    for each in (future, queued):
+        with pytest.raises(Stopped, match="nobody waited"):
+            each.result(60)
+
+
+def test_closing_ends_the_job_in_hand() -> None:
+    process = Worker()
+    pid = process.submit(os.getpid, seconds=60).result(60)
+    future = process.submit(time.sleep, 600, seconds=600)
+    process.close()
+    assert isinstance(future.exception(60), Stopped)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends it, on Linux alone")
+def test_the_process_ends_with_a_server_that_is_killed() -> None:
+    code = """
+import os, time
+from groupbench.tracker.serve.worker import Worker
+if __name__ == "__main__":
+    worker = Worker()
+    print(worker.submit(os.getpid, seconds=60).result(60), flush=True)
+    worker.submit(time.sleep, 600, seconds=600)
+    time.sleep(600)
+"""
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    pid = int(server.stdout.readline())
+    server.kill()
+    server.wait(60)
+    end = time.monotonic() + 60
+    while _alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    server.stdout.close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_jobs_stop_what_is_not_asked_for_again_and_keep_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "UNWANTED_S", 0.0)
+    asked = Jobs(patience=0)
+    try:
+        assert isinstance(asked.ask("slow", 1, time.sleep, 600), Working)
+        assert isinstance(asked.ask("kept", 1, abs, -3, keep=True), Working)
+        end = time.monotonic() + 60
+        while (answer := asked.ask("kept", 1, abs, -3, keep=True)) != Known(3):
+            assert isinstance(answer, Working)
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        while asked._running:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        asked.close()
+
+
+def test_comparisons_do_not_hold_up_verdicts() -> None:
+    asked = Jobs(patience=60)
+    try:
+        assert isinstance(asked.ask("slow", 1, time.sleep, 600, patience=0), Working)
+        assert asked.ask("verdict", 1, abs, -3) == Known(3)
+    finally:
+        asked.close()
+
+
+def test_the_limit_of_memory_is_no_more_than_half_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.os, "sysconf", lambda name: 1 << 10)
+    assert worker._memory_limit() == 1 << 19

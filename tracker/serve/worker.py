@@ -1,0 +1,173 @@
+"""A process that works for the server: one job at a time, within limits of time and memory, ended when unwanted.
+
+A job in a thread would hold up every page; a job in a pool cannot be stopped. This process can: it is killed when its
+job takes too long or when nobody waits for the answer any more, and the next job starts another. It ends with the
+server, also when the server is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from groupbench.tracker.errors import StoreError
+
+LARGEST_MEMORY = 4 << 30
+"""Bytes of data that a job may hold, or half of the machine's memory where that is less."""
+
+_LOOK_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+class Stopped(StoreError):
+    """A job that was ended before it had an answer."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+    seconds: float
+    wanted: Callable[[], bool]
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Worker:
+    """A queue and the process that works it off. The process starts with the first job."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._closed = False
+
+    def submit(
+        self, work: Callable[..., Any], *args: Any, seconds: float, wanted: Callable[[], bool] = lambda: True
+    ) -> Future[Any]:
+        """Queue `work(*args)`, which must be picklable.
+
+        seconds  time limit once it has begun
+        wanted   asked again and again: whether anybody still waits for the answer
+
+        The future raises what the work raises, and Stopped where it was ended.
+        """
+        job = _Job(work, args, seconds, wanted)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="groupbench-worker", daemon=True)
+            self._thread.start()
+        self._queue.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._closed = True
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job.future.set_running_or_notify_cancel()
+            try:
+                answer = self._answer(job)
+            except BaseException as error:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(answer)
+        self._kill()
+
+    def _answer(self, job: _Job) -> Any:
+        if self._closed or not job.wanted():
+            raise Stopped("nobody waited for it")
+        pipe = self._started()
+        try:
+            pipe.send((job.work, job.args))
+            end = time.monotonic() + job.seconds
+            while not pipe.poll(_LOOK_S):
+                if self._closed or not job.wanted():
+                    self._kill()
+                    raise Stopped("nobody waited for it")
+                if time.monotonic() > end:
+                    self._kill()
+                    raise Stopped(f"it took longer than {job.seconds:g} s and was stopped; ask for less")
+            failed, value = pipe.recv()
+        except (EOFError, OSError) as error:
+            self._kill()
+            raise Stopped("the process that worked on it ended early, perhaps for want of memory") from error
+        if failed:
+            raise value
+        return value
+
+    def _started(self) -> Connection:
+        if self._pipe is None:
+            # Spawned, not forked: the server has threads, and connections that must not be shared.
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._pipe
+
+    def _kill(self) -> None:
+        process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.kill()
+            process.join(10)
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer jobs until the pipe closes: the entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the server's to handle
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(5)  # pages come first
+    _end_with_parent()
+    _limit_memory()
+    while True:
+        try:
+            work, args = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = (False, work(*args))
+        except MemoryError:
+            answer = (True, Stopped(f"it needs more than {_memory_limit() >> 20} MiB; ask for less"))
+        except Exception as error:
+            answer = (True, error)
+        try:
+            pipe.send(answer)
+        except (TypeError, AttributeError, ValueError) as error:  # an exception that cannot be pickled
+            pipe.send((True, StoreError(f"{type(error).__name__}: {error}")))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the server's thread that started it is gone. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (_memory_limit(), _memory_limit()))
+
+
+def _memory_limit() -> int:
+    try:
+        return min(LARGEST_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    except (ValueError, OSError):
+        return LARGEST_MEMORY
