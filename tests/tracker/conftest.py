@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,11 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import Engine, event, inspect
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.record import Record, encode
+from groupbench.tracker.store import engine
 from groupbench.tracker.store.engine import Store, open_store
 
 if TYPE_CHECKING:
@@ -77,6 +79,61 @@ def build(night: int = 0, ms: float | None = 1.0, **given: Any) -> Record:
 def late_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every night that tests make up is past, whatever this machine's clock says."""
     monkeypatch.setattr("groupbench.tracker.store.ingest.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
+
+
+MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
+"""Modules that are about the making of a database; in others a new one is a copy of the session's."""
+
+
+@pytest.fixture(scope="session")
+def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an empty database of each kind is made from: the bytes of a SQLite file, statements of PostgreSQL."""
+    path = tmp_path_factory.mktemp("empty") / "empty.db"
+    open_store(path, create=True).close()
+    return {"sqlite": path.read_bytes()}
+
+
+@pytest.fixture(autouse=True)
+def copied_databases(
+    empty_databases: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Migrations take fifty milliseconds for each new database, which its tests alone need to see."""
+    if request.module.__name__.rpartition(".")[2] in MIGRATE:
+        return
+    migrate = engine.migrate
+
+    def copy_or_migrate(of: Engine, revision: str = "head", **named: Any) -> None:
+        dialect, path = of.dialect.name, of.url.database
+        if revision == "head" and dialect == "sqlite" and path and not Path(path).exists():
+            Path(path).write_bytes(empty_databases["sqlite"])
+        elif revision == "head" and dialect == "postgresql" and not inspect(of).get_table_names():
+            if "postgresql" in empty_databases:
+                with closing(of.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+                    cursor.execute(empty_databases["postgresql"])
+                    connection.commit()
+            else:
+                empty_databases["postgresql"] = ";".join(_changes(of, lambda: migrate(of, **named)))
+        else:
+            migrate(of, revision, **named)
+
+    monkeypatch.setattr(engine, "migrate", copy_or_migrate)
+
+
+def _changes(of: Engine, migrate: Callable[[], None]) -> list[str]:
+    """Return the statements of migrations of an empty database, which take no values."""
+    statements: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        if not statement.startswith(("SELECT", "select", "SHOW", "show")):
+            assert not values, statement
+            statements.append(statement)
+
+    event.listen(of, "after_cursor_execute", note)
+    try:
+        migrate()
+    finally:
+        event.remove(of, "after_cursor_execute", note)
+    return statements
 
 
 @pytest.fixture
