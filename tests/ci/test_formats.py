@@ -85,6 +85,23 @@ def test_scripts_of_workflows(path: Path, workflow: Callable[[str], Any], tmp_pa
         lint(tool("shellcheck"), "-s", "bash", str(script))
 
 
+@pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
+def test_jobs_of_a_request_have_no_token_on_gitlab(path: Path, workflow: Callable[[str], Any]) -> None:
+    """A schedule of the default branch starts whatever has one: no request's pipeline, nor one that it triggers."""
+    for name, job in workflow(str(path.relative_to(CI))).items():
+        conditions = [rule["if"] for rule in job["rules"]]
+        if any("merge_request" in condition for condition in conditions):
+            assert name == "groupbench-compare"
+            assert not {"needs", "trigger", "inherit"} & job.keys()
+            assert job["script"][0].startswith('test -z "${GITLAB_TOKEN:-}" ||')
+            assert not [line for line in job["script"][1:] if "TOKEN" in line]
+        elif name == "groupbench-comments":
+            (condition,) = conditions
+            assert condition.startswith('$CI_PIPELINE_SOURCE == "schedule" && ')
+            assert condition.endswith("$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH")
+        assert not [c for c in conditions if '"pipeline"' in c or '"trigger"' in c or '"push"' in c]
+
+
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
 def test_tokens_may_do_no_more_than_they_must(path: Path, workflow: Callable[[str], Any]) -> None:
     read = workflow(str(path.relative_to(CI)))

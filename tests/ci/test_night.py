@@ -231,8 +231,10 @@ class Forge(BaseHTTPRequestHandler):
 
     comments: list[dict[str, Any]]
 
+    answers: dict[str, Any]  # by path: JSON, or a file's bytes
+
     def _answer(self, status: int, body: Any) -> None:
-        text = json.dumps(body).encode()
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -243,8 +245,13 @@ class Forge(BaseHTTPRequestHandler):
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
 
     def do_GET(self) -> None:
-        if self.path.endswith("/user"):
+        path = self.path.partition("?")[0]
+        if path == "/user":
             self._answer(200, {"login": "bot", "username": "bot", "id": 1})
+        elif path in self.answers:
+            self._answer(200, self.answers[path])
+        elif "/artifacts/" in path:
+            self._answer(404, {"message": "404 Not found"})
         else:
             self._answer(200, self.comments)
 
@@ -265,11 +272,11 @@ class Forge(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def forge() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    comments: list[dict[str, Any]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Forge,), {"comments": comments}))
+def forge() -> Iterator[tuple[str, type[Forge]]]:
+    service = type("Service", (Forge,), {"comments": [], "answers": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", comments
+    yield f"http://127.0.0.1:{server.server_port}", service
     server.shutdown()
     server.server_close()
 
@@ -277,7 +284,7 @@ def forge() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def test_a_pull_request_of_github(
     checkout: Checkout, github: Service, workflow: Workflow, forge: Any, tmp_path: Path
 ) -> None:
-    url, comments = forge
+    url, service_of = forge
     jobs = workflow("github/pull-request.yml")["jobs"]
     base, head = checkout.git("rev-parse", "HEAD~1"), checkout.git("rev-parse", "HEAD")
     event = tmp_path / "event.json"
@@ -290,26 +297,86 @@ def test_a_pull_request_of_github(
         posted = github(jobs["comment"], checkout, facts, **service)
         assert not posted.failed, posted.text
         assert "secret" not in posted.text
-    (comment,) = comments
+    (comment,) = service_of.comments
     assert f"`{head[:10]}` beside its merge base `{base[:10]}`" in comment["body"]
     assert "| same |" in comment["body"]
     comparisons = (checkout.folder / "artifacts/comparisons.jsonl").read_text().splitlines()
     assert len(comparisons) == 1
 
 
+def of_gitlab(service: type[Forge], text: bytes | None, **job: Any) -> None:
+    """Have one open merge request, the jobs of whose pipelines left a text."""
+    ours = {"id": 12, "project_id": 1}
+    compare = {"id": 5, "name": "groupbench-compare", "status": "failed", "finished_at": "2026-01-01T00:00:00Z"}
+    service.answers = {
+        "/projects/1/merge_requests": [{"iid": 7}],
+        "/projects/1/merge_requests/7/pipelines": [{"id": 13, "project_id": 2}, ours, {"id": 11, "project_id": 1}],
+        "/projects/1/pipelines/12/jobs": [{"id": 4, "name": "lint"}, compare | job],
+    }
+    if text is not None:
+        service.answers["/projects/1/jobs/5/artifacts/artifacts/comment.md"] = text
+
+
 def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any) -> None:
-    url, comments = forge
+    """The request's code steals what it finds, and finds no token; the default branch's posts the text."""
+    url, service = forge
     read = workflow("gitlab/merge-request.yml")
+    with (checkout.folder / "ci/environment.sh").open("a") as script:
+        script.write('\nenv >>"$HOME/stolen"\n')
+    checkout.git("commit", "-qam", "Steal")
     facts = {
-        "CI_MERGE_REQUEST_DIFF_BASE_SHA": checkout.git("rev-parse", "HEAD~1"),
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": checkout.git("rev-parse", "HEAD~2"),
         "CI_COMMIT_SHA": checkout.git("rev-parse", "HEAD"),
     }
     measured = gitlab(read["groupbench-compare"], checkout, **facts)
     assert not measured.failed, measured.text
-    service = {"CI_API_V4_URL": url, "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "7", "GITLAB_TOKEN": "secret"}
-    posted = gitlab(read["groupbench-comment"], checkout, **facts, **service)
+    of_gitlab(service, (checkout.folder / "artifacts/comment.md").read_bytes())
+    stolen = Path(checkout.environment["HOME"]) / "stolen"
+    assert "TOKEN" not in stolen.read_text()
+    stolen.unlink()
+
+    checkout.git("checkout", "-q", "HEAD~1")  # the default branch
+    of_default = {"CI_API_V4_URL": url, "CI_PROJECT_ID": "1", "GITLAB_TOKEN": "secret", "GITLAB_CI": "true"}
+    for _ in range(2):
+        posted = gitlab(read["groupbench-comments"], checkout, **of_default)
+        assert not posted.failed, posted.text
+        assert "secret" not in posted.text
+    assert not stolen.exists()
+    assert ["nothing got worse" in comment["body"] for comment in service.comments] == [True]
+
+
+def test_a_request_that_can_read_the_token_is_refused(checkout: Checkout, gitlab: Service, workflow: Workflow) -> None:
+    job = workflow("gitlab/merge-request.yml")["groupbench-compare"]
+    refused = gitlab(job, checkout, GITLAB_TOKEN="secret")
+    assert refused.failed == ["script"]
+    assert refused.text == "GITLAB_TOKEN must be protected; this pipeline can read it\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [(None, {}), (b"nothing got worse", {"finished_at": None})],
+    ids=["no verdict", "a job that is running"],
+)
+def test_no_text_is_no_comment(
+    text: bytes | None, job: dict[str, Any], checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any
+) -> None:
+    url, service = forge
+    of_gitlab(service, text, **job)
+    read = workflow("gitlab/merge-request.yml")["groupbench-comments"]
+    posted = gitlab(read, checkout, CI_API_V4_URL=url, CI_PROJECT_ID="1", GITLAB_TOKEN="secret", GITLAB_CI="true")
     assert not posted.failed, posted.text
-    assert ["nothing got worse" in comment["body"] for comment in comments] == [True]
+    assert service.comments == []
+
+
+def test_a_text_gives_the_bot_no_orders(checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any) -> None:
+    url, service = forge
+    of_gitlab(service, b"fine, @all\n/close\n  /label ~bug\n> /approve\n")
+    read = workflow("gitlab/merge-request.yml")["groupbench-comments"]
+    posted = gitlab(read, checkout, CI_API_V4_URL=url, CI_PROJECT_ID="1", GITLAB_TOKEN="secret", GITLAB_CI="true")
+    assert not posted.failed, posted.text
+    ((_, *lines),) = [comment["body"].splitlines() for comment in service.comments]
+    assert lines[-3:] == ["\\/close", "  \\/label ~bug", "> \\/approve"]
+    assert "@all" not in "".join(lines)
 
 
 def test_a_change_that_is_wrong(checkout: Checkout) -> None:
