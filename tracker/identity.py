@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from groupbench.tracker.environment import digest, hardware_class
-from groupbench.tracker.record import Record
+from groupbench.tracker.record import Cell, Environment, Record
 
 IDENTITY = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol", "hardware", "seed")
 """In the order in which their values are hashed: another order would make another series of each."""
@@ -28,16 +28,16 @@ OF_CELL = tuple(name for name in IDENTITY if name != "hardware")
 _of_cell = attrgetter(*OF_CELL)
 
 
-def series_fields(record: Record) -> dict[str, Any]:
-    """Return the identity of a record's series: the value of each field by name, in the order of IDENTITY."""
-    values = dict(zip(OF_CELL, _of_cell(record.cell), strict=True))
-    values["hardware"] = hardware_class(record.environment)
+def series_fields(cell: Cell, environment: Environment) -> dict[str, Any]:
+    """Return the identity of a cell's series: the value of each field by name, in the order of IDENTITY."""
+    values = dict(zip(OF_CELL, _of_cell(cell), strict=True))
+    values["hardware"] = hardware_class(environment)
     return {name: values[name] for name in IDENTITY}
 
 
 def series_identity(record: Record) -> str:
     """Return the hash that all points of one series share."""
-    return identity_of(series_fields(record))
+    return identity_of(series_fields(record.cell, record.environment))
 
 
 def identity_of(fields: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def build(night: int = 0, ms: float | None = 1.0, **given: Any) -> Record:
 @pytest.fixture(autouse=True)
 def late_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every night that tests make up is past, whatever this machine's clock says."""
-    monkeypatch.setattr("groupbench.tracker.store.ingest.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr("groupbench.tracker.store.checked.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
 
 
 MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -43,34 +40,17 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
 
 
 def _store(db: str, name: str) -> Ingested:
-    """Check all of a file before the database is opened, then store it: nothing of it is held meanwhile."""
-    from itertools import islice
-
+    """Check all of a file before the database is opened, then store it."""
     from groupbench.tracker.errors import IngestError
-    from groupbench.tracker.record import read
+    from groupbench.tracker.store.checked import Staged, read_checked
     from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.store.ingest import ingest as store_records
-    from groupbench.tracker.store.ingest import read_checked
+    from groupbench.tracker.store.ingest import ingest_checked
 
     source = "stdin" if name == "-" else name
     try:
-        with _rewindable(name) as file:
-            last = max(number for number, _ in read_checked(file, source))
-            file.seek(0)
-            with open_store(db, create=True) as store:
-                return store_records(store, read(islice(file, last)), source)  # a writer may have gone on
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
+            staged = Staged(read_checked(stream, source))
+        with staged, open_store(db, create=True) as store:
+            return ingest_checked(store, staged, source)
     except (OSError, ValueError) as error:
         raise IngestError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
-
-
-@contextmanager
-def _rewindable(name: str) -> Iterator[IO[bytes]]:
-    """The file, or a copy of what cannot be read twice."""
-    with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
-        if name != "-" and stream.seekable():
-            yield stream
-            return
-        with tempfile.SpooledTemporaryFile(max_size=1 << 24) as copy:
-            shutil.copyfileobj(stream, copy)
-            copy.seek(0)
-            yield cast("IO[bytes]", copy)

@@ -106,7 +106,7 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
 
 
 def _series(record: Record, known: dict[Any, SeriesRow]) -> SeriesRow:
-    cell, fields = record.cell, series_fields(record)
+    cell, fields = record.cell, series_fields(record.cell, record.environment)
     key = tuple(fields.values())
     if key not in known:
         known[key] = SeriesRow(

@@ -123,7 +123,7 @@ def _check(records: tuple[Record, ...]) -> None:
     """Raise FormatError where the store would refuse a record, or two contradict each other."""
     from groupbench.tracker.identity import series_identity
     from groupbench.tracker.record import RecordError, decode, encode
-    from groupbench.tracker.store.ingest import unstorable
+    from groupbench.tracker.store.checked import unstorable
     from groupbench.tracker.store.points import content_of
 
     seen: dict[tuple[str, str], object] = {}

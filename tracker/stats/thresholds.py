@@ -78,7 +78,9 @@ def burst_error(burst_medians: NDArray[np.float64]) -> float:
     n = len(burst_medians)
     if n < 2:
         return math.nan
-    return float(1.2533 * np.std(np.log(burst_medians), ddof=1) / math.sqrt(n))
+    log = np.log(burst_medians)
+    log -= log.sum() / n
+    return float(1.2533 * math.sqrt((log * log).sum() / (n - 1)) / math.sqrt(n))  # np.std takes four times as long
 
 
 def far_off(

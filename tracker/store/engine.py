@@ -159,7 +159,7 @@ def _make_sqlite_file(path: Path) -> None:
         store = Store(_engine(URL.create("sqlite", database=str(made)), str(path)), str(path))
         try:
             with store.told():
-                migrate(store.engine)
+                _create_tables(store.engine)
         finally:
             store.close()  # the last to close folds the write-ahead log into the file
         put(made, path)
@@ -169,6 +169,25 @@ def _make_sqlite_file(path: Path) -> None:
         raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _create_tables(engine: Engine) -> None:
+    """Make the tables of HEAD in a new SQLite file, as all migrations would: a test compares the two."""
+    _set_up_sqlite(engine, new=True)
+    with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
+        Base.metadata.create_all(connection, checkfirst=False)
+        connection.exec_driver_sql(
+            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+            "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+        )
+        connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (HEAD,))
+
+
+def _set_up_sqlite(engine: Engine, *, new: bool) -> None:
+    with engine.connect() as connection, closing(connection.connection.cursor()) as cursor:
+        if new:
+            cursor.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
+        cursor.execute("PRAGMA journal_mode = WAL")
 
 
 def put(made: Path, place: Path) -> None:
@@ -325,10 +344,7 @@ def migrate(engine: Engine, revision: str = "head", *, name: str = "the database
     sqlite = engine.dialect.name == "sqlite"
     before, _ = _revision(engine)
     if sqlite:
-        with engine.connect() as connection, closing(connection.connection.cursor()) as cursor:
-            if before is None:
-                cursor.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
-            cursor.execute("PRAGMA journal_mode = WAL")
+        _set_up_sqlite(engine, new=before is None)
     config = alembic_config()
     try:
         with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:

@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import IngestError
-from groupbench.tracker.identity import series_fields, series_identity
-from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
+from groupbench.tracker.identity import series_fields
+from groupbench.tracker.record import Cell, Kernel, Run
 from groupbench.tracker.store import schema
+from groupbench.tracker.store.bulk import insert_rows
+from groupbench.tracker.store.checked import BATCH, NOT_REACHED, Checked, Numbered, named, prepared
 from groupbench.tracker.store.engine import Store, cause
-from groupbench.tracker.store.packing import unpack_samples
-from groupbench.tracker.store.points import content_of, kernels_hash, point_values
+from groupbench.tracker.store.points import kernels_hash
 from groupbench.tracker.text.wording import counted
-
-__all__ = ["Ingested", "Numbered", "content_of", "ingest", "parse", "read_checked", "unpack_samples"]
-
-Numbered = tuple[int, Record]
-
-_SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
-"""Samples are kept as float32; outside these bounds they would become zero or infinite."""
-
-_LONGEST_NAME = 1000
-"""Bytes of a text that an index holds: PostgreSQL takes about 2,700 for all of an entry."""
 
 NAMED_RUNS = 5
 """Of the runs in a file, those that are named."""
 
-NOT_REACHED = "skipped"
-"""The status of what a run has not come to yet: the result of its going on takes the place of it."""
-
-_BATCH = 500
-"""Records looked up and inserted at once: enough to make statements rare, few enough to hold in memory."""
-
-_AHEAD = timedelta(days=1)
-"""How far the clock of who measured may be ahead. A run of next year would be the newest until then."""
-
 _RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
 _COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
 _SERIES_FACTS = ("dims", "flops", "min_bytes")
+_KERNELS = msgspec.json.Decoder(tuple[Kernel, ...])
 
 
 @dataclass(frozen=True)
@@ -73,52 +55,23 @@ class Ingested:
         )
 
 
-def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
-    """The records of a stream with their line numbers, checked one by one and against each other.
-
-    Holds none of them: what is remembered of each is a hash. Raises IngestError, which names the line: a
-    record that is malformed or cannot be stored, or two results of one run and series that say different
-    things; or a stream without any record.
-    """
-    empty = True
-    seen: dict[tuple[str, str], tuple[int, int]] = {}
-    try:
-        for number, record in read(lines):
-            problem = unstorable(record)
-            if problem:
-                raise IngestError(f"{source}: line {number}: {problem}")
-            if record.status != NOT_REACHED:
-                key = (record.run.id, series_identity(record))
-                content = content_of(record)
-                first, before = seen.setdefault(key, (number, content))
-                if before != content:
-                    said = f"contradicts line {first}, same run and series"
-                    raise IngestError(f"{source}: line {number}: {said} ({_named(record.cell)})")
-            empty = False
-            yield number, record
-    except RecordError as error:
-        raise IngestError(f"{source}: {error}") from error
-    if empty:
-        raise IngestError(f"{source}: holds no record")
-
-
-def parse(lines: Iterable[bytes], source: str) -> list[Numbered]:
-    """All records of a stream that is small enough to hold. Raises IngestError, as `read_checked` does."""
-    return list(read_checked(lines, source))
-
-
 def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
+    """Store records that are known to be storable, in one transaction. Raises IngestError; nothing is stored then."""
+    return ingest_checked(store, prepared(records, source), source)
+
+
+def ingest_checked(store: Store, records: Iterable[Checked], source: str) -> Ingested:
     """Store records that were checked, in one transaction. Raises IngestError; nothing is stored then."""
     with store.write() as session:
         return ingest_into(session, records, source)
 
 
-def ingest_into(session: Session, records: Iterable[Numbered], source: str) -> Ingested:
-    """`ingest` within a transaction that is open already. Raises IngestError; it must be undone then."""
+def ingest_into(session: Session, records: Iterable[Checked], source: str) -> Ingested:
+    """`ingest_checked` within a transaction that is open already. Raises IngestError; it must be undone then."""
     count = 0
     remaining = iter(records)
     writer = _Writer(session)
-    while batch := list(islice(remaining, _BATCH)):
+    while batch := list(islice(remaining, BATCH)):
         count += len(batch)
         try:
             writer.add(batch, source)
@@ -126,7 +79,7 @@ def ingest_into(session: Session, records: Iterable[Numbered], source: str) -> I
             raise  # another writer or the disk, not these lines
         except (SQLAlchemyError, RecursionError, OverflowError, ValueError) as error:
             said = cause(error) if isinstance(error, SQLAlchemyError) else error
-            where = f"lines {batch[0][0]} to {batch[-1][0]}" if len(batch) > 1 else f"line {batch[0][0]}"
+            where = f"lines {batch[0].number} to {batch[-1].number}" if len(batch) > 1 else f"line {batch[0].number}"
             raise IngestError(f"{source}: {where}: cannot be stored: {said}") from error
     return Ingested(
         source=source,
@@ -136,46 +89,6 @@ def ingest_into(session: Session, records: Iterable[Numbered], source: str) -> I
         new_series=writer.new_series,
         runs=tuple(writer.states),
     )
-
-
-def clock() -> datetime:
-    """The time by this machine."""
-    return datetime.now(UTC)
-
-
-def unstorable(record: Record) -> str | None:
-    """Why a valid record cannot be stored, or None."""
-    try:
-        for instant in (record.run.started, record.run.commit.time):
-            if instant is not None:
-                instant.astimezone(UTC)
-        msgspec.json.encode(record.kernels)
-    except OverflowError:
-        return "a time is out of range"
-    except RecursionError:
-        return "is nested too deeply"
-    cell, run = record.cell, record.run
-    here = clock()
-    if run.started - max(here, run.commit.time or here) > _AHEAD:  # where the clock here is slow, the commit's counts
-        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is yet to come"
-    for name, text in (
-        ("cell.operator", cell.operator),
-        ("cell.backend", cell.backend),
-        ("run.id", run.id),
-        ("run.plan", run.plan or ""),
-        ("run.commit.hash", run.commit.hash),
-    ):
-        if len(text) > _LONGEST_NAME // 4 and len(text.encode()) > _LONGEST_NAME:
-            return f"{name} is longer than {_LONGEST_NAME} bytes"
-    if record.latency is not None:
-        for burst in record.latency.bursts_ms:
-            for ms in (min(burst), max(burst)):
-                if not _SMALLEST_MS < ms < _LARGEST_MS:
-                    return f"latency.bursts_ms holds {ms:g}, which is no time"
-    return None
-
-
-encode = msgspec.json.Encoder().encode
 
 
 class _Stored(NamedTuple):
@@ -196,54 +109,51 @@ class _Writer:
         self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
         self.points: dict[int, dict[int, _Stored]] = {}  # of each run, by series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
-        self.environments: dict[bytes, tuple[int, str]] = {}
+        self.environments: dict[str, int] = {}  # key by the hash of all facts
         self.kernels: dict[bytes, int] = {}
 
-    def add(self, batch: list[Numbered], source: str) -> None:
-        identities = [series_identity(record) for _, record in batch]
-        self._look_up_series(batch, identities)
+    def add(self, batch: list[Checked], source: str) -> None:
+        self._look_up_series(batch)
         self._look_up_kernels(batch)
         rows: dict[tuple[int, int], dict[str, Any]] = {}  # by run and series: a file may hold what took its place
-        for (number, record), identity in zip(batch, identities, strict=True):
+        for checked in batch:
             try:
-                row = self._point(record, identity)
+                row = self._point(checked)
             except IngestError as error:
-                raise IngestError(f"{source}: line {number}: {error}") from error
+                raise IngestError(f"{source}: line {checked.number}: {error}") from error
             if row is not None:
                 rows[row["run_id"], row["series_id"]] = row
-        if rows:
-            self.session.execute(insert(schema.table_of(schema.Point)), list(rows.values()))
+        insert_rows(self.session, schema.Point, list(rows.values()))
         self.added += len(rows)
 
-    def _point(self, record: Record, identity: str) -> dict[str, Any] | None:
+    def _point(self, checked: Checked) -> dict[str, Any] | None:
         """Columns of a new point; None where it is stored already."""
-        run = self._run(record.run)
-        series, facts = self.series[identity]
-        environment, environment_content = self._environment(record.environment)
-        values = point_values(record, environment_content, identity)
+        run = self._run(checked.run)
+        series, facts = self.series[checked.identity]
+        environment = self._environment(checked)
+        values = checked.values
         before = self.points[run].get(series)
         if before is not None:
-            if before.content == values["content"] or record.status == NOT_REACHED:
+            if before.content == values["content"] or values["status"] == NOT_REACHED:
                 self.known += 1
                 return None
             if before.status != NOT_REACHED:
-                raise IngestError(f"run {record.run.id} is stored with another result for {_named(record.cell)}")
+                raise IngestError(f"run {checked.run.id} is stored with another result for {named(checked.cell)}")
             # The run went on since and measured it.
             own = (schema.Point.run_id == run, schema.Point.series_id == series)
             self.session.execute(delete(schema.Point).where(*own))
-        self.points[run][series] = _Stored(values["content"], record.status)
-        newer = {name: getattr(record.cell, name) for name in _SERIES_FACTS}
-        newer = {name: value for name, value in newer.items() if value and value != facts[name]}
+        self.points[run][series] = _Stored(values["content"], values["status"])
+        newer = {name: value for name, value in _facts(checked.cell).items() if value and value != facts[name]}
         if newer:
             self.session.execute(update(schema.Series).where(schema.Series.id == series).values(newer))
             facts.update(newer)
-        kernels = self.kernels[encode(record.kernels)] if record.kernels else None
+        kernels = None if checked.kernels is None else self.kernels[checked.kernels]
         keys = {"run_id": run, "series_id": series, "environment_id": environment}
         return {**keys, "kernels_id": kernels, **values}
 
     def _run(self, given: Run) -> int:
         """Key of the run, made or found. A run is of one commit; what is known of a commit is only added to."""
-        if self.latest is not None and self.latest[0] == given:
+        if self.latest is not None and self.latest[0] is given:
             return self.latest[1]
         if given.id not in self.runs:
             self.runs[given.id] = self._find_run(given)
@@ -287,58 +197,50 @@ class _Writer:
         self.points[run.id] = {}
         return run, commit
 
-    def _look_up_series(self, batch: list[Numbered], identities: list[str]) -> None:
+    def _look_up_series(self, batch: list[Checked]) -> None:
         """Key and facts of every series of the batch, made where it is new."""
-        wanted = {
-            identity: record
-            for (_, record), identity in zip(reversed(batch), reversed(identities), strict=True)
-            if identity not in self.series
-        }
-        self._find_series(list(wanted))
+        wanted = {one.identity: one for one in reversed(batch) if one.identity not in self.series}
+        if not wanted:
+            return
+        columns = [getattr(schema.Series, name) for name in ("id", "identity", *_SERIES_FACTS)]
+        for row in self.session.execute(select(*columns).where(schema.Series.identity.in_(list(wanted)))):
+            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in _SERIES_FACTS})
         missing = [identity for identity in reversed(wanted) if identity not in self.series]  # in the file's order
         if missing:
-            rows = [_series_values(identity, wanted[identity]) for identity in missing]
-            self.session.execute(insert(schema.table_of(schema.Series)), rows)
+            insert_rows(self.session, schema.Series, [_series_values(wanted[identity]) for identity in missing])
             self.new_series += len(missing)
-            self._find_series(missing)
+            keys = select(schema.Series.identity, schema.Series.id).where(schema.Series.identity.in_(missing))
+            for identity, key in self.session.execute(keys):
+                self.series[identity] = (key, _facts(wanted[identity].cell))
 
-    def _find_series(self, identities: list[str]) -> None:
-        if not identities:
-            return
-        facts = [getattr(schema.Series, name) for name in _SERIES_FACTS]
-        query = select(schema.Series.id, schema.Series.identity, *facts).where(schema.Series.identity.in_(identities))
-        for row in self.session.execute(query):
-            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in _SERIES_FACTS})
-
-    def _environment(self, given: Environment) -> tuple[int, str]:
-        """(key, hash of every fact)."""
-        encoded = encode(given)
-        if encoded not in self.environments:
-            content = digest(given)
+    def _environment(self, checked: Checked) -> int:
+        """Key of the environment, made where it is new."""
+        content, facts = checked.environment_content, checked.environment
+        if content not in self.environments:
             known = self.session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
             if known is None:
                 columns = schema.Environment.__table__.columns.keys()
-                facts = {name: getattr(given, name) for name in given.__struct_fields__ if name in columns}
                 environment = schema.Environment(
                     content=content,
-                    identity=environment_identity(given),
-                    facts=msgspec.to_builtins(given),
-                    **facts,
+                    identity=environment_identity(facts),
+                    facts=msgspec.to_builtins(facts),
+                    **{name: getattr(facts, name) for name in facts.__struct_fields__ if name in columns},
                 )
                 self.session.add(environment)
                 self.session.flush()
                 known = environment.id
-            self.environments[encoded] = (known, content)
-        return self.environments[encoded]
+            self.environments[content] = known
+        return self.environments[content]
 
-    def _look_up_kernels(self, batch: list[Numbered]) -> None:
+    def _look_up_kernels(self, batch: list[Checked]) -> None:
         """Key of every set of kernels of the batch, made where it is new."""
-        wanted = {encode(record.kernels): record.kernels for _, record in batch if record.kernels}
-        wanted = {encoded: kernels for encoded, kernels in wanted.items() if encoded not in self.kernels}
+        new = (one.kernels for one in batch if one.kernels is not None and one.kernels not in self.kernels)
+        wanted = list(dict.fromkeys(new))  # in the file's order
         if not wanted:
             return
         rows = {}
-        for encoded, kernels in wanted.items():
+        for encoded in wanted:
+            kernels = _KERNELS.decode(encoded)
             plain = msgspec.to_builtins(kernels)
             rows[encoded] = {"content": digest(plain), "hash": kernels_hash(kernels), "kernels": plain}
         unlike = {row["content"]: row for row in rows.values()}
@@ -347,15 +249,15 @@ class _Writer:
         known = dict(self.session.execute(query).all())
         missing = [row for content, row in unlike.items() if content not in known]
         if missing:
-            self.session.execute(insert(schema.table_of(table)), missing)
+            insert_rows(self.session, table, missing)
             known = dict(self.session.execute(query).all())
         self.kernels.update((encoded, known[row["content"]]) for encoded, row in rows.items())
 
 
-def _series_values(identity: str, record: Record) -> dict[str, Any]:
-    facts = {name: getattr(record.cell, name) for name in _SERIES_FACTS}
-    return {"identity": identity, **series_fields(record), **facts}
+def _facts(cell: Cell) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in _SERIES_FACTS}
 
 
-def _named(cell: Cell) -> str:
-    return f"{cell.operator} {cell.backend} {cell.mode} {cell.dtype} {cell.shape}"
+def _series_values(checked: Checked) -> dict[str, Any]:
+    fields = series_fields(checked.cell, checked.environment)
+    return {"identity": checked.identity, **fields, **_facts(checked.cell)}

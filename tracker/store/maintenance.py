@@ -17,6 +17,7 @@ from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.checked import prepared
 from groupbench.tracker.store.engine import Store, cause, copy_sqlite
 from groupbench.tracker.store.ingest import Ingested, ingest_into
 from groupbench.tracker.store.points import LATENCY_COLUMNS, point_values
@@ -66,7 +67,7 @@ def merge(store: Store, other: Store) -> Ingested:
     other: the same run and series with other results.
     """
     with other.read() as theirs, store.write() as session:
-        done = ingest_into(session, enumerate(stored_records(theirs), 1), other.name)
+        done = ingest_into(session, prepared(enumerate(stored_records(theirs), 1), other.name), other.name)
         _merge_alerts(session, theirs, _merge_comparisons(session, theirs))
         return done
 

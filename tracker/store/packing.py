@@ -63,15 +63,16 @@ def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> byt
     alike = len(set(lengths)) == 1
     head = _varint(2 * len(lengths) + alike) + b"".join(map(_varint, lengths[:1] if alike else lengths))
 
-    patterns = flat.view("<u4").astype(np.int64)
-    best = bytes([_BITS]) + head + _pack_whole(patterns)
+    whole, method = flat.view("<u4").astype(np.int64), bytes([_BITS]) + head
+    low, high = int(whole.min()), int(whole.max())
     for position, step in enumerate(TICK_NS):
         ticks = _ticks(flat, step)
         if ticks is not None:
-            size = 2 + len(head) + _packed_size(ticks)
-            if size < len(best):
-                best = bytes([_TICKS]) + head + bytes([position]) + _pack_whole(ticks)
+            ends = int(ticks.min()), int(ticks.max())
+            if 1 + _packed_size(*ends, len(ticks)) < _packed_size(low, high, len(whole)):
+                whole, method, (low, high) = ticks, bytes([_TICKS]) + head + bytes([position]), ends
             break  # a shorter step is a multiple more ticks
+    best = method + _pack_whole(whole.tolist() if len(whole) <= _FEW else whole, low, high)
     if len(flat) >= _ZLIB_FROM:
         planes = flat.view(np.uint8).reshape(-1, 4).T.tobytes()
         squeezed = bytes([_ZLIB]) + head + zlib.compress(planes, 6)
@@ -125,9 +126,14 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
     try:
         for name, scale in _TELEMETRY_FIELDS:
             given = [burst[name] for burst in bursts if name in burst]
+            if not given:
+                columns.append([])
+                continue
             whole = [round(value * scale) for value in given]
             back = [value / scale for value in whole] if scale > 1 else whole
-            if len(given) not in (0, len(bursts)) or str(back) != str(given):  # as text: -0.0 is not 0.0
+            if len(given) != len(bursts) or back != given or set(map(type, given)) - {type(back[0])}:
+                return plain
+            if 0 in whole and str(back) != str(given):  # as text: -0.0 is not 0.0
                 return plain
             columns.append(whole)
         reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
@@ -139,7 +145,7 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
     if any(abs(value) >= 1 << 40 for column in columns for value in column):
         return plain
     present = sum(1 << i for i, column in enumerate(columns) if column)
-    body = b"".join(_pack_whole(column) for column in columns if column)
+    body = b"".join(_pack_whole(column, min(column), max(column)) for column in columns if column)
     return bytes([_COLUMNS]) + _varint(len(bursts)) + bytes([present]) + body
 
 
@@ -194,19 +200,17 @@ def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
     return (ticks.astype(np.float64) * step / 1e6).astype("<f4")
 
 
-def _pack_whole(values: Sequence[int] | NDArray[np.int64]) -> bytes:
-    """Smallest, width, then each one's difference from the smallest in `width` bits."""
-    given = values if isinstance(values, list) else np.asarray(values)
-    base = int(min(given) if isinstance(given, list) else given.min())
-    width = (int(max(given) if isinstance(given, list) else given.max()) - base).bit_length()
-    head = _varint(base << 1 if base >= 0 else (-base << 1) - 1) + bytes([width])
-    if len(given) <= _FEW:  # one long number: for few, quicker than arrays
+def _pack_whole(values: list[int] | NDArray[np.int64], low: int, high: int) -> bytes:
+    """Smallest, width, then each one's difference from the smallest in `width` bits. `low` and `high` are the ends."""
+    width = (high - low).bit_length()
+    head = _varint(_signed(low)) + bytes([width])
+    if isinstance(values, list) and len(values) <= _FEW:  # one long number: for few, quicker than arrays
         joined = 0
-        for value in given if isinstance(given, list) else given.tolist():
-            joined = joined << width | (value - base)
-        size = width * len(given)
+        for value in values:
+            joined = joined << width | (value - low)
+        size = width * len(values)
         return head + (joined << -size % 8).to_bytes((size + 7) // 8, "big")
-    offsets = np.asarray(given) - base
+    offsets = np.asarray(values, dtype=np.int64) - low
     shifts = np.arange(width - 1, -1, -1)
     parts = [head]
     for start in range(0, len(offsets), _CHUNK):
@@ -215,9 +219,14 @@ def _pack_whole(values: Sequence[int] | NDArray[np.int64]) -> bytes:
     return b"".join(parts)
 
 
-def _packed_size(values: NDArray[np.int64]) -> int:
-    base, width = int(values.min()), int(values.max() - values.min()).bit_length()
-    return len(_varint(abs(base) << 1)) + 1 + (width * len(values) + 7) // 8
+def _packed_size(low: int, high: int, count: int) -> int:
+    """Bytes that `_pack_whole` takes."""
+    return len(_varint(_signed(low))) + 1 + ((high - low).bit_length() * count + 7) // 8
+
+
+def _signed(value: int) -> int:
+    """A whole number as one that is not negative: the lowest bit is the sign."""
+    return value << 1 if value >= 0 else (-value << 1) - 1
 
 
 def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64], int]:

@@ -19,7 +19,7 @@ from groupbench.tracker.environment import digest
 from groupbench.tracker.identity import series_identity
 from groupbench.tracker.record import Accuracy, Kernel, Latency, Record
 from groupbench.tracker.stats.thresholds import burst_error
-from groupbench.tracker.store.packing import flatten, pack_samples, unpack_samples
+from groupbench.tracker.store.packing import flatten, pack_samples, pack_telemetry, unpack_samples
 
 PPM = 1e6
 _LARGEST_PPM = 2**62
@@ -150,7 +150,7 @@ def _latency_values(latency: Latency, flat: NDArray[np.float32]) -> dict[str, An
         "high_ppm": _ppm(ordered[-1] / median - 1),
         "error_ppm": None if math.isnan(error) else _ppm(error),
         "samples": pack_samples(latency.bursts_ms, flat),
-        "telemetry": msgspec.to_builtins(latency.telemetry) or None,
+        "telemetry": pack_telemetry(msgspec.to_builtins(latency.telemetry)) if latency.telemetry else None,
         "prepare_ms": latency.prepare_ms,
         "enqueue_ms": latency.enqueue_ms,
     }

@@ -52,15 +52,16 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PackedTelemetry(TypeDecorator[list[Any]]):
-    """What `packing.pack_telemetry` makes, read back as a list of one dict for each burst."""
+    """What `packing.pack_telemetry` makes, read back as a list of one dict for each burst. Packed bytes are stored
+    as they are."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> bytes | None:
+    def process_bind_param(self, value: list[Any] | bytes | None, dialect: Dialect) -> bytes | None:
         from groupbench.tracker.store.packing import pack_telemetry
 
-        return None if value is None else pack_telemetry(value)
+        return value if value is None or isinstance(value, bytes) else pack_telemetry(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
         from groupbench.tracker.store.packing import unpack_telemetry

@@ -147,7 +147,7 @@ def test_a_clock_that_jumped_orders_its_run_and_nothing_else(
         odd, run=msgspec.structs.replace(odd.run, started=datetime(year, 6, 1, 12, tzinfo=UTC))
     )
     with monkeypatch.context() as here:  # it jumped where this was stored, too
-        here.setattr("groupbench.tracker.store.ingest.clock", lambda: datetime(year, 12, 31, tzinfo=UTC))
+        here.setattr("groupbench.tracker.store.checked.clock", lambda: datetime(year, 12, 31, tzinfo=UTC))
         stored([odd])
     stored([make(0), make(1), make(2)])
     rows = json.loads(cli("history", "--json").stdout)

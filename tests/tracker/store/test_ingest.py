@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,11 +19,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, select
 
+from groupbench.tracker import record as record_module
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.record import Accuracy, Record, decode, encode
-from groupbench.tracker.store import ingest as ingests
+from groupbench.tracker.store import checked as checks
+from groupbench.tracker.store.checked import Checked, Staged, read_checked
 from groupbench.tracker.store.engine import Store, open_store
-from groupbench.tracker.store.ingest import ingest, parse
+from groupbench.tracker.store.ingest import ingest, ingest_checked
 from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import Base, Point
@@ -56,6 +61,10 @@ def rounded(record: Record) -> Record:
         return record
     bursts = tuple(tuple(float(np.float32(ms)) for ms in burst) for burst in record.latency.bursts_ms)
     return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
+
+
+def checked(lines: list[bytes], source: str) -> list[Checked]:
+    return list(read_checked(lines, source))
 
 
 def all_records(path: Path) -> list[Record]:
@@ -133,6 +142,55 @@ def test_stdin(cli: Cli, make: Any, db: Path) -> None:
     assert len(tables(db)["point"]) == 1
 
 
+@pytest.mark.sqlite
+def test_a_pipe_is_read_once(cli: Cli, make: Any, db: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    lines = b"".join(encode(make(backend=f"b{number}")) for number in range(700))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(lines))
+    writer.start()
+    said = cli("ingest", pipe).stdout
+    writer.join()
+    assert "700 records: 700 points added" in said
+
+
+def test_each_record_is_decoded_hashed_and_packed_once(
+    cli: Cli, write: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counting(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((record_module, "decode"), (checks, "series_identity"), (checks, "point_values")):
+        counting(module, name)
+    counting(checks, "digest")  # of an environment
+    file = write([make(backend=f"b{number}", environment={"gpu_uuid": str(number % 3)}) for number in range(30)])
+    assert "30 points added" in cli("ingest", file).stdout
+    assert calls == {"decode": 30, "series_identity": 30, "point_values": 30, "digest": 3}
+
+
+@pytest.mark.parametrize("in_memory", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_what_is_staged_comes_back_as_it_was(make: Any, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
+    monkeypatch.setattr(checks, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr(checks, "BATCH", 4)
+    lines = [
+        encode(make(night, backend=f"b{number}", environment={"gpu_uuid": str(number % 2)}))
+        for night in range(2)
+        for number in range(5)
+    ]
+    with Staged(read_checked(lines, "file")) as staged:
+        rows = list(staged)
+    assert rows == checked(lines, "file")
+    assert len({id(row.run) for row in rows}) == len({id(row.environment) for row in rows}) == 2
+
+
 def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:
     assert "No such file" in cli("ingest", tmp_path / "none").stderr
     assert "irectory" in cli("ingest", tmp_path).stderr
@@ -188,7 +246,7 @@ def test_a_death_in_the_middle_leaves_nothing(
     opened: Store, make: Any, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [(n, make(backend=f"b{n}")) for n in range(5)]
-    real, calls = ingests.point_values, []
+    real, calls = checks.point_values, []
 
     def dies(*args: Any) -> Any:
         calls.append(1)
@@ -196,7 +254,7 @@ def test_a_death_in_the_middle_leaves_nothing(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(ingests, "point_values", dies)
+    monkeypatch.setattr(checks, "point_values", dies)
     with pytest.raises(KeyboardInterrupt):
         ingest(opened, records, "file")
     assert {name: len(rows) for name, rows in tables(db).items()} == dict.fromkeys(tables(db), 0)
@@ -245,8 +303,8 @@ def test_statistics_are_of_the_samples(stored: Any, make: Any, db: Path) -> None
 def test_a_time_that_float32_cannot_hold_is_refused(make: Any, ms: float) -> None:
     record = make()
     latency = msgspec.structs.replace(record.latency, bursts_ms=((1.0, ms),))
-    with pytest.raises(IngestError, match=r"line 1: .* is no time"):
-        parse([encode(msgspec.structs.replace(record, latency=latency))], "file")
+    with pytest.raises(IngestError, match=r"line 1: .* is not a valid duration"):
+        checked([encode(msgspec.structs.replace(record, latency=latency))], "file")
 
 
 @pytest.mark.parametrize("cell", [{"seed": 2**63}, {"flops": 2**63}, {"min_bytes": 2**70}], ids=str)
@@ -255,7 +313,7 @@ def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, cell: di
     line = json.loads(encode(make()))
     line["cell"] |= cell
     with pytest.raises(IngestError, match=rf"line 1: .*{name}"):
-        parse([json.dumps(line).encode()], "file")
+        checked([json.dumps(line).encode()], "file")
 
 
 IMPOSSIBLE = {
@@ -310,9 +368,9 @@ def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, give
 def test_a_clock_a_little_ahead_and_one_that_is_slow_here(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make(commit_facts={"time": "2026-01-01T00:00:00Z"})
     for hours, refused in ((-1, False), (-23, False), (-25, True)):
-        monkeypatch.setattr(ingests, "clock", lambda hours=hours: record.run.started + timedelta(hours=hours))
-        assert (ingests.unstorable(make()) is not None) == refused
-        assert ingests.unstorable(record) is None  # its commit is of the same day
+        monkeypatch.setattr(checks, "clock", lambda hours=hours: record.run.started + timedelta(hours=hours))
+        assert (checks.unstorable(make()) is not None) == refused
+        assert checks.unstorable(record) is None  # its commit is of the same day
 
 
 NASTY = """it's "quoted"; DROP TABLE point;-- <script>alert('x')</script> 100% %s {0} \\ 改行\n\t\x1b[31m ☃"""
@@ -383,11 +441,11 @@ def rejected_or_stored_exactly(store: Store, line: bytes) -> None:
     """By the second line of a file: refused by its number, or there afterwards as it was."""
     blank = b" \n"
     try:
-        records = parse([blank, line], "file")
+        records = checked([blank, line], "file")
         with store.write() as session:
             for name in ("point", "kernel_set", "series", "run", "environment", "commit"):
                 session.connection().exec_driver_sql(f'DELETE FROM "{name}"')
-        ingest(store, records, "file")
+        ingest_checked(store, records, "file")
     except IngestError as error:
         assert "file: line 2: " in str(error) or "holds no record" in str(error)
         return

@@ -216,6 +216,34 @@ def test_every_revision_can_be_migrated_from_when_empty(tmp_path: Path, revision
         assert list(verify(session)) == []
 
 
+def test_a_new_file_has_the_tables_that_all_migrations_make(tmp_path: Path) -> None:
+    migrated, made = tmp_path / "migrated.db", tmp_path / "made.db"
+    engine = stores._engine(stores.URL.create("sqlite", database=str(migrated)), "migrated.db")
+    migrate(engine)
+    engine.dispose()
+    open_store(made, create=True).close()
+    assert layout(made) == layout(migrated)
+
+
+def layout(path: Path) -> dict[str, Any]:
+    """Every table's columns in their order, its keys, indexes and the file's own settings."""
+    with closing(sqlite3.connect(path)) as connection:
+
+        def ask(statement: str) -> list[Any]:
+            return connection.execute(statement).fetchall()
+
+        said: dict[str, Any] = {name: ask(f"PRAGMA {name}") for name in ("page_size", "journal_mode")}
+        said["revision"] = ask("SELECT * FROM alembic_version")
+        for kind, name, table in ask("SELECT type, name, tbl_name FROM sqlite_master"):
+            if kind == "index":
+                said[name] = (table, ask(f'PRAGMA index_xinfo("{name}")'))
+                continue
+            unique = [tuple(row[1:]) for row in ask(f'PRAGMA index_list("{name}")')]
+            keys = [tuple(row[2:]) for row in ask(f'PRAGMA foreign_key_list("{name}")')]
+            said[name] = (ask(f'PRAGMA table_info("{name}")'), sorted(keys), sorted(unique))
+        return said
+
+
 def test_a_store_of_memory_is_migrated_without_a_copy() -> None:
     with open_store("sqlite://", create=True) as store, store.read() as session:
         assert session.scalar(text("SELECT count(*) FROM point")) == 0

@@ -125,14 +125,14 @@ def test_a_file_that_cannot_be_written_is_still_read(
     assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([*before, "more.jsonl"])
 
 
-def test_a_migration_that_fails_leaves_no_file(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = stores.migrate
+def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = stores._create_tables
 
     def fails(engine: Any) -> None:
         real(engine)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stores, "migrate", fails)
+    monkeypatch.setattr(stores, "_create_tables", fails)
     with pytest.raises(KeyboardInterrupt):
         open_store(db, create=True)
     assert list(db.parent.iterdir()) == []

@@ -131,7 +131,6 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
     import numpy as np
 
     from groupbench.tracker import record as records
-    from groupbench.tracker.store.packing import pack_telemetry
     from groupbench.tracker.store.points import point_values
 
     latency = None
@@ -154,10 +153,7 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
         kernels=msgspec.convert(row["kernels"], tuple[records.Kernel, ...]),
         duration_s=row["duration_s"],
     )
-    values = point_values(result, environment, series)
-    if values["telemetry"] is not None:
-        values["telemetry"] = pack_telemetry(values["telemetry"])
-    return values
+    return point_values(result, environment, series)
 
 
 def _digest(value: object) -> str:

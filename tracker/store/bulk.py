@@ -1,0 +1,36 @@
+"""Many rows of one table, inserted at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.store.schema import Base, table_of
+
+
+def insert_rows(session: Session, mapped: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows, each with a value for the same columns of the table of `mapped`."""
+    if not rows:
+        return
+    table, connection = table_of(mapped), session.connection()
+    dialect = connection.dialect
+    if dialect.name != "sqlite":
+        session.execute(insert(table), list(rows))
+        return
+    # The statement is compiled for each row otherwise, which takes as long as the insert itself.
+    names = list(rows[0])
+    types = [table.columns[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
+    convert = [(place, process) for place, process in enumerate(types) if process is not None]
+    parameters = []
+    for row in rows:
+        values = [row[name] for name in names]
+        for place, process in convert:
+            values[place] = process(values[place])
+        parameters.append(tuple(values))
+    quote = dialect.identifier_preparer.quote
+    columns = ", ".join(map(quote, names))
+    places = ", ".join("?" * len(names))
+    connection.exec_driver_sql(f"INSERT INTO {quote(table.name)} ({columns}) VALUES ({places})", parameters)
