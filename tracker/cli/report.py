@@ -38,10 +38,13 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     First the verdict on the newest run and what changed, each with its first commit; then a page for each operator:
     speed-up by shape and backend over a baseline of your choice, roofline, and the history of every series.
     """
+    from groupbench.tracker.judge.gate import judge_run
+    from groupbench.tracker.query import points
     from groupbench.tracker.report import page
 
     with reading(db) as session:
-        text = page.build(session, run=run, limit=limit, min_effect=min_effect)
+        judged = judge_run(session, points.find_run(session, run), min_effect=min_effect)
+        text = page.build(session, judged, limit=limit)
     if output == "-":
         click.echo(text)
         return

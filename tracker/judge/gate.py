@@ -22,6 +22,7 @@ from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT, Facts, find_cause
+from groupbench.tracker.judge.levels import latency_history
 from groupbench.tracker.judge.pasts import Past, Pasts, authors, facts_at, turns_wrong
 from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged, Span, exit_code, summary
 from groupbench.tracker.query import points as query
@@ -29,9 +30,7 @@ from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import (
     ALONE,
-    FLOOR,
     MANY,
-    MIN_EFFECT,
     RMS_FLOOR,
     RMS_RATIO,
     YOUNG,
@@ -173,9 +172,10 @@ class _Judge:
             if point.timed and point.timing is not None:
                 past = self._on_accepted_level(self.pasts.latency(point.series.pk), "latency")
                 pasts[point.pk] = past
-                if point.series.operator == CANARY:  # the code under test is no part of it: no two runs are alike
-                    past = replace(past, state=np.arange(len(past)))
-                histories.append(_history(past, FLOOR[point.timing], self._least(point.timing), _pool(point)))
+                canary = point.series.operator == CANARY
+                histories.append(
+                    latency_history(past, point.timing, canary=canary, min_effect=self.min_effect, pool=_pool(point))
+                )
         found = dict(zip(pasts, scans.scan(histories, q=Q), strict=True))
         sizes = Counter(history.pool for history in histories)
         for point in self.points:
@@ -206,9 +206,6 @@ class _Judge:
             n_before=len(log) - after, n_after=after,
             reason=f"far off the {counted(len(log) - after, 'result')} before",
         )  # fmt: skip
-
-    def _least(self, timing: str) -> float:
-        return math.log1p(MIN_EFFECT[timing] if self.min_effect is None else self.min_effect)
 
     def _accuracies(self) -> dict[int, tuple[Past, scans.Finding | None]]:
         """Where it moved at all: its past in the same environment, and what the statistics say where it moved far."""

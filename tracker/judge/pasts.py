@@ -14,7 +14,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.causes import Facts
-from groupbench.tracker.judge.recent import recent_points
+from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.query.points import before, chunks, environment_rows, run_rows
 from groupbench.tracker.query.rows import MEASURED, RunRow
 from groupbench.tracker.record import STATUSES, Kernel
@@ -75,10 +75,19 @@ class Pasts:
         self._environment = identity[points.environment[at]]
         self._state = state[self._run]
         self._ok = points.status[at] == _OK
-        self._like_newest = self._ok & (points.timing[at] == np.repeat(points.timing[starts[:-1]], sizes))
+        self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
         self._ms, self._error = points.median_ms[at], points.error[at]
         self._rms, self._repeatable = points.rms[at], points.repeatable[at]
         self.runs: list[int] = np.unique(self._run).tolist()
+
+    @staticmethod
+    def _newest_timing(points: Recent) -> NDArray[np.int8]:
+        """[s] Of each series, the timing of its newest good result; 0 where it has none."""
+        ok = points.status == _OK
+        timing = np.zeros(len(points.series), dtype=np.int8)
+        series = np.repeat(np.arange(len(points.series)), np.diff(points.starts))[ok]
+        timing[series[::-1]] = points.timing[ok][::-1]  # the newest stands first, and is written last
+        return timing
 
     def latency(self, series: int) -> Past:
         """Of results that are right."""

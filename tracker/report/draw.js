@@ -47,7 +47,14 @@ const groupbenchFigures = (() => {
       },
     };
   }
-  const fitting = (figure, width) => figure.layout.meta.kind === "heatmap" && width < NARROW ? stacked(figure) : figure;
+  // Words at a mark in the middle would run over the edge of a phone: there they keep to the edges of the plot.
+  function held(figure) {
+    const { layout } = figure;
+    const annotations = (layout.annotations || []).map((label) => ({ ...label, xref: "x domain", x: label.xanchor === "right" ? 1 : 0 }));
+    return { ...figure, layout: { ...layout, annotations } };
+  }
+  const NARROWED = { heatmap: stacked, history: held };
+  const fitting = (figure, width) => width < NARROW ? (NARROWED[figure.layout.meta.kind] || ((same) => same))(figure) : figure;
 
   function draw(canvas, figure, runs) {
     const { meta, xaxis, yaxis, ...rest } = figure.layout;

@@ -37,8 +37,11 @@ _MARKS = {  # symbol, colour, dash
     "change": ("diamond", "var(--change)", "solid"),
     "environment": ("square-open", "var(--warn)", "dot"),
     "alert": ("triangle-up", "var(--bad)", "dash"),
+    "closed": ("triangle-up-open", "var(--faint)", "dash"),
     "verdict": ("diamond-open", "var(--change)", "longdash"),
 }
+_NAMES = {"closed": "closed alert"}
+"""Of marks whose kind is no name for readers."""
 
 
 def speedup_heatmap(
@@ -331,24 +334,30 @@ def _texts(history: SeriesHistory, places: Sequence[int], runs: Sequence[RunLabe
 def _mark_traces(history: SeriesHistory, y: float) -> list[dict[str, Any]]:
     """Symbols at the top, to be pointed at: the text of a line is short."""
     traces = []
-    for kind, (symbol, ink, _) in _MARKS.items():
+    for kind, (symbol, _, _) in _MARKS.items():
         marks = [mark for mark in history.marks if mark.kind == kind]
+        name = _NAMES.get(kind, kind)
         if marks:
             traces.append({
-                "type": "scatter", "mode": "markers", "name": kind, "x": [mark.at - 0.5 for mark in marks],
-                "y": [_round(y, 5)] * len(marks), "marker": {"color": ink, "symbol": symbol, "size": 9},
+                "type": "scatter", "mode": "markers", "name": name, "x": [mark.at - 0.5 for mark in marks],
+                "y": [_round(y, 5)] * len(marks),
+                "marker": {"color": _ink(marks[-1]), "symbol": symbol, "size": 9},
                 "text": [plain(_cut(mark.text, 200)) for mark in marks],
-                "hovertemplate": f"{kind}: %{{text}}<extra></extra>",
+                "hovertemplate": f"{name}: %{{text}}<extra></extra>",
             })  # fmt: skip
     return traces
 
 
 def _line(mark: Mark) -> dict[str, Any]:
-    _, ink, dash = _MARKS[mark.kind]
+    dash = _MARKS[mark.kind][2]
     return {
         "type": "line", "yref": "y domain", "x0": mark.at - 0.5, "x1": mark.at - 0.5, "y0": 0, "y1": 1,
-        "line": {"color": ink, "width": 1, "dash": dash},
+        "line": {"color": _ink(mark), "width": 1, "dash": dash},
     }  # fmt: skip
+
+
+def _ink(mark: Mark) -> str:
+    return "var(--good)" if mark.good else _MARKS[mark.kind][1]
 
 
 def _labels(history: SeriesHistory) -> list[dict[str, Any]]:
@@ -359,7 +368,7 @@ def _labels(history: SeriesHistory) -> list[dict[str, Any]]:
         {
             "x": mark.at - 0.5, "y": 0.93, "yref": "y domain", "yshift": -13 * number, "yanchor": "top",
             "xanchor": "right" if mark.at - 0.5 > middle else "left", "showarrow": False, "borderpad": 1,
-            "text": plain(_cut(mark.text, 44)), "font": {"size": 10, "color": _MARKS[mark.kind][1]},
+            "text": plain(_cut(mark.text, 44)), "font": {"size": 10, "color": _ink(mark)},
             "bgcolor": "var(--ground)",
         }
         for number, mark in enumerate(last.values())
@@ -406,7 +415,7 @@ def _history_alt(
         told.append(f"{len(history.status)} not ok.")
     for mark in history.marks:
         at = f" at {runs[mark.at].commit}" if runs is not None and mark.at < len(runs) else ""
-        told.append(f"{mark.kind.capitalize()}{at}: {mark.text}.")
+        told.append(f"{_NAMES.get(mark.kind, mark.kind).capitalize()}{at}: {mark.text}.")
     return " ".join(told)
 
 

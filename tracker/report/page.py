@@ -23,8 +23,12 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
+<<<<<<< HEAD
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query import points as query
+=======
+from groupbench.tracker.judge.verdicts import ORDER, QUIET, Gate, Judged
+>>>>>>> 130fa0e (Draw the levels that the gate judges by, and judge once)
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.gather import Report, gather
@@ -46,13 +50,13 @@ _UNFOLDED = 4
 _INTERPRETED = Cell(INTERPRETED, "number faint")
 
 
-def build(session: Session, *, run: str | None = None, limit: int = 200, min_effect: float | None = None) -> str:
-    """The page: the verdict on a run, the newest if none is named, and the history of the `limit` runs up to it.
+def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
+    """Return the page of a run as the gate judged it, with the history of the `limit` runs up to it.
 
-    Raises ReportError where plotly is not installed, QueryError where the database does not hold the run.
+    Raises ReportError where plotly is not installed.
     """
     plotly = plotly_script()
-    return render(gather(session, run=query.find_run(session, run), limit=limit, min_effect=min_effect), plotly)
+    return render(gather(session, judged, limit=limit), plotly)
 
 
 def render(report: Report, plotly: str) -> str:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.query.rows import RunRow, SeriesRow
 
-MarkKind = Literal["change", "environment", "alert", "verdict"]
-"""change: history shows a new level. environment: what is on both sides is not compared. alert: a stored one.
-verdict: what the gate says of the newest change, where history alone shows none yet."""
+MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
+"""change: history shows a new level. environment: what is on both sides is not compared. alert: an open one.
+closed: an alert that was dealt with. verdict: what the gate says of the newest change, where history alone shows none
+yet."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class RunLabel:
         return f"{self.commit} · {self.started}"
 
 
+def label_of(run: RunRow) -> RunLabel:
+    return RunLabel(run.id, str(run.state), f"{run.started:%Y-%m-%d %H:%M}", run.subject or "")
+
+
 @dataclass(frozen=True)
 class Mark:
     """Something that happened to a series between two runs."""
@@ -38,6 +43,7 @@ class Mark:
     kind: MarkKind
     at: int  # place of the first run after it
     text: str
+    good: bool = False  # a change for the better
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from sqlalchemy import func, select
 
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.report import figures, gather
+from groupbench.tracker.report import figures
+from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import Roofline, SpeedMap
+from groupbench.tracker.report.speed import backends_of, speed_maps
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.runs import find_run
@@ -61,9 +63,9 @@ def operator(site: Site, asked: Asked, name: str) -> Page:
         canaries = _canaries(session, results)
         points = queries.points(session, _telling(rows, results, {point.run.pk for point in canaries}))
         newest = max((point.run for point in points), key=lambda row: (row.started, row.pk), default=None)
-    maps = gather.speed_maps(points, newest) if newest else []
-    roofline = gather.find_roofline(points, canaries, newest) if newest else None
-    backends = gather.backends_of(points)
+    maps = speed_maps(points, newest) if newest else []
+    roofline = find_roofline(points, canaries, newest) if newest else None
+    backends = backends_of(points)
     if baseline is not None and baseline not in backends:
         raise BadRequest(f"no backend {baseline[:80]!r} here; known: {', '.join(backends) or 'none'}")
     over = [baseline if baseline in each.backends else each.backends[0] for each in maps]

@@ -15,8 +15,9 @@ from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
-from groupbench.tracker.report import figures, gather
-from groupbench.tracker.report.shown import Mark, RunLabel, SeriesHistory
+from groupbench.tracker.report import figures
+from groupbench.tracker.report.histories import histories, places, read_context
+from groupbench.tracker.report.shown import Bursts, Mark, RunLabel, SeriesHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, NotFound
 from groupbench.tracker.serve.jobs import Known
@@ -75,13 +76,12 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         points = queries.newest_points(session, row, last)
         alerts = site.alerts_of(session, key)
         runs = [point.run for point in points]
-        where = gather.places(runs)
-        bursts = gather.newest_bursts(session, points, where)
-        told = gather.histories(points, where, stored=alerts, bursts=bursts)
+        context = read_context(session, points, runs, alerts=alerts)
+        told = histories(points, places(runs), context)
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
         siblings = newest_data(session, _other_backends(session, row))
-    labels = gather.run_labels(runs)
+    labels = [label_of(run) for run in runs]
     history = _with_verdict(told[0], verdict, labels) if told else None
     rows = changes(points)[::-1]
     page = paging.part(rows)
@@ -119,7 +119,7 @@ def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
     if at is None or any(mark.kind == "change" and mark.at == at for mark in history.marks):
         return history
-    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%")
+    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%", good=row["verdict"] == "improved")
     return replace(history, marks=tuple(sorted((*history.marks, mark), key=lambda mark: mark.at)))
 
 
@@ -137,7 +137,7 @@ def point(site: Site, asked: Asked, identifier: str) -> Page:
         except QueryError as error:
             raise NotFound(error.message) from error
     row = found.point
-    bursts = gather.Bursts(0, found.bursts_ms)
+    bursts = Bursts(0, found.bursts_ms)
     data = {
         "point": row.id,
         "series": {**series_facts(row.series), "dims": row.series.dims},
@@ -153,7 +153,7 @@ def point(site: Site, asked: Asked, identifier: str) -> Page:
     }  # fmt: skip
     drawn = {}
     if found.bursts_ms:
-        drawn["bursts"] = figures.burst_distribution([bursts], [gather.label_of(row.run)])
+        drawn["bursts"] = figures.burst_distribution([bursts], [label_of(row.run)])
     return Page("point.html", data, {"path": f"/points/{row.id}", "asked": asked, "figures": drawn})
 
 

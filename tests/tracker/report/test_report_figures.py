@@ -15,10 +15,11 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.report import figures
-from groupbench.tracker.report.gather import Report, gather, problem_label
+from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import (
     Bursts,
     Ceilings,
@@ -29,6 +30,7 @@ from groupbench.tracker.report.shown import (
     SeriesHistory,
     SpeedRow,
 )
+from groupbench.tracker.report.speed import problem_label
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -205,7 +207,7 @@ texts = st.text(max_size=30)
 
 @given(
     st.lists(st.tuples(values, values, st.sampled_from(["ok", "oom", "wrong"]), texts), max_size=8),
-    st.lists(st.tuples(st.sampled_from(["change", "environment", "alert", "verdict"]), texts), max_size=4),
+    st.lists(st.tuples(st.sampled_from(["change", "environment", "alert", "closed", "verdict"]), texts), max_size=4),
 )
 def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks: list[Any]) -> None:
     told = SeriesHistory(
@@ -237,7 +239,7 @@ def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks:
 def report(db: Any) -> Callable[..., Report]:
     def read(run: str | None = None, **given: Any) -> Report:
         with open_store(db, create=False) as store, store.read() as session:
-            return gather(session, run=query.find_run(session, run), **given)
+            return gather(session, judge_run(session, query.find_run(session, run)), **given)
 
     return read
 

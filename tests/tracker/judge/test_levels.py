@@ -1,0 +1,81 @@
+"""Levels of a series: what history, an A/B, an alert and the verdict say ends one."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from groupbench.tracker.judge.levels import Evidence, latency_history, levels_of
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.store.comparisons import Compared
+
+SIX_SEVEN_TWO = [0.13] * 6 + [0.26] * 7 + [0.13] * 2
+
+
+def past(ms: list[float], environment: list[int] | None = None) -> Past:
+    n = len(ms)
+    noise = 1 + 0.001 * np.sin(np.arange(n))
+    return Past(
+        series=1, run=np.arange(100, 100 + n), environment=np.array(environment or [0] * n), state=np.arange(n),
+        log=np.log(np.array(ms) * noise), error=np.full(n, np.nan),
+    )  # fmt: skip
+
+
+def edges(ms: list[float], evidence: Evidence = Evidence(), environment: list[int] | None = None) -> list[int]:  # noqa: B008
+    """Places of the first results of all levels."""
+    commits = {100 + i: f"c{i}" for i in range(len(ms))}
+    (found,) = levels_of([past(ms, environment)], ["gpu"], [False], [evidence], commits)
+    return [level.first - 100 for level in found.levels]
+
+
+def different(base: int, head: int, verdict: str = "different") -> Compared:
+    return Compared(f"c{base}", f"c{head}", verdict, datetime(2026, 1, 1, tzinfo=UTC), math.log(2))
+
+
+def alert(at: int, state: str = "new", metric: str = "latency") -> Any:
+    run, base = SimpleNamespace(pk=100 + at), SimpleNamespace(pk=99 + at)
+    return SimpleNamespace(metric=metric, state=state, run=run, base_run=base, before=0.13, effect=math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (Evidence(comparisons=[different(5, 6), different(12, 13)]), [0, 6, 13]),
+        (Evidence(comparisons=[different(3, 8), different(12, 13)]), [0, 6, 13]),
+        (Evidence(comparisons=[different(5, 6, "same")]), [0]),
+        (Evidence(comparisons=[different(5, 40)]), [0]),
+        (Evidence(alerts=[alert(6, "fixed")]), [0, 6, 13]),
+        (Evidence(alerts=[alert(6, "new")]), [0]),
+        (Evidence(alerts=[alert(6, metric="accuracy")]), [0]),
+    ],
+    ids=["A/B", "A/B over several", "A/B same", "A/B of another commit", "fixed", "open", "accuracy"],
+)
+def test_what_ends_a_level_besides_history(evidence: Evidence, expected: list[int]) -> None:
+    assert edges(SIX_SEVEN_TWO, evidence) == expected
+
+
+def test_one_change_is_one_edge() -> None:
+    """History finds it at the twentieth result; an A/B of the commits around it adds none."""
+    ms = [1.0] * 20 + [1.1] * 20
+    assert edges(ms) == [0, 20]
+    assert edges(ms, Evidence(comparisons=[different(18, 22)], alerts=[alert(20)])) == [0, 20]
+
+
+def test_another_environment_ends_a_level() -> None:
+    assert edges([1.0] * 8, environment=[0] * 3 + [1] * 5) == [0, 3]
+
+
+def test_few_results_far_apart_are_no_level() -> None:
+    assert edges([0.0963, 0.3218, 0.3225]) == []
+
+
+def test_no_two_runs_of_a_canary_measure_the_same_code() -> None:
+    one = past([1.0] * 4)
+    same_code = Past(1, one.run, one.environment, np.zeros(4, np.int64), one.log, one.error)
+    assert len(set(latency_history(same_code, "gpu").state.tolist())) == 1
+    assert len(set(latency_history(same_code, "gpu", canary=True).state.tolist())) == 4

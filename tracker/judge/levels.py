@@ -1,0 +1,151 @@
+"""A series as the statistics read it, and the levels that its results are on.
+
+The gate's verdict and the charts both come from here: which results compare, where a level ends, and what besides the
+history says so. An A/B that found a difference, an alert and the gate's own verdict are such evidence: history alone is
+certain of a change only after several results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.stats import scan
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS, MIN_EFFECT, YOUNG
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared
+from groupbench.tracker.verdicts import Verdict
+
+
+def latency_history(
+    past: Past,
+    timing: str,
+    *,
+    canary: bool = False,
+    min_effect: float | None = None,  # relative; None takes that of the timing
+    pool: Hashable = 0,
+) -> scan.History:
+    """Return a series' latencies as `scan` reads them.
+
+    A canary does not depend on the code under test: no two of its runs measured the same code.
+    """
+    return scan.History(
+        log_ms=past.log,
+        error=past.error,
+        environment=past.environment,
+        state=np.arange(len(past)) if canary else past.state,
+        floor=FLOOR[timing],
+        min_effect=math.log1p(MIN_EFFECT[timing] if min_effect is None else min_effect),
+        pool=pool,
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What besides its history says that a series' latency changed."""
+
+    alerts: Sequence[AlertRow] = ()
+    comparisons: Sequence[Compared] = ()
+    judged: Judged | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """Results within one environment and without a change between them."""
+
+    first: int  # key of its first run
+    last: int
+    ms: float  # median
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The changes that history is certain of, by the first run on the new level, and the levels between all edges."""
+
+    changes: tuple[tuple[int, scan.Change], ...]
+    levels: tuple[Level, ...]
+
+
+def levels_of(
+    pasts: Sequence[Past],
+    timings: Sequence[str],
+    canaries: Sequence[bool],
+    evidence: Sequence[Evidence],
+    commits: Mapping[int, str],  # the clean commit that a run measured, by the run's key
+) -> list[Levels]:
+    """Return the changes and levels of many series. Changes are searched for in all at once."""
+    histories = [
+        latency_history(past, timing, canary=canary)
+        for past, timing, canary in zip(pasts, timings, canaries, strict=True)
+    ]
+    found = []
+    for past, timing, changes, other in zip(pasts, timings, scan.find_all_changes(histories), evidence, strict=True):
+        edges = {change.index for change in changes}
+        for after, at in _changes_by(other, past, commits):
+            if not any(after < edge <= at for edge in edges):
+                edges.add(after + 1 + int(np.argmax(np.abs(np.diff(past.log[after : at + 1])))))  # the largest step
+        for alert in other.alerts:
+            back = _return(alert, past, edges)
+            if back is not None:
+                edges.add(back)
+        stretches = (_level(past, stretch, timing) for stretch in _stretches(past, edges))
+        named = tuple((int(past.run[change.index]), change) for change in changes)
+        found.append(Levels(named, tuple(level for level in stretches if level is not None)))
+    return found
+
+
+def _changes_by(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    """Yield changes as (last place before it, first place after it)."""
+    place = {run: at for at, run in enumerate(past.run.tolist())}
+    spans = [(alert.base_run, alert.run) for alert in evidence.alerts if alert.metric == "latency"]
+    row = evidence.judged
+    if row is not None and row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.what == "latency" and row.span:
+        spans.append((row.span.base, row.span.head))
+    for base, head in spans:
+        at = place.get(head.pk)
+        if at:
+            yield min(place.get(base.pk, at) if base else at, at - 1), at
+    measured = [commits.get(run) for run in past.run.tolist()]
+    for one in evidence.comparisons:
+        if one.verdict == DIFFERENT and one.base in measured:
+            start = measured.index(one.base)
+            at = next((i for i in range(start + 1, len(measured)) if measured[i] == one.head), None)
+            if at is not None:
+                yield max(i for i in range(at) if measured[i] == one.base), at
+
+
+def _return(alert: AlertRow, past: Past, edges: Collection[int]) -> int | None:
+    """Return the place since which the level is back that a fixed alert's series had before; None where it is not."""
+    if alert.metric != "latency" or alert.state != "fixed" or not alert.before or alert.effect is None:
+        return None
+    since = np.flatnonzero(past.run == alert.run.pk)
+    if not len(since):
+        return None
+    stop = min((edge for edge in edges if edge > since[0]), default=len(past))
+    near = np.abs(past.log[since[0] : stop] - math.log(alert.before)) < abs(alert.effect) / 2
+    count = int(np.argmin(near[::-1])) if not near.all() else 0
+    return stop - count if count else None
+
+
+def _stretches(past: Past, edges: Collection[int]) -> Iterable[NDArray[np.int64]]:
+    """Places of the results between edges; another environment is an edge as well."""
+    if not len(past):
+        return []
+    elsewhere = np.flatnonzero(np.diff(past.environment)) + 1
+    cuts = sorted({*edges, *elsewhere.tolist()} - {0})
+    return np.split(np.arange(len(past)), cuts)
+
+
+def _level(past: Past, stretch: NDArray[np.int64], timing: str) -> Level | None:
+    """Return None where few results are far apart: a change between them could not be found, and they are no level."""
+    ms = np.exp(past.log[stretch])
+    middle = float(np.median(ms))
+    if len(ms) < YOUNG and float(np.abs(ms - middle).max()) > GROSS[timing] * middle:
+        return None
+    return Level(int(past.run[stretch[0]]), int(past.run[stretch[-1]]), middle)

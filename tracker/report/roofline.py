@@ -1,0 +1,71 @@
+"""How near the backends come to what the machine can do, which the canaries of the same run measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from groupbench.tracker.judge.verdicts import CANARY
+from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.report.shown import Ceilings, Roofline, RoofPoint, label_of
+
+
+def find_roofline(
+    points: Sequence[PointRow],  # of one operator, in any runs
+    canaries: Sequence[PointRow],  # of the same runs
+    run: RunRow,  # the run that the page is about
+) -> Roofline:
+    """The newest run that holds both results of known work and canaries in the same environment."""
+    if all(point.series.operator == CANARY for point in points):
+        return Roofline(missing="Canaries are what ceilings are measured by.")
+    timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]
+    if not timed:
+        return Roofline(missing="No result has a speed and known work: FLOP, and bytes that must be moved.")
+    by_run: dict[int, list[PointRow]] = {}
+    for point in timed:
+        by_run.setdefault(point.run.pk, []).append(point)
+    for own in sorted(by_run.values(), key=lambda own: (own[0].run.started, own[0].run.pk), reverse=True):
+        held = own[0].run
+        for identity in dict.fromkeys(point.environment.identity for point in own):
+            beside = [p for p in canaries if p.run.pk == held.pk and p.environment.identity == identity and p.timed]
+            ceilings = _ceilings(held, beside)
+            if ceilings is None:
+                continue
+            alike = [point for point in own if point.environment.identity == identity]
+            return Roofline(tuple(map(_roof_point, alike)), ceilings, note=_roof_note(alike, ceilings, held, run))
+    return Roofline(
+        missing="No ceilings were measured: no run of this operator holds canaries, a copy and a matrix product. "
+        "Add the operator canary to the plan."
+    )
+
+
+def _ceilings(run: RunRow, canaries: Sequence[PointRow]) -> Ceilings | None:
+    products = [point for point in canaries if point.tflops]
+    copies = [point for point in canaries if not point.series.flops and point.gbps]
+    if not products or not copies:
+        return None
+    best = max(products, key=lambda point: point.tflops or 0.0)
+    widest = max(point.gbps or 0.0 for point in copies)
+    return Ceilings(label_of(run), best.tflops or 0.0, widest, best.series.dtype)
+
+
+def _roof_point(point: PointRow) -> RoofPoint:
+    series = point.series
+    assert series.flops and series.min_bytes and point.median_ms
+    problem = f"{series.shape} {series.dtype} {series.mode}"
+    return RoofPoint(series.backend, problem, series.dtype, series.flops, series.min_bytes, point.median_ms)
+
+
+def _roof_note(alike: Sequence[PointRow], ceilings: Ceilings, held: RunRow, run: RunRow) -> str | None:
+    notes = []
+    if held.pk != run.pk:
+        notes.append(f"Of the newest run that holds canaries too: {ceilings.run.text}.")
+    others = sorted({point.series.dtype for point in alike} - {ceilings.dtype})
+    if others:
+        notes.append(f"The ceiling was measured in {ceilings.dtype}; that of {', '.join(others)} is another.")
+    above = sum(_roof_point(point).share(ceilings) > 1 for point in alike)
+    if above:
+        notes.append(
+            f"{above} of {len(alike)} results {'lies' if above == 1 else 'lie'} above the ceiling: it is what one "
+            "library call reached, and no bound of the machine."
+        )
+    return " ".join(notes) or None

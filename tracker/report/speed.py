@@ -1,0 +1,102 @@
+"""Backends against each other: problems by backends, as the newest run has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
+from groupbench.tracker.report.shown import SpeedMap, SpeedRow, label_of
+
+LABEL = 52
+"""Characters of a problem that an axis has room for."""
+
+_WHERE = ("hardware", "host", "protocol")
+_FACTS = ("dtype", "mode", "seed")
+
+
+def backends_of(points: Iterable[PointRow]) -> tuple[str, ...]:
+    """Those that were to be measured: baselines first, the others by name."""
+    base: dict[str, bool] = {}
+    for point in points:
+        base[point.series.backend] = base.get(point.series.backend, False) or point.baseline
+    return tuple(sorted(base, key=lambda name: (not base[name], name)))
+
+
+def speed_maps(
+    points: Sequence[PointRow],  # of one operator, in any runs
+    run: RunRow,  # the run that the page is about
+) -> list[SpeedMap]:
+    """Problems by backends, a map for each hardware, host and protocol: across these nothing is compared."""
+    by_place: dict[tuple[str, ...], list[PointRow]] = {}
+    for point in points:
+        by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
+    maps = [
+        SpeedMap(" · ".join(place), backends_of(own), tuple(_speed_rows(own, run))) for place, own in by_place.items()
+    ]
+    return sorted((one for one in maps if one.rows), key=lambda one: (-len(one.rows), one.title))
+
+
+def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
+    """Each problem as the newest run has it that timed any backend: a night cut short hides no older result.
+
+    Only results of one run, one environment and one kind of timing stand beside each other.
+    """
+    by_problem: dict[tuple[str, ...], list[PointRow]] = {}
+    for point in points:
+        by_problem.setdefault(point.series.problem, []).append(point)
+    told = _telling(point.series for point in points)
+    answer: list[tuple[tuple[tuple[str, ...], tuple[int, ...], str], SpeedRow]] = []
+    for own in by_problem.values():
+        timed = [point for point in own if point.timed]
+        if not timed:
+            continue
+        newest = max(timed, key=lambda point: (point.run.started, point.run.pk)).run
+        here = [point for point in own if point.run.pk == newest.pk]
+        like = max((point for point in here if point.timed), key=lambda point: point.baseline)
+        ms: dict[str, float] = {}
+        why: dict[str, str] = {}
+        for point in here:
+            alike = (point.timing, point.environment.identity) == (like.timing, like.environment.identity)
+            if point.timed and alike and point.median_ms is not None:
+                ms[point.series.backend] = point.median_ms
+            else:
+                why[point.series.backend] = _why_no_speed(point)
+        series = like.series
+        facts = tuple(str(getattr(series, name)) for name in told)
+        row = SpeedRow(
+            label=problem_label(series, told),
+            problem=" ".join([series.shape, *facts]),
+            run=label_of(newest),
+            older=newest.pk != run.pk,
+            ms=ms,
+            why=why,
+        )
+        answer.append(((facts, _sizes(series), series.shape), row))
+    return [row for _, row in sorted(answer, key=lambda pair: pair[0])]
+
+
+def problem_label(series: SeriesRow, told: Sequence[str] = ()) -> str:
+    """The shape, cut in the middle where it is long, and what else tells problems apart."""
+    shape = series.shape
+    if len(shape) > LABEL:
+        shape = f"{shape[: LABEL - 16]}…{shape[-15:]}"
+    return " ".join([shape, *(str(getattr(series, name))[:24] for name in told)])
+
+
+def _why_no_speed(point: PointRow) -> str:
+    if point.status != "ok":
+        return f"{point.status}: {point.message}" if point.message else point.status
+    if point.timing == "interpreted":
+        return "interpreted: no speed"
+    return "no latency" if point.median_ms is None else "elsewhere: measured in another environment"
+
+
+def _telling(series: Iterable[SeriesRow]) -> list[str]:
+    """Facts that differ among an operator's problems: the others need not be said of each."""
+    rows = list(series)
+    return [name for name in _FACTS if len({getattr(row, name) for row in rows}) > 1]
+
+
+def _sizes(series: SeriesRow) -> tuple[int, ...]:
+    order = {"G": 0, "M": 1, "N": 2, "K": 3}
+    return tuple(series.dims[name] for name in sorted(series.dims, key=lambda name: (order.get(name, 9), name)))
