@@ -57,10 +57,14 @@ class Options:
 
     def beyond(self, commit: str | None, branch: str | None, date: datetime | None) -> Options:
         """Return the options without those that only repeat what the file says itself."""
-        same = {"branch": self.branch == branch, "date": self.date == date}
-        if self.commit and commit:
-            same["commit"] = len(self.commit) >= SHORTEST_HASH and commit.startswith(self.commit)
-        return replace(self, **{name: None for name, repeated in same.items() if repeated})
+        start = self.commit or ""
+        same_commit = len(start) >= SHORTEST_HASH and (commit or "").startswith(start)
+        return replace(
+            self,
+            commit=None if same_commit else self.commit,
+            branch=None if self.branch == branch else self.branch,
+            date=None if self.date == date else self.date,
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Reader(ABC):
         host: str | None = None,
         protocol: str | None = None,
         dims: Mapping[str, int] | None = None,
-        **facts: Any,
+        facts: Mapping[str, int | None] | None = None,  # seed, flops, min_bytes
     ) -> Cell:
         """Return a cell as the file names it, with what the options name instead."""
         options, shape = self.options, shape or "-"
@@ -146,7 +150,7 @@ class Reader(ABC):
             host=host or self.name,
             protocol=protocol or self.name,
             dims=dims_of(shape) | dict(dims or {}),
-            **facts,
+            **{name: value for name, value in (facts or {}).items() if value is not None},
         )
 
     def own_date(self, text: str | None, where: str) -> datetime | None:

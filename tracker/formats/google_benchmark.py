@@ -101,7 +101,7 @@ class _Reader(Reader):
             operator, shape = _named(name)
             failure = next((_failure(one) for _, one in members if one.error_occurred or one.skipped), None)
             timed = [] if failure else _timed(members)
-            cell = self.cell(operator, program, shape, min_bytes=_bytes_moved(name, timed))
+            cell = self.cell(operator, program, shape, facts={"min_bytes": _bytes_moved(name, timed)})
             if failure:
                 yield Result(cell, status=failure[0], message=failure[1])
             elif timed:

@@ -117,8 +117,11 @@ class _Reader(Reader):
             row.get("backend"),
             row.get("shape") or ",".join(f"{name}={value}" for name, value in sizes.items()),
             dims={name: _whole(name, value) for name, value in sizes.items()},
-            **{name: row.get(name) for name in ("dtype", "mode", "host", "protocol")},
-            **{name: _whole(name, row[name]) for name in _WHOLE if row.get(name)},
+            dtype=row.get("dtype"),
+            mode=row.get("mode"),
+            host=row.get("host"),
+            protocol=row.get("protocol"),
+            facts={name: _whole(name, row[name]) for name in _WHOLE if row.get(name)},
         )
         key = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape, cell.host, cell.protocol, cell.seed)
         self.groups.setdefault(key, _Lines(number, row, cell)).latencies.append(row["latency_ms"])

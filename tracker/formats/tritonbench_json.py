@@ -141,7 +141,7 @@ class TableReader(Reader):
         operator, mode, dtype = named(benchmark)
         ms, tflops = number_of(row.metrics.get("latency")), number_of(row.metrics.get("tflops"))
         flops = round(tflops * ms * 1e9) if ms and tflops and 0 < tflops * ms < 2**63 / 1e10 else None
-        cell = self.cell(operator, row.backend, shape_of(row.x_val), dtype=dtype, mode=mode, flops=flops)
+        cell = self.cell(operator, row.backend, shape_of(row.x_val), dtype=dtype, mode=mode, facts={"flops": flops})
         if ms is None:
             texts = [text for text in row.metrics.values() if isinstance(text, str) and number_of(text) is None]
             failure = next((text for text in texts if text.strip()), "")

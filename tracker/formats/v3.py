@@ -253,8 +253,7 @@ class _Reader(Reader):
             mode=key.mode,
             host=key.host,
             protocol=key.protocol,
-            seed=key.seed,
-            flops=flops,
+            facts={"seed": key.seed, "flops": flops},
         )
         status, message = failed or ("ok", None)
         accuracy = None if metrics.rms is None else Accuracy(rms=metrics.rms)

@@ -23,12 +23,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.errors import ReportError
-<<<<<<< HEAD
 from groupbench.tracker.judge.verdicts import Gate, Judged
-from groupbench.tracker.query import points as query
-=======
-from groupbench.tracker.judge.verdicts import ORDER, QUIET, Gate, Judged
->>>>>>> 130fa0e (Draw the levels that the gate judges by, and judge once)
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.gather import Report, gather
