@@ -4,7 +4,7 @@
 #
 #   bash ci/nightly.sh [PLAN] [OPTION ...]
 #
-# PLAN is ci/nightly.toml unless named; options go to tritonbench (--budget MINUTES, --device cpu, --commit HASH, ...).
+# PLAN is ci/nightly.toml unless named; options go to tritonbench (--budget 2h, --device cpu, --commit HASH, ...).
 # Leaves groupbench.db, report.html, the night's records under records/ and the verdict in CI's formats under artifacts/,
 # where what an earlier one left is removed first.
 # A night that is interrupted is gone on with by the same command, on the same commit and within a day; what a budget
@@ -129,7 +129,7 @@ step groupbench ingest "$records_folder/$night" || exit 2
 run=$(head -n 1 "$records_folder/$night" | python -c 'import json, sys; print(json.load(sys.stdin)["run"]["id"])') || exit 2
 minutes=${GROUPBENCH_CONFIRM_MINUTES:-30}
 if [ "$minutes" != 0 ]; then
-  step groupbench confirm "$run" --budget "$minutes" # what stays undecided is the gate's to say
+  step groupbench confirm "$run" --budget "${minutes}m" # what stays undecided is the gate's to say
 fi
 outputs=(-o "summary=$artifacts/summary.md" -o "comment=$artifacts/comment.md" -o "junit=$artifacts/gate.xml"
   -o "sarif=$artifacts/gate.sarif" -o "json=$artifacts/verdict.json" -o "badge=$artifacts/badge.svg"

@@ -1,30 +1,38 @@
 """One command at a time on a device: `python -m groupbench.operators.alone COMMAND ...`.
 
 Two that measure on one GPU at the same time spoil each other's numbers. Whoever holds the lock of a device is named in
-its file, /tmp/groupbench-DEVICE.lock; the lock itself is the kernel's (flock), goes with the process that holds it,
-however that ends, and is inherited by what it starts. Containers share it where they share the folder that
-GROUPBENCH_LOCKS names.
+its file, /tmp/groupbench-DEVICE.lock; the lock itself is the kernel's (filelock's flock, which works over NFS too),
+goes with the process that holds it, however that ends, and is inherited by what it starts. Containers share it where
+they share the folder that GROUPBENCH_LOCKS names.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import getpass
 import json
 import os
 import platform
 import shlex
+import stat
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.tracker import durations
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import printable
 
 POLL_S = 1.0
+LONGEST_WAIT_S = 600_000.0
+SIGNED = b'{"pid": '
+"""With what each file of a lock begins, unless it is empty."""
+
+LONGEST = 300
+"""Characters of each word that a lock's file says of its holder."""
+
 HELD = "GROUPBENCH_ALONE"
 """Environment variable of what runs under a lock: the lock's file."""
 
@@ -51,22 +59,18 @@ def lock_file(device: str) -> Path:
     return folder / f"groupbench-{device.replace('/', '_')}.lock"
 
 
+_HELD: list[object] = []
+"""Locks of this process. Each lasts as long as the process, since nothing releases it."""
+
+
 def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
     """Hold the device for this process and what it starts, until they end. Returns the lock's file.
 
     Raises Busy once `wait_s` seconds are over, UsageError where no lock can be made.
     """
+    import filelock
+
     path = lock_file(device)
-    handle = _open(path)
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise Busy(f"{device} is measured on by {_holder(handle)}") from None
-            time.sleep(POLL_S)
     holder = {
         "pid": os.getpid(),
         "user": _user(),
@@ -75,38 +79,55 @@ def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
         "folder": str(Path.cwd()),
         "command": shlex.join(command),
     }
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(holder).encode() + b"\n", 0)
-    os.set_inheritable(handle, True)  # closed by no one: the lock lasts as long as whoever has it
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(
+            path,
+            timeout=wait_s,
+            poll_interval=POLL_S,
+            mode=0o666,  # whoever measures next on this card may be another user
+            thread_local=False,
+            fallback_to_soft=False,  # a lock that outlives its holder would stop the next night
+            preserve_lock_file=True,
+            on_acquired=lambda handle: _sign(handle, path, holder),
+        )
+        lock.acquire()
+    except filelock.Timeout:
+        raise Busy(f"{device} is measured on by {_holder(path)}") from None
+    except OSError as error:
+        raise UsageError(f"cannot lock {path}: {error.strerror}; GROUPBENCH_LOCKS names another folder") from error
+    _HELD.append(lock)
     return path
 
 
-def _open(path: Path) -> int:
-    """The file, which stays for ever: one that is removed could be locked twice."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return os.open(path, os.O_RDWR | os.O_NOFOLLOW)  # without O_CREAT: in /tmp it may be another user's
-        except FileNotFoundError:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            os.fchmod(handle, 0o666)  # whoever measures next on this card may be another user
-            return handle
-    except OSError as error:
-        raise UsageError(f"cannot lock {path}: {error.strerror}; GROUPBENCH_LOCKS names another folder") from error
+def _sign(handle: int, path: Path, holder: dict[str, object]) -> None:
+    """Write who holds the lock into its file. Raises UsageError, and changes nothing, where the file is another's."""
+    kind = "a pipe, a device or the like" if not stat.S_ISREG(os.fstat(handle).st_mode) else ""
+    if not kind and not SIGNED.startswith(os.pread(handle, len(SIGNED), 0)):
+        kind = "a file of something else"
+    if kind:
+        raise UsageError(f"cannot lock {path}: it is {kind}; remove it, or name another folder by GROUPBENCH_LOCKS")
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, json.dumps(holder).encode() + b"\n", 0)
+    os.set_inheritable(handle, True)  # the lock lasts as long as any process that has inherited it
 
 
-def _holder(handle: int) -> str:
-    """Who has the lock, and what to do: whoever took it, or what is left of it where that was killed."""
+def _holder(path: Path) -> str:
+    """Who has the lock, and what to do: its taker, or what is left of it where that was killed.
+
+    The file's text may be anybody's: it is shortened, and what steers a terminal is taken out.
+    """
     later = "; try again later, or wait"
     try:
-        held = json.loads(os.pread(handle, 65_536, 0))
-        taker = "pid {pid} of {user} on {host} since {since}: {command} (in {folder})".format(**held)
-        pid, host = held["pid"], held["host"]
-    except (ValueError, KeyError, TypeError):
+        held = json.loads(_read(path))
+        pid, host = int(held["pid"]), str(held["host"])
+        words = {name: printable(str(held[name]))[:LONGEST] for name in ("user", "host", "since", "command", "folder")}
+        taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"another process{later}"
     if host != platform.node():  # its processes are not among ours
         return taker + later
-    holders = _holders(handle)
+    holders = _holders(path)
     left = [holder for holder, parent in holders.items() if parent not in holders]
     if pid in holders:
         return taker + later
@@ -117,12 +138,20 @@ def _holder(handle: int) -> str:
     return f"pid {pids}: {_command(left[0])}, which {taker} started and left behind; wait, or end it: kill {pids}"
 
 
-def _holders(handle: int) -> dict[int, int]:
+def _read(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep a reader waiting
+    try:
+        return os.read(handle, 65_536)
+    finally:
+        os.close(handle)
+
+
+def _holders(path: Path) -> dict[int, int]:
     """{process: its parent} of all here that have the lock of this file, as far as this user may look.
 
-    Whoever waits has the file open too: the lock is told by the kernel's notes on each open file.
+    A process that waits has the file open too: the kernel's notes on each open file name the lock.
     """
-    file = os.fstat(handle)
+    file = path.lstat()
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -140,7 +169,7 @@ def _holders(handle: int) -> dict[int, int]:
 
 def _command(pid: int) -> str:
     try:
-        return shlex.join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1])
+        return printable(shlex.join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]))
     except OSError:
         return "a command that is over"
 
@@ -162,6 +191,14 @@ def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
 
 
+def _wait(text: str) -> float:
+    """Seconds of a duration. Raises argparse.ArgumentTypeError."""
+    try:
+        return durations.seconds(text, "m")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="python -m groupbench.operators.alone",
@@ -169,16 +206,22 @@ def main() -> NoReturn:
         epilog=f"Exit codes: the command's; {ExitCode.BUSY} another holds the device, 2 usage.",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="MINUTES", help="for the one before to end")
+    parser.add_argument(
+        "--wait",
+        type=_wait,
+        default=0.0,
+        metavar="DURATION",
+        help="for the one before to end, such as 20m; a plain number is minutes",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
     given = parser.parse_args()
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         parser.error("no command is given")
-    if not 0 <= given.wait <= 10_000:
+    if not 0 <= given.wait <= LONGEST_WAIT_S:
         parser.error("--wait is 0 to 10000 minutes")
     try:
-        run(given.device, 60 * given.wait, command)
+        run(given.device, given.wait, command)
     except GroupbenchError as error:
         print(f"groupbench: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)

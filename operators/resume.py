@@ -5,7 +5,6 @@ Both are read from files of records: a cell that has one, whatever came of it, i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from groupbench.operators.measure.cell import Job
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
+from groupbench.tracker.text.files import whole_file
 
 Key: TypeAlias = tuple[str | int, ...]
 """What tells the cells of a run apart: the values of _KEY."""
@@ -127,14 +127,5 @@ def _software(measured_on: Environment, environment: Environment) -> Environment
 
 def _rewrite(path: Path, records: list[Record]) -> None:
     """Raises UsageError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(map(encode, records))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path, UsageError) as file:
+        file.writelines(map(encode, records))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from groupbench.operators import resume, table
 from groupbench.operators.errors import Incomplete, UsageError
@@ -23,6 +24,7 @@ from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
+from groupbench.tracker.text.files import whole_file
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200
@@ -165,12 +167,14 @@ class Session:
             print(screen.get(), end="")
         for path, write in ((self.output, table.write_csv), (self.output_json, table.write_json)):
             if path is not None:
+                text = io.StringIO(newline="")
                 try:
-                    with _atomic(path) as file:
-                        write(self.records, self.metrics, self.baseline, file)
-                except OSError as error:  # what was measured is told all the same
+                    with whole_file(path, UsageError) as file:
+                        write(self.records, self.metrics, self.baseline, text)
+                        file.write(text.getvalue().encode(errors="backslashreplace"))
+                except UsageError as error:  # the rest of the results is shown all the same
                     self.unwritten = True
-                    print(storable(f"tritonbench: cannot write {path}: {error.strerror or error}"), file=sys.stderr)
+                    print(storable(f"tritonbench: {error}"), file=sys.stderr)
 
     def exit_code(self) -> int:
         """0, 1 where a result is wrong, 3 where something planned was not measured or not written, or nothing was."""
@@ -246,22 +250,6 @@ def _check_records(path: Path) -> None:
             f"{path} ends in the middle of a line, as a run that was killed leaves it: --resume goes on with that run; "
             "another one needs another file"
         )
-
-
-@contextlib.contextmanager
-def _atomic(path: Path) -> Iterator[IO[str]]:
-    """A file that appears whole or not at all; what is no file (a pipe, /dev/stdout) is written to as it is."""
-    if path.exists() and not path.is_file():
-        with path.open("w", newline="") as file:
-            yield file
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", newline="") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from groupbench.tracker.text.files import whole_file
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 """Told apart by colour-blind eyes as well: after Okabe and Ito, "Color universal design" (2008). The last two are for
 what comes later; markers differ too."""
@@ -249,17 +251,14 @@ def picture(panels: Sequence[Panel], path: Path) -> None:
                 _draw_trend(axes, panel)
             else:
                 _draw_comparison(axes, panel)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Text of an SVG stays text, to be searched and read aloud. A name in signs that the font lacks is no news.
-        with warnings.catch_warnings(), rc_context({"svg.fonttype": "none"}):
-            warnings.simplefilter("ignore", UserWarning)
-            figure.savefig(partial, format=path.suffix[1:].lower(), dpi=130)
-        partial.replace(path)
-    except OSError as error:
-        raise DrawError(f"--plot {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    # Text of an SVG stays text, to be searched and read aloud. A name in signs that the font lacks is no news.
+    with (
+        whole_file(path, lambda message: DrawError(f"--plot {message}")) as file,
+        warnings.catch_warnings(),
+        rc_context({"svg.fonttype": "none"}),
+    ):
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=130)
 
 
 def _inches(panel: Panel) -> float:

@@ -22,6 +22,8 @@ from groupbench.operators.dtypes import BYTES
 from groupbench.operators.measure.cell import describe
 from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.sizes import counted
+from groupbench.tracker.durations import Duration
+from groupbench.tracker.text.files import whole_file
 
 Problem = TypeVar("Problem")
 Config = TypeVar("Config")
@@ -127,11 +129,11 @@ def write_tuned(path: Path, about: str, configs: dict[str, dict[str, Any]], *pac
     versions = [f"torch {torch.__version__}", f"triton {triton.__version__}", *(f"{p} {version(p)}" for p in packages)]
     measured = ", ".join([torch.cuda.get_device_name(), *versions])
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(config)}" for key, config in configs.items())
-    part = path.with_suffix(".part")
-    part.write_text(
+    text = (
         f'{{\n "about": {json.dumps(about)},\n "measured": {json.dumps(measured)},\n "configs": {{\n{lines}\n }}\n}}\n'
     )
-    part.replace(path)
+    with whole_file(path, click.ClickException) as file:
+        file.write(text.encode())
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -152,13 +154,16 @@ def suite_option(names: Iterable[str], *default: str) -> Callable[[Any], Any]:
 
 def limit_option(seconds: float) -> Callable[[Any], Any]:
     """`limit`, after which no problem is begun."""
-    kind = click.FloatRange(min=0)
-    help = "Seconds; a problem begun is ended."
-    return click.option("--limit", "--budget", "limit", type=kind, default=seconds, show_default=True, help=help)
+    help = "A problem that has begun is finished."
+    return click.option(
+        "--limit", "--budget", "limit", type=Duration(), default=f"{seconds:g}s", show_default=True, help=help
+    )
 
 
 shape_option = click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes in place of suites.")
-dtype_option = click.option("--dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True)
+dtype_option = click.option(
+    "--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True
+)
 
 
 def chosen(parse: Callable[[str], Problem], texts: Iterable[str], others: Iterable[Problem]) -> dict[str, Problem]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -139,3 +141,35 @@ def test_a_lock_that_cannot_be_made(kind: str, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="GROUPBENCH_LOCKS"):
         alone.take("GPU-4", ["x"])
     assert target.read_text() == "theirs"
+
+
+KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "a pipe, a device or the like"),
+    "a file of something else": (lambda path: path.write_text("dear diary"), "a file of something else"),
+    "a folder": (Path.mkdir, "Is a directory"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), KINDS.values(), ids=KINDS)
+def test_what_is_no_lock_is_one_line_and_left_alone(
+    make: Callable[[Path], object], says: str, tmp_path: Path, start: Start
+) -> None:
+    path = tmp_path / f"groupbench-cpu-{platform.node() or 'here'}.lock"
+    make(path)
+    before = path.stat().st_size
+    done = start("true")
+    err = done.communicate(timeout=60)[1]
+    assert (done.returncode, err.count("\n")) == (2, 1)
+    assert f"cannot lock {path}: " in err and says in err
+    assert path.stat().st_size == before
+
+
+def test_a_holders_name_steers_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    path = alone.take("GPU-5", ["x"])
+    names = {"pid": os.getpid(), "user": "\x1b[31mred", "host": "h", "since": "s", "folder": "f", "command": "c" * 9999}
+    path.write_text(json.dumps(names))
+    with pytest.raises(alone.Busy) as caught:
+        alone.take("GPU-5", ["y"])
+    assert "of \ufffd[31mred on h" in str(caught.value)
+    assert len(str(caught.value)) < 1000

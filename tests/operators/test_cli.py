@@ -355,7 +355,7 @@ def test_a_reader_that_leaves_before_the_table(tmp_path: Path) -> None:
 def test_standard_output_that_takes_no_more(args: list[str]) -> None:
     command = shlex.join([sys.executable, "-m", "groupbench.operators", *args])
     done = subprocess.run(["bash", "-c", f"{command} -q > /dev/full"], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "tritonbench: No space left on device"
+    assert done.stderr.splitlines()[-1] == "tritonbench: standard output: No space left on device"
     assert "Traceback" not in done.stderr
     assert done.returncode == 3
 
@@ -377,11 +377,29 @@ import os, signal, time
 from groupbench.operators import cli
 if not {heeded}:
     signal.signal(signal.{name}, signal.SIG_IGN)
-def command(**options):
+def run(options):
     os.kill(os.getpid(), signal.{name})
     time.sleep(0.1)
-cli.command = command
+    return 0
+cli._run = run
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130 if heeded else 0, "")
+
+
+SPELLINGS = {
+    "an operator": (["--op", "a,b"], ["--operator", "a", "--operator", "b"]),
+    "backends": (["--only", "a,b"], ["--backend", "a", "--only", "b"]),
+    "shapes": (["--shapes", "1,2,3,4", "x", "--quiet"], ["--shape", "1,2,3,4", "x", "--quiet"]),
+    "a precision": (["--precision", "fp16"], ["--dtype", "fp16"]),
+    "a budget": (["--budget", "90"], ["--budget", "1h30m"]),
+    "a timeout": (["--timeout", "90"], ["--timeout", "1.5m"]),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS.values(), ids=SPELLINGS)
+def test_both_spellings_are_the_same(one: list[str], other: list[str]) -> None:
+    first, second = (cli.command.make_context("tritonbench", [*args]).params for args in (one, other))
+    assert first == second
+    assert first != cli.command.make_context("tritonbench", []).params

@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_written_is_told_and_all_else_is_shown(
     session = Session(**{field: Path("/dev/full")}, plot="")  # type: ignore[arg-type]
     assert run(session, [make(status=status)]) == (3 if status == "ok" else 1)
     out, err = capsys.readouterr()
-    assert err == "tritonbench: cannot write /dev/full: No space left on device\n"
+    assert err == "tritonbench: /dev/full: cannot be written: No space left on device\n"
     assert f"1 cell: 1 {status}" in out
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
+from groupbench.tracker import shell
 from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
 
 COMMANDS = {
     "ingest": ("ingest:ingest", "Store files of records."),
@@ -79,58 +76,8 @@ class LazyGroup(click.Group):
         **extra: Any,
     ) -> NoReturn:
         name = prog_name or "groupbench"
-        for closed in (name for name in ("stdout", "stderr") if getattr(sys, name) is None):  # nobody wants to read
-            setattr(sys, closed, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        for stream in (sys.stdout, sys.stderr):  # a terminal without ± shows ?, and does not fail
-            with suppress(AttributeError, ValueError):
-                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         self._main_shell_completion(extra, name, complete_var)
-        code = self._run(list(sys.argv[1:] if args is None else args), name, extra)
-        for stream in (sys.stdout, sys.stderr):
-            _abandon(stream)
-        sys.exit(code)
-
-    def _run(self, args: list[str], name: str, extra: dict[str, Any]) -> int:
-        try:
-            try:
-                with self.make_context(name, args, **extra) as context:
-                    self.invoke(context)
-                code = int(ExitCode.OK)
-            except click.exceptions.Exit as done:
-                code = done.exit_code
-            sys.stdout.flush()
-            return code
-        except click.exceptions.NoArgsIsHelpError as error:
-            with suppress(OSError):
-                click.echo(error.format_message(), err=True)
-            return ExitCode.USAGE
-        except click.ClickException as error:
-            return _say(" ".join(error.format_message().split()), error.exit_code)
-        except TrackerError as error:
-            return _say(error.message, error.exit_code)
-        except (KeyboardInterrupt, click.Abort):
-            return ExitCode.INTERRUPTED
-        except BrokenPipeError:
-            return ExitCode.BROKEN_PIPE
-        except OSError as error:  # a full disk; writing to an open file names none, and others are looked after
-            return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", ExitCode.INCOMPLETE)
-
-
-def _say(message: str, code: int) -> int:
-    from groupbench.tracker.text.wording import printable
-
-    with suppress(OSError):
-        click.echo(f"groupbench: {printable(message)}", err=True)
-    return code
-
-
-def _abandon(stream: IO[str]) -> None:
-    """What a stream does not take goes nowhere, or Python complains of it at exit."""
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        shell.run("groupbench", self, TrackerError, args, name, **extra)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

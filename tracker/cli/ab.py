@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import Percent
+from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, milliseconds
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def cell_options(command: Any) -> Any:
     """Which cells, and how long each may take: `ab` and whatever else compares sides."""
     for option in reversed(
         (
-            click.option("--operator", required=True, metavar="NAME", help="Which operator."),
-            click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this; may be repeated."),
-            click.option("--shape", "shapes", multiple=True, metavar="TEXT", help="This shape; may be repeated."),
+            click.option(*OPERATOR, required=True, metavar="NAME", help="Which operator."),
+            click.option(*BACKEND[:2], "backends", multiple=True, metavar="NAME", help="Only this; may be repeated."),
+            click.option(*SHAPE[:2], "shapes", multiple=True, metavar="TEXT", help="This shape; may be repeated."),
             click.option("--suite", "suites", multiple=True, metavar="NAME", help="This suite; may be repeated."),
-            click.option("--dtype", "dtypes", multiple=True, metavar="NAME", help="This precision; may be repeated."),
+            click.option(*DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help="This precision; may be repeated."),
             click.option(
                 "--mode", default="fwd", show_default=True, help="fwd; bwd, fwd_bwd where the operator has them."
             ),
@@ -75,7 +76,7 @@ def cell_options(command: Any) -> Any:
 @click.option("--setup", metavar="COMMAND", help="Run in each commit's folder before it is measured, to build it.")
 @click.option("--base-python", metavar="FILE", help="Interpreter of base, with another torch, say.")
 @click.option("--head-python", metavar="FILE", help="Interpreter of head.")
-@click.option("--budget", type=click.FloatRange(1, 86_400), default=60.0, show_default=True, help="Seconds a cell.")
+@click.option("--budget", type=Duration(least=1, most=86_400), default="60s", show_default=True, help="For each cell.")
 @click.option(
     "--min-effect",
     type=Percent(),
@@ -91,7 +92,7 @@ def cell_options(command: Any) -> Any:
 )
 @click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels are equal.")
 @click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
-@click.option("--idle", type=click.FloatRange(0, 60), help="Seconds of rest before bursts. [0.3 on a GPU]")
+@click.option("--idle", type=Duration(most=60), help="Rest before bursts. [0.3s on a GPU]")
 @click.option("--samples", type=click.IntRange(1, 1000), help="Runs a burst. [10; 30 below 50 us on a GPU]")
 @click.option(
     "--rest",
@@ -101,7 +102,13 @@ def cell_options(command: Any) -> Any:
     help="Rest before each burst, or once a block.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of the order of bursts.")
-@click.option("--timeout", type=click.FloatRange(1, 1e6), default=300.0, show_default=True, help="Seconds of silence.")
+@click.option(
+    "--timeout",
+    type=Duration(least=1, most=1e6),
+    default="300s",
+    show_default=True,
+    help="How long a cell may stay silent.",
+)
 @click.option(
     "--records", type=click.Path(path_type=Path, dir_okay=False), help="Append each comparison with its bursts."
 )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import Percent, min_effect_option, reading
+from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent, min_effect_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.argument("good", required=False)
 @click.argument("bad", required=False)
 @click.option("--series", metavar="ID", help="What to measure: a number that `series` lists, or a point's id.")
-@click.option("--operator", metavar="NAME", help="What to measure, where no --series says it.")
-@click.option("--backend", metavar="NAME", help="Which backend.")
-@click.option("--shape", metavar="TEXT", help="Which shape, as `series` shows it or `tritonbench --shapes` takes it.")
-@click.option("--dtype", metavar="NAME", help="bf16, fp16, fp32. Default: bf16 on a GPU, fp16 on a CPU.")
+@click.option(*OPERATOR, metavar="NAME", help="What to measure, where no --series says it.")
+@click.option(*BACKEND, metavar="NAME", help="Which backend.")
+@click.option(*SHAPE, metavar="TEXT", help="Which shape, as `series` shows it or `tritonbench --shapes` takes it.")
+@click.option(*DTYPE, metavar="NAME", help="bf16, fp16, fp32. Default: bf16 on a GPU, fp16 on a CPU.")
 @click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd. Default: fwd.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
@@ -63,7 +64,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option("--setup", metavar="COMMAND", help="Run in each checkout before it is measured: a build, say.")
 @click.option("--python", metavar="EXE", help="Python that measures. Default: this one.")
 @min_effect_option
-@click.option("--budget", type=click.FloatRange(1, 86_400), metavar="SECONDS", help="Most for one comparison.")
+@click.option("--budget", type=Duration(least=1, most=86_400), help="Most for one comparison.")
 @click.option("--only-changed", is_flag=True, help="Equal compiled kernels are the same without timing.")
 @click.option(
     "--confidence", type=Percent(), default="95", show_default=True, metavar="PCT", help="How sure to be of a name."

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds
 
@@ -35,8 +36,16 @@ COLUMNS = (
 
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
-@click.option("--minutes", type=click.FloatRange(0, 1440), default=5.0, show_default=True, help="How long.")
-@click.option("--budget", type=click.FloatRange(1, 3600), default=60.0, show_default=True, help="Seconds a cell.")
+@click.option(
+    "--minutes",
+    "--for",
+    "duration_s",
+    type=Duration("m", most=86_400),
+    default="5m",
+    show_default=True,
+    help="How long. A plain number is minutes.",
+)
+@click.option("--budget", type=Duration(least=1, most=3600), default="60s", show_default=True, help="For each cell.")
 @click.option("--alpha", type=click.FloatRange(1e-6, 0.2), default=0.001, show_default=True, help="As for ab.")
 @click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of the order of bursts.")
 @click.option(
@@ -47,7 +56,7 @@ COLUMNS = (
 def calibrate(
     context: click.Context,
     device: str,
-    minutes: float,
+    duration_s: float,
     budget: float,
     alpha: float,
     seed: int,
@@ -79,8 +88,8 @@ def calibrate(
     with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
         found = bench.start(device)
         todo = calibration.cells(found)
-        say(f"{counted(len(todo), 'cell')} on {found}, at least {minutes:g} min")
-        results = list(calibration.measure(bench, todo, minutes))
+        say(f"{counted(len(todo), 'cell')} on {found}, at least {duration_s / 60:g} min")
+        results = list(calibration.measure(bench, todo, duration_s / 60))
     reports = calibration.summarise(results, budget, alpha)
     for result in results:
         if result.verdict in ("different", "failed"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable, signed_percent
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 @click.argument("run_id", required=False, metavar="[RUN]")
 @click.option("--repo", type=click.Path(path_type=Path), default=".", show_default=True, metavar="PATH",
               help="A clone that holds both commits.")  # fmt: skip
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
-              metavar="MINUTES", help="What is not measured by then is left out, and said.")  # fmt: skip
+@click.option("--budget", type=Duration("m", above=True), default="30m", show_default=True,
+              help="What is not measured by then is left out, and listed. A plain number is minutes.")  # fmt: skip
 @click.option("--setup", metavar="COMMAND", help="Run in each tree before it is measured, as to build an extension.")
 @click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
               help="Python that measures the earlier commits, where it is not this one.")  # fmt: skip
@@ -66,7 +67,7 @@ def confirm(
             store,
             run_id,
             repo=repo,
-            budget_s=60 * budget,
+            budget_s=budget,
             setup=setup,
             base_python=base_python,
             plugins=plugins,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import When
+from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class Mapping(click.ParamType[dict[str, str]]):
 @click.option("--date", type=When(), metavar="DATE", help="When it was measured, where the file does not say.")
 @click.option("--gpu", metavar="NAME", help="GPU model that it was measured on.")
 @click.option("--cpu", metavar="NAME", help="Processor model that it was measured on, where there was no GPU.")
-@click.option("--operator", metavar="NAME", help="Operator of all results.")
-@click.option("--backend", metavar="NAME", help="Backend of all results.")
+@click.option(*OPERATOR, metavar="NAME", help="Operator of all results.")
+@click.option(*BACKEND, metavar="NAME", help="Backend of all results.")
 @click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd.")
-@click.option("--dtype", metavar="NAME", help="Dtype of all results.")
+@click.option(*DTYPE, metavar="NAME", help="Dtype of all results.")
 @click.option("--plan", metavar="NAME", help="Plan that the run belongs to, for the gate.")
 @click.option(
     "--commit-of",

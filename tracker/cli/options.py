@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# This program's name of an option, and the name that `tritonbench` has of TritonBench: both programs take both.
+OPERATOR = ("--operator", "--op", "operator")
+BACKEND = ("--backend", "--only", "backend")
+SHAPE = ("--shape", "--shapes", "shape")
+DTYPE = ("--dtype", "--precision", "dtype")
+
 
 @contextmanager
 def reading(location: str) -> Iterator[Session]:
@@ -73,15 +79,15 @@ def min_effect_option(command: F) -> F:
 def series_filters(command: F) -> F:
     """Which series: each option may be given several times."""
     options = (
-        ("--operator", "NAME", "Only this operator."),
-        ("--backend", "NAME", "Only this backend."),
-        ("--mode", "NAME", "fwd, bwd or fwd_bwd."),
-        ("--dtype", "NAME", "Only this dtype."),
-        ("--shape", "TEXT", "Only this shape (* and ? are wildcards), its numbers, or sizes as --where takes them."),
-        ("--where", "SIZES", "Only these sizes: M>=4096, N=4096, G=8..64, joined by commas. All must hold."),
-        ("--host", "NAME", "builtin or tritonbench."),
-        ("--protocol", "NAME", "Only latencies taken this way."),
-        ("--hardware", "NAME", "Only this GPU or processor model; * and ? are wildcards."),
+        (OPERATOR, "NAME", "Only this operator."),
+        (BACKEND, "NAME", "Only this backend."),
+        (("--mode",), "NAME", "fwd, bwd or fwd_bwd."),
+        (DTYPE, "NAME", "Only this dtype."),
+        (SHAPE, "TEXT", "Only this shape (* and ? are wildcards), its numbers, or sizes as --where takes them."),
+        (("--where",), "SIZES", "Only these sizes: M>=4096, N=4096, G=8..64, joined by commas. All must hold."),
+        (("--host",), "NAME", "builtin or tritonbench."),
+        (("--protocol",), "NAME", "Only latencies taken this way."),
+        (("--hardware",), "NAME", "Only this GPU or processor model; * and ? are wildcards."),
     )
     return _repeatable(options, command)
 
@@ -95,9 +101,9 @@ def commit_filters(command: F) -> F:
         "--since", type=When(), metavar="DATE|AGO", help="Runs that began at or after it: 2026-01-31, 7d."
     )(command)
     options = (
-        ("--branch", "NAME", "Only commits measured on this branch."),
-        ("--commit", "NAME", "Only this commit: start of its hash, branch, tag, latest or previous."),
-        ("--commits", "A..B", "Only commits after A, up to and with B; either end may be left out."),
+        (("--branch",), "NAME", "Only commits measured on this branch."),
+        (("--commit",), "NAME", "Only this commit: start of its hash, branch, tag, latest or previous."),
+        (("--commits",), "A..B", "Only commits after A, up to and with B; either end may be left out."),
     )
     return _repeatable(options, command)
 
@@ -108,7 +114,7 @@ def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
     )
 
 
-def _repeatable(options: tuple[tuple[str, str, str], ...], command: F) -> F:
-    for flag, metavar, text in reversed(options):
-        command = click.option(flag, multiple=True, metavar=metavar, help=text)(command)
+def _repeatable(options: tuple[tuple[tuple[str, ...], str, str], ...], command: F) -> F:
+    for flags, metavar, text in reversed(options):
+        command = click.option(*flags, multiple=True, metavar=metavar, help=text)(command)
     return command

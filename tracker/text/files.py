@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from groupbench.tracker.errors import TrackerError
-
 
 @contextmanager
-def whole_file(path: Path, error: type[TrackerError]) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of what is at `path` once all is written.
+def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of what is at `path` once all of it is on the disk.
 
-    What is there and no regular file (a pipe, a device) is written to as it is, never replaced. Raises `error`, one
-    line, where it cannot be written; what was there before is then as it was.
+    What is there and no regular file (a pipe, a device) is written to as it is, never replaced. Raises `error`, made
+    of one line, where it cannot be written; what was there before is then as it was.
     """
     temporary: Path | None = None
     try:
@@ -31,6 +29,8 @@ def whole_file(path: Path, error: type[TrackerError]) -> Iterator[IO[bytes]]:
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(handle)
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # mkstemp makes files for their owner alone
@@ -43,7 +43,7 @@ def whole_file(path: Path, error: type[TrackerError]) -> Iterator[IO[bytes]]:
                 temporary.unlink()
 
 
-def append_whole(path: Path, data: bytes, error: type[TrackerError]) -> None:
+def append_whole(path: Path, data: bytes, error: Callable[[str], Exception]) -> None:
     """Add data to the end of a file, which is then on the disk: all of it, or nothing.
 
     Raises `error`, one line, where it cannot be written.

@@ -1,0 +1,28 @@
+"""Options that both programs have: each takes the other's name of it."""
+
+from __future__ import annotations
+
+import pytest
+from click import Context
+
+from groupbench.tracker.cli import COMMANDS, main
+
+NAMES = {"--operator": "--op", "--backend": "--only", "--shape": "--shapes", "--dtype": "--precision"}
+
+
+def flags(command: str) -> list[tuple[str, ...]]:
+    found = main.get_command(Context(main), command)
+    assert found is not None
+    return [tuple(parameter.opts) for parameter in found.params]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_knows_one_name_alone(command: str) -> None:
+    for opts in flags(command):
+        for ours, tritonbenchs in NAMES.items():
+            assert (ours in opts) == (tritonbenchs in opts), opts
+
+
+@pytest.mark.parametrize("command", ["history", "compare", "ab", "bisect", "series", "import"])
+def test_commands_that_select_have_them(command: str) -> None:
+    assert {"--op", "--only", "--precision"} <= {flag for opts in flags(command) for flag in opts}

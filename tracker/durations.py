@@ -1,0 +1,53 @@
+"""How long: `90s`, `20m`, `1h30m`, in options of both programs."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import click
+
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|min|m|h|d)")
+
+
+def seconds(text: str, unit: str = "s") -> float:
+    """Return the seconds of `90s`, `20m`, `1h30m`, or of a plain number of `unit`. Raises ValueError."""
+    parts = list(_PART.finditer(text))
+    if parts and "".join(part.group() for part in parts) == text.replace(" ", ""):
+        return sum(float(part[1]) * SECONDS[part[2]] for part in parts)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is no duration: 90s, 20m, 1h30m")
+    return number * SECONDS[unit]
+
+
+class Duration(click.ParamType[float]):
+    """A duration on the command line, in seconds once it is read.
+
+    unit     of a plain number: what the option took before it knew units
+    least, most  seconds, both included; `above` excludes the least
+    """
+
+    name = "duration"
+
+    def __init__(self, unit: str = "s", least: float = 0.0, most: float = math.inf, above: bool = False) -> None:
+        self.unit, self.least, self.most, self.above = unit, least, most, above
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            duration_s = seconds(str(value), self.unit)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self.least <= duration_s <= self.most or (self.above and duration_s == self.least):
+            least = f"{'above' if self.above else 'from'} {self.least:g} s"
+            most = f" to {self.most:g} s" if math.isfinite(self.most) else ""
+            self.fail(f"{value} is out of range: {least}{most}", param, ctx)
+        return duration_s

@@ -1,0 +1,102 @@
+"""What both programs do around their commands: streams that take every text, one line an error, an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any, NoReturn
+
+import click
+
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import printable
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+"""What writing to an open file raises, which names none: other files are looked after where they are written."""
+
+
+def run(
+    program: str,
+    command: click.Command,
+    expected: type[Exception],
+    arguments: Sequence[str] | None = None,
+    name: str | None = None,
+    **settings: Any,
+) -> NoReturn:
+    """Run a command and exit with its code, or with that of its error, which is one line on standard error.
+
+    program    begins each error's line
+    expected   the root of the program's own exceptions; each has an `exit_code`
+    arguments  of the command line; those of this process by default
+    name       in lines of usage, the program's own by default
+    settings   of the command's context
+
+    A reader that leaves early is code 141, an interrupt 130, a full disk 3.
+    """
+    _prepare_streams()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    code = _code(program, lambda: _invoke(command, name or program, given, settings), expected)
+    for stream in (sys.stdout, sys.stderr):
+        _abandon(stream)
+    sys.exit(code)
+
+
+def _invoke(command: click.Command, name: str, arguments: list[str], settings: dict[str, Any]) -> int:
+    """Not by click's own `main`, which ends with 1 where a reader leaves: that means a wrong result here."""
+    try:
+        with command.make_context(name, arguments, **settings) as context:
+            command.invoke(context)
+        code = int(ExitCode.OK)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    sys.stdout.flush()
+    return code
+
+
+def _code(program: str, command: Callable[[], int], expected: type[Exception]) -> int:
+    try:
+        return command()
+    except click.exceptions.NoArgsIsHelpError as error:
+        with suppress(OSError):
+            click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
+    except click.ClickException as error:
+        return _report(program, error.format_message(), ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.BROKEN_PIPE
+    except expected as error:
+        code = getattr(error, "exit_code", ExitCode.USAGE)
+        return _report(program, str(error), code)
+    except OSError as error:
+        where = error.filename if error.filename else "standard output" if error.errno in DISK else ""
+        reason = str(error.strerror or error)
+        return _report(program, f"{os.fsdecode(where)}: {reason}" if where else reason, ExitCode.INCOMPLETE)
+
+
+def _report(program: str, message: str, code: int) -> int:
+    with suppress(OSError):
+        click.echo(f"{program}: {printable(message)}", err=True)
+    return code
+
+
+def _prepare_streams() -> None:
+    """Open a closed standard stream to nowhere; let a terminal without ± show ? in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        with suppress(AttributeError, ValueError):
+            getattr(sys, name).reconfigure(errors="replace")
+
+
+def _abandon(stream: IO[str]) -> None:
+    """What a stream does not take goes nowhere, or Python complains of it at exit."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
