@@ -171,9 +171,9 @@ def _session(options: dict[str, Any]) -> Any:
     from groupbench.operators import table
     from groupbench.operators.session import Session
 
-    unknown = [name for name in options["metrics"] if name not in table.METRICS]
+    unknown = [name for name in options["metrics"] if name not in table.metrics_of_tables()]
     if unknown and not _picks_tritonbench(options):
-        raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.METRICS)}")
+        raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.metrics_of_tables())}")
     if options["plot"] is not None:
         from groupbench.tracker import plots
 

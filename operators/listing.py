@@ -35,5 +35,5 @@ def show(options: dict[str, Any]) -> None:
     if options["list_metrics"]:
         from groupbench.operators import table
 
-        for name, (meaning, _) in table.METRICS.items():
+        for name, (meaning, _) in table.metrics_of_tables().items():
             print(f"{name}: {meaning}")

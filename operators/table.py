@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from groupbench.tracker.identity import IDENTITY
+from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.plots import Comparison, Row
 from groupbench.tracker.record import Latency, Record
 
@@ -91,6 +92,19 @@ METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
 DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
 
 
+def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:
+    """Return METRICS, and those that records carry by name."""
+    return METRICS | {metric.name: (_meaning(metric), _carried(metric.name)) for metric in carried()}
+
+
+def _meaning(metric: Metric) -> str:
+    return f"{metric.unit}, {metric.meaning}" if metric.unit else metric.meaning
+
+
+def _carried(name: str) -> Callable[[Record, Record | None], Value]:
+    return lambda record, baseline: record.metrics.get(name)
+
+
 _PROBLEM = tuple(name for name in IDENTITY if name not in ("backend", "host", "hardware"))
 """What backends are compared on: one table is of one host on one machine."""
 
@@ -142,7 +156,7 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
 def _shown(name: str, record: Record, baseline: Record | None) -> str:
     if name == "latency" and _interpreted(record):
         return "[dim]interpreted[/dim]"
-    value = METRICS[name][1](record, baseline)
+    value = metrics_of_tables()[name][1](record, baseline)
     if value is None:
         return ""
     if name == "latency":
@@ -190,7 +204,7 @@ _UNITS = {"latency": "latency, ms", "tflops": "TFLOP/s", "gbps": "GB/s", "prepar
 
 
 def _drawn(metric: str, record: Record, baseline: Record | None) -> float | None:
-    value = METRICS[metric][1](record, baseline)
+    value = metrics_of_tables()[metric][1](record, baseline)
     return None if value is None or isinstance(value, str) else float(value)
 
 
@@ -236,6 +250,7 @@ def _wide(
     for record in records:
         cells.setdefault(_problem(record), {})[record.cell.backend] = record
     varies = [len(set(values)) > 1 for values in zip(*cells, strict=True)]
+    known = metrics_of_tables()
     headers = ["x_val", *(f"{backend}-{metric}" for backend in backends for metric in metrics)]
     rows: list[list[Any]] = []
     for problem, of in cells.items():
@@ -244,7 +259,7 @@ def _wide(
         row: list[Any] = [",".join([shape, *others])]
         for backend in backends:
             cell = of.get(backend)
-            row += [METRICS[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
+            row += [known[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
         rows.append(row)
     return headers, rows, list(cells)
 

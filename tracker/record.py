@@ -190,6 +190,7 @@ class Record(_Struct, frozen=True):
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
     duration_s: float | None = None  # wall time the cell took, all in but its process's start
+    metrics: dict[Name, float] = {}  # further values by the names that `metrics.METRICS` explains
 
 
 _encoder = msgspec.json.Encoder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -29,25 +31,36 @@ _WHAT = (
     Column("dtype", "dtype"),
     *APART,
 )
-METRICS = {
-    "latency": (
-        Column("ms", "latency_ms", milliseconds, right=True),
+_SHOWS: dict[str, Callable[[Any], str]] = {
+    "latency": milliseconds,
+    "speedup": lambda x: "" if x is None else f"{x:.2f}×",
+    "repeatable": yes_or_no,
+}
+_GROUPS = {"accuracy": ("rms", "max_abs", "worst_block_rms", "mismatch", "repeatable")}
+"""Names of `--metrics` that stand for several."""
+
+
+def known_metrics() -> tuple[str, ...]:
+    """Return what `--metrics` takes: every metric, `speedup`, and the names of groups."""
+    return (*METRICS, "speedup", *_GROUPS)
+
+
+def metric_columns(name: str) -> tuple[Column, ...]:
+    """Return the columns that show a metric, or a group of them."""
+    if name in _GROUPS:
+        return tuple(column for each in _GROUPS[name] for column in metric_columns(each))
+    title = METRICS[name].title if name in METRICS else name
+    key = "latency_ms" if name == "latency" else name
+    column = Column(title, key, _SHOWS.get(name, short_number), right=name != "repeatable")
+    if name != "latency":
+        return (column,)
+    return (
+        column,
         Column("spread", "spread", spread, right=True),
         Column("Δ", "change", signed_percent, right=True),
-    ),
-    "tflops": (Column("tflops", "tflops", short_number, right=True),),
-    "gbps": (Column("GB/s", "gbps", short_number, right=True),),
-    "speedup": (Column("speedup", "speedup", lambda x: "" if x is None else f"{x:.2f}×", right=True),),
-    "rms": (Column("rms", "rms", short_number, right=True),),
-    "accuracy": (
-        Column("rms", "rms", short_number, right=True),
-        Column("max error", "max_abs", short_number, right=True),
-        Column("worst block", "worst_block_rms", short_number, right=True),
-        Column("mismatch", "mismatch", short_number, right=True),
-        Column("repeatable", "repeatable", yes_or_no),
-    ),
-}
-"""What `--metrics` names, and the columns of each."""
+    )
+
+
 _REST = (
     Column("status", "status"),
     Column("timing", "timing"),
@@ -67,8 +80,8 @@ class Metrics(click.ParamType[tuple[str, ...]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         names = value if isinstance(value, tuple) else tuple(name.strip() for name in str(value).split(","))
         for name in names:
-            if name not in METRICS:
-                self.fail(f"no metric {name!r}; known: {', '.join(METRICS)}", param, ctx)
+            if name not in known_metrics():
+                self.fail(f"no metric {name!r}; known: {', '.join(known_metrics())}", param, ctx)
         return tuple(dict.fromkeys(names))
 
 
@@ -76,7 +89,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @series_filters
 @commit_filters
 @click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend, in the same run.")
-@click.option("--metrics", type=Metrics(), metavar="LIST", help=f"Of {', '.join(METRICS)}; programs get all.")
+@click.option("--metrics", type=Metrics(), metavar="LIST", help=f"Of {', '.join(known_metrics())}; programs get all.")
 @click.option("--ids", is_flag=True, help="Show each point's id, which `show` takes.")
 @limit_option("Only the newest N of each series.")
 @click.option("--plot", is_flag=False, flag_value="", metavar="[FILE]",
@@ -124,6 +137,6 @@ def history(
         write_table(plain(HistoryRow.columns()), rows, form)
         return
     names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
-    chosen = dict.fromkeys(column for name in names for column in METRICS[name])
+    chosen = dict.fromkeys(column for name in names for column in metric_columns(name))
     columns = [*([Column("id", "id")] if ids else []), *_WHAT, *chosen, *_REST]
     write_table([c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)], rows, form)

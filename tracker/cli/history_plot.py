@@ -10,18 +10,20 @@ import click
 from groupbench.tracker import plots
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.identity import PROBLEM
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.plots import Curve, Trend
 from groupbench.tracker.text.wording import commit_text, printable
 
-DRAWN = {
-    "latency": ("latency_ms", "ms"),
-    "tflops": ("tflops", "TFLOP/s"),
-    "gbps": ("gbps", "GB/s"),
-    "speedup": ("speedup", "times the baseline"),
-    "rms": ("rms", "relative RMS error"),
-    "accuracy": ("rms", "relative RMS error"),
-}
-"""What is drawn of each of `history --metrics`: (key of a row, unit)."""
+
+def drawn(name: str) -> tuple[str, str]:
+    """Return (key of a row, unit) of what is drawn of each of `history --metrics`."""
+    if name == "latency":
+        return "latency_ms", "ms"
+    if name == "speedup":
+        return "speedup", "times the baseline"
+    if name in ("rms", "accuracy"):
+        return "rms", "relative RMS error"
+    return name, METRICS[name].unit or name
 
 
 def check(plot: str, form: str | None) -> None:
@@ -55,7 +57,7 @@ def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None
 def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
     """A panel for each problem, in the order of the rows. Latencies that are no speed, and results that are wrong, are
     gaps; a tick is a run, so that two of one commit stand beside each other."""
-    key, unit = DRAWN[metric]
+    key, unit = drawn(metric)
     problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         problems.setdefault(tuple(str(row[name]) for name in PROBLEM), []).append(row)

@@ -143,6 +143,7 @@ def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, se
         repeatable=accuracy.repeatable,
         kernel_hash=None,
         duration_s=record.duration_s,
+        metrics=record.metrics or None,
     )
 
 

@@ -78,6 +78,7 @@ class Result:
     accuracy: Accuracy | None = None
     baseline: bool = False
     duration_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # further ones by name
 
 
 @dataclass(frozen=True)
@@ -254,4 +255,5 @@ def make_record(run: Run, environment: Environment, result: Result, timing: Timi
         latency=latency,
         accuracy=result.accuracy,
         duration_s=result.duration_s,
+        metrics=dict(result.metrics),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from groupbench.tracker.formats.values import (
     status_of,
     text_lines,
 )
+from groupbench.tracker.metrics import carried
 from groupbench.tracker.record import STATUSES, Accuracy, Cell, Environment, Record, Run
 
 TITLE = "plain CSV"
@@ -33,6 +34,13 @@ FIELDS = (
     *("latency_ms", "operator", "backend", "shape", "dtype", "mode", "host", "protocol", "seed", "flops", "min_bytes"),
     *("status", "message", "commit", "branch", "date", "gpu", "cpu", "rms", "max_abs"),
 )
+
+
+def fields() -> tuple[str, ...]:
+    """Return the names that no size of a problem may have: fields of a record, and metrics that it carries."""
+    return (*FIELDS, *(metric.name for metric in carried()))
+
+
 _WHOLE = ("seed", "flops", "min_bytes")
 
 
@@ -111,7 +119,7 @@ class _Reader(Reader):
         for name in ("operator", "backend"):
             if not (getattr(self.options, name) or row.get(name)):
                 raise FormatError(f"no {name}; give --map {name}=COLUMN or --{name} NAME")
-        sizes = {name: value for name, value in row.items() if name not in FIELDS and value}
+        sizes = {name: value for name, value in row.items() if name not in fields() and value}
         cell = self.cell(
             row.get("operator", ""),
             row.get("backend"),
@@ -157,7 +165,8 @@ def _result(lines: _Lines, scale: float) -> Result:
                 return Result(cell, status=failed, message=message, accuracy=accuracy)
             bursts.append([ms * scale])
     reason = None if status == "ok" else row.get("message") or f"it was {status}"
-    return Result(cell, bursts, status, reason, accuracy)  # type: ignore[arg-type]
+    metrics = _metrics(lines.row, lines.number)
+    return Result(cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
 
 
 def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -180,7 +189,7 @@ def _columns(header: list[str], options: Options) -> dict[str, int]:
         if column not in header:
             raise FormatError(f"no column {column!r}; its columns are {', '.join(header)}")
         columns[name] = header.index(column)
-    for name in FIELDS:
+    for name in fields():
         if name not in columns and name in header:
             columns[name] = header.index(name)
     if "latency_ms" not in columns:
@@ -189,14 +198,25 @@ def _columns(header: list[str], options: Options) -> dict[str, int]:
 
 
 def _accuracy(row: dict[str, str], line: int) -> Accuracy | None:
-    values: dict[str, Any] = {}
-    for name in ("rms", "max_abs"):
+    values = _numbers(row, line, ("rms", "max_abs"))
+    return Accuracy(rms=values.get("rms"), max_abs=values.get("max_abs")) if values else None
+
+
+def _metrics(row: dict[str, str], line: int) -> dict[str, float]:
+    found = _numbers(row, line, [metric.name for metric in carried()])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _numbers(row: dict[str, str], line: int, names: Sequence[str]) -> dict[str, float | None]:
+    """Return the numbers of columns that hold one, None where it is not finite. Raises FormatError."""
+    values: dict[str, float | None] = {}
+    for name in names:
         if row.get(name):
             number = number_of(row[name])
             if number is None:
                 raise FormatError(f"line {line}: {name} {row[name]!r} is no number")
             values[name] = number if math.isfinite(number) else None
-    return Accuracy(**values) if values else None
+    return values
 
 
 def _whole(name: str, text: str) -> int:

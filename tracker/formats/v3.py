@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from groupbench.tracker.formats.values import (
     number_of,
     read_bytes,
 )
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.record import STATUSES, Accuracy, Environment, Record, Run, Status
 
 TITLE = "oss_ci_benchmark_v3"
@@ -257,7 +258,7 @@ class _Reader(Reader):
         )
         status, message = failed or ("ok", None)
         accuracy = None if metrics.rms is None else Accuracy(rms=metrics.rms)
-        return Result(cell, [samples] if samples else [], status, message, accuracy, baseline)
+        return Result(cell, [samples] if samples else [], status, message, accuracy, baseline, metrics=metrics.further)
 
 
 @dataclass
@@ -269,6 +270,7 @@ class _Metrics:
     tflops: float | None = None
     rms: float | None = None
     failed: tuple[Status, str] | None = None  # status and message, where a metric says them
+    further: dict[str, float] = field(default_factory=dict)  # those that a record carries by name
 
     def add(self, where: str, metric: Metric) -> bool:
         """Take a metric; False for one that no record holds. Raises FormatError."""
@@ -286,6 +288,8 @@ class _Metrics:
             status = metric.extra_info.get("status")
             if first == 0 and status in FAILED:
                 self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
+        elif metric.name in METRICS and METRICS[metric.name].column is None and first is not None:
+            self.further[metric.name] = first
         else:
             return metric.name in DERIVED
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import IO, Any
@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.identity import IDENTITY
+from groupbench.tracker.metrics import carried
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime
 
@@ -54,9 +55,8 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("torch", Environment.torch),
     ("triton", Environment.triton),
     ("helion", Environment.helion),
-    ("samples", Point.samples),
 )
-"""(name, what it is), in the order of the file. Samples are for Parquet alone."""
+"""(name, what it is), in the order of the file, before the metrics that records carry by name."""
 
 _BATCH = 5000
 
@@ -65,10 +65,11 @@ def write_csv(session: Session, file: IO[bytes]) -> int:
     """One line for each point, in order of runs; gives how many. An unknown value is empty."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(name for name, _ in COLUMNS[:-1])
+    names = [metric.name for metric in carried()]
+    writer.writerow([*(name for name, _ in COLUMNS), *names])
     count = 0
-    for row in _rows(session, samples=False):
-        writer.writerow([_text(value) for value in row])
+    for *row, metrics in _rows(session, Point.metrics):
+        writer.writerow([_text(value) for value in (*row, *_values(metrics, names))])
         count += 1
     text.detach()
     return count
@@ -86,14 +87,17 @@ def write_parquet(session: Session, file: IO[bytes]) -> int:
     instant = pa.timestamp("us", tz="UTC")
     fields = [
         (name, instant if isinstance(column.type, UtcDateTime) else kinds[column.type.python_type])
-        for name, column in COLUMNS[:-1]
+        for name, column in COLUMNS
     ]
-    schema = pa.schema([*fields, ("bursts_ms", pa.list_(pa.list_(pa.float32())))])
+    names = [metric.name for metric in carried()]
+    further = [(name, pa.float64()) for name in names]
+    schema = pa.schema([*fields, *further, ("bursts_ms", pa.list_(pa.list_(pa.float32())))])
     count = 0
-    rows = _rows(session, samples=True)
+    rows = _rows(session, Point.metrics, Point.samples)
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         while batch := list(islice(rows, _BATCH)):
-            *columns, samples = zip(*batch, strict=True)
+            *columns, metrics, samples = zip(*batch, strict=True)
+            columns += list(zip(*(_values(each, names) for each in metrics), strict=True)) if names else []
             bursts = [None if packed is None else unpack_samples(packed) for packed in samples]
             arrays = [pa.array(values, field.type) for values, field in zip((*columns, bursts), schema, strict=True)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
@@ -101,8 +105,8 @@ def write_parquet(session: Session, file: IO[bytes]) -> int:
     return count
 
 
-def _rows(session: Session, *, samples: bool) -> Iterator[Any]:
-    columns = [column.label(name) for name, column in (COLUMNS if samples else COLUMNS[:-1])]
+def _rows(session: Session, *further: Any) -> Iterator[Any]:
+    columns = [*(column.label(name) for name, column in COLUMNS), *further]
     query = (
         select(*columns)
         .select_from(Point)
@@ -114,6 +118,10 @@ def _rows(session: Session, *, samples: bool) -> Iterator[Any]:
         .order_by(Point.run_id, Point.id)
     )
     return iter(session.execute(query.execution_options(yield_per=_BATCH)))
+
+
+def _values(metrics: Mapping[str, float] | None, names: Sequence[str]) -> list[float | None]:
+    return [(metrics or {}).get(name) for name in names]
 
 
 def _text(value: Any) -> Any:

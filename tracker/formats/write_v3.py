@@ -15,6 +15,7 @@ from typing import IO, Any
 import msgspec
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.records import numbered_records
 
@@ -116,6 +117,9 @@ def _metrics(record: Record, median_ms: float | None) -> Iterator[tuple[str, lis
         yield "accuracy", [float(record.status != "wrong")], {}
         if record.accuracy.rms is not None:
             yield "rms", [record.accuracy.rms], {}
+    for name, value in record.metrics.items():
+        unit = METRICS[name].unit if name in METRICS else ""
+        yield name, [value], {"unit": unit} if unit else {}
 
 
 def _runner(environment: Environment) -> dict[str, Any]:

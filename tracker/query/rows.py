@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
+from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
 if TYPE_CHECKING:
@@ -190,6 +191,14 @@ class PointRow:
     repeatable: bool | None
     kernel_hash: str | None
     duration_s: float | None
+    metrics: dict[str, float] | None = None  # further ones by name
+
+    def value(self, metric: Metric) -> float | None:
+        """Return what the point has of a metric."""
+        if metric.column is not None:
+            found: float | None = getattr(self, metric.column)
+            return found
+        return (self.metrics or {}).get(metric.name)
 
     @property
     def id(self) -> str:
@@ -223,7 +232,7 @@ class PointRow:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return _POINT_KEYS
+        return (*_POINT_KEYS, *(metric.name for metric in carried()))
 
     def flat(self) -> dict[str, Any]:
         series, run = self.series, self.run
@@ -263,6 +272,7 @@ class PointRow:
             "branch": run.branch,
             "subject": run.subject,
             "id": self.id,
+            **{metric.name: self.value(metric) for metric in carried()},
         }
 
 
@@ -306,7 +316,7 @@ class HistoryRow:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*_POINT_KEYS, "change", "speedup", "environment_changed")
+        return (*PointRow.columns(), "change", "speedup", "environment_changed")
 
     def flat(self) -> dict[str, Any]:
         told = {"change": self.change, "speedup": self.speedup, "environment_changed": list(self.environment_changed)}

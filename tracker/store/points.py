@@ -62,6 +62,7 @@ def point_values(
         "repeatable": accuracy.repeatable,
         "first_bad": None if accuracy.first_bad is None else list(accuracy.first_bad),
         "duration_s": record.duration_s,
+        "metrics": _metrics(record) or None,
         **(_NO_LATENCY if record.latency is None or flat is None else _latency_values(record.latency, flat)),
     }
 
@@ -95,6 +96,7 @@ def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | N
         "accuracy": accuracy if any(value is not None for value in accuracy.values()) else None,
         "kernels": kernels or (),
         "duration_s": point["duration_s"],
+        "metrics": point["metrics"] or {},
     }
 
 
@@ -118,6 +120,8 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
         record.kernels,
         _signless(record.duration_s),
     ]
+    if record.metrics:
+        said.append(_metrics(record))
     if accuracy == Accuracy():
         said[5] = None
     hashed = hashlib.sha256()
@@ -127,6 +131,10 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
         hashed.update(flat.tobytes())
     hashed.update(_encoder.encode(said))
     return int.from_bytes(hashed.digest()[:6], "big")
+
+
+def _metrics(record: Record) -> dict[str, float]:
+    return {name: _signless(value) for name, value in sorted(record.metrics.items())}
 
 
 def _signless(value: Any) -> Any:

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -252,6 +252,9 @@ class Point(Base, kw_only=True):
     )
     first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
     message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
+    metrics: Mapped[dict[str, Any] | None] = mapped_column(
+        default=None, doc="values of further metrics by name: `metrics ->> '$.NAME'`; null where there is none"
+    )
 
     # Not columns: what queries ask for under these names.
     low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))

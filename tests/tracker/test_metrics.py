@@ -1,0 +1,205 @@
+"""A metric that is registered when the program runs is stored, listed, exported, judged and drawn like all others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.operators import table
+from groupbench.tracker import metrics
+from groupbench.tracker.metrics import METRICS, RMS, Metric
+from groupbench.tracker.record import Record, RecordError, decode, encode
+from groupbench.tracker.store.points import content_of
+
+Cli = Callable[..., Result]
+
+ENERGY = Metric("energy", "J", "energy of one call", rule="scatter", floor=0.005, least=0.02)
+SPILLS = Metric("spills", "", "registers that the compiler spilled", rule="exact", least=0.0)
+WIDTH = Metric("occupancy", "", "share of warps that fit", rule="exact", better="higher", least=0.0)
+
+
+@pytest.fixture
+def further(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(metrics, "METRICS", METRICS)
+    before = dict(METRICS)
+    for metric in (ENERGY, SPILLS, WIDTH):
+        metrics.register(metric)
+    yield
+    METRICS.clear()
+    METRICS.update(before)
+
+
+@pytest.fixture
+def nights(cli: Cli, write: Callable[..., Path], make: Callable[..., Record], further: None) -> Callable[..., str]:
+    """Store nights of two series whose metrics a function gives; gives the id of the last run."""
+
+    def store(values: Callable[[int], dict[str, float]], number: int = 14) -> str:
+        random = np.random.default_rng(5)
+        for night in range(number):
+            scatter = 1 + 0.002 * random.standard_normal()
+            held = {name: value * (scatter if name == "energy" else 1) for name, value in values(night).items()}
+            records = [make(night, metrics=held), make(night, backend="torch", metrics={"energy": 2.0 * scatter})]
+            done = cli("ingest", write(records))
+            assert done.exit_code == 0, done.output
+        return f"run-{number - 1:03d}"
+
+    return store
+
+
+# ---- in a record
+
+
+@pytest.mark.parametrize(
+    ("held", "problem"),
+    [
+        pytest.param({"energy": -1.0}, "below zero", id="below zero"),
+        pytest.param({"energy": "1"}, "float", id="text"),
+        pytest.param({"": 1.0}, "length", id="no name"),
+    ],
+)
+def test_a_record_refuses_what_is_no_value(held: dict[str, Any], problem: str, make: Callable[..., Record]) -> None:
+    line = json.loads(encode(make())) | {"metrics": held}
+    with pytest.raises(RecordError, match=problem):
+        decode(json.dumps(line))
+
+
+def test_a_record_without_them_is_the_line_and_the_hash_that_it_was(make: Callable[..., Record]) -> None:
+    assert "metrics" not in json.loads(encode(make()))
+    assert content_of(make()) != content_of(make(metrics={"energy": 1.0})) != content_of(make(metrics={"spills": 1.0}))
+    assert content_of(make(metrics={"a": 1.0, "b": 2.0})) == content_of(make(metrics={"b": 2.0, "a": 1.0}))
+
+
+def test_a_name_is_registered_once(further: None) -> None:
+    with pytest.raises(ValueError, match="energy"):
+        metrics.register(ENERGY)
+
+
+# ---- what is worse
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "worse"),
+    [
+        pytest.param(RMS, 2e-3, 2.9e-3, False, id="within the ratio"),
+        pytest.param(RMS, 2e-3, 3.1e-3, True, id="beyond the ratio"),
+        pytest.param(RMS, 2e-6, 3.3e-6, True, id="just above the floor"),
+        pytest.param(RMS, 0.0, 9e-7, False, id="rounding"),
+        pytest.param(SPILLS, 0.0, 1.0, True, id="from none"),
+        pytest.param(SPILLS, 8.0, 8.0, False, id="the same"),
+        pytest.param(SPILLS, 8.0, 0.0, False, id="fewer"),
+        pytest.param(WIDTH, 0.5, 0.25, True, id="higher is better"),
+        pytest.param(WIDTH, 0.25, 0.5, False, id="higher is better, and it is"),
+        pytest.param(Metric("x", "", "", better="neither"), 1.0, 9.0, False, id="neither"),
+    ],
+)
+def test_worse(metric: Metric, before: float, after: float, worse: bool) -> None:
+    assert bool(metric.worse(before, after)) is worse
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_no_two_values_are_each_worse_than_the_other(a: float, b: float) -> None:
+    for metric in (RMS, ENERGY, SPILLS, WIDTH):
+        assert not (metric.worse(a, b) and metric.worse(b, a))
+        assert list(metric.worse(np.array([a]), np.array([b]))) == [metric.worse(a, b)]
+
+
+# ---- stored and listed
+
+
+def test_it_is_stored_listed_and_shown(nights: Callable[..., str], cli: Cli) -> None:
+    nights(lambda night: {"energy": 3.0, "spills": 0.0}, 2)
+    rows = json.loads(cli("history", "--json", "--backend", "triton").stdout)
+    assert [row["spills"] for row in rows] == [0.0, 0.0]
+    assert rows[0]["energy"] == pytest.approx(3.0, rel=0.02)
+    text = cli("history", "--metrics", "energy,latency", "--ids").stdout
+    assert "energy J" in text.splitlines()[0]
+    identifier = json.loads(cli("history", "--json").stdout)[0]["id"]
+    assert json.loads(cli("show", identifier, "--json").stdout)["energy"] > 0
+    assert cli("verify").exit_code == 0
+
+
+def test_its_history_is_drawn(nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    nights(lambda night: {"energy": 3.0}, 3)
+    assert cli("history", "--metrics", "energy", "--plot", tmp_path / "h.svg").exit_code == 0
+    assert ">J<" in (tmp_path / "h.svg").read_text() or "J" in (tmp_path / "h.svg").read_text()
+
+
+def test_damage_to_it_is_found(nights: Callable[..., str], cli: Cli, db: Any) -> None:
+    from sqlalchemy import update
+
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.schema import Point
+
+    nights(lambda night: {"energy": 3.0}, 2)
+    with open_store(db, create=False) as store, store.write() as session:
+        session.execute(update(Point).where(Point.id == 1).values(metrics={"energy": 4.0}))
+    assert "not what its hash says" in cli("verify").stdout
+
+
+# ---- written and read again
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet", ".v3.jsonl"])
+def test_it_is_exported(suffix: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    nights(lambda night: {"energy": 3.0, "spills": 7.0}, 2)
+    path = tmp_path / f"out{suffix}"
+    form = ("--format", "v3") if suffix.startswith(".v3") else ()
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    done = cli("export", *form, path)
+    assert done.exit_code == 0, done.output
+    if suffix == ".csv":
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+        assert {row["spills"] for row in rows if row["backend"] == "triton"} == {"7.0"}
+    elif suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        assert {7.0, None} == set(pq.read_table(path)["spills"].to_pylist())
+    elif suffix == ".jsonl":
+        assert decode(path.read_bytes().splitlines()[0]).metrics["spills"] == 7.0
+    else:
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        (first, *_) = [entry["metric"] for entry in entries if entry["metric"]["name"] == "energy"]
+        assert (first["extra_info"]["unit"], math.isfinite(first["benchmark_values"][0])) == ("J", True)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".v3.jsonl"])
+def test_it_is_imported(suffix: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    nights(lambda night: {"spills": 7.0}, 1)
+    path = tmp_path / f"out{suffix}"
+    cli("export", *(("--format", "v3") if suffix.startswith(".v3") else ()), path)
+    given = ("--map", "date=started") if suffix == ".csv" else ()
+    done = cli("import", *given, path, db=tmp_path / "other.db")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(cli("history", "--json", "--backend", "triton", db=tmp_path / "other.db").stdout)
+    assert [row["spills"] for row in rows] == [7.0]
+
+
+def test_databases_with_it_are_merged(nights: Callable[..., str], cli: Cli, tmp_path: Path, db: Any) -> None:
+    nights(lambda night: {"spills": 7.0}, 2)
+    other = tmp_path / "other.db"
+    assert cli("merge", db, db=other).exit_code == 0
+    assert {row["spills"] for row in json.loads(cli("history", "--json", db=other).stdout)} == {7.0, None}
+
+
+# ---- where it is measured
+
+
+def test_the_tables_of_a_measurement_have_it(further: None, make: Callable[..., Record]) -> None:
+    record = make(metrics={"energy": 3.5})
+    out = io.StringIO()
+    table.write_csv([record], ("latency", "energy"), None, out)
+    assert "triton-energy" in out.getvalue().splitlines()[0]
+    assert out.getvalue().splitlines()[1].endswith(";3.5")
+    assert table.metrics_of_tables()["energy"][0] == "J, energy of one call"

@@ -1,0 +1,101 @@
+"""The metrics: what is measured of a cell, each with its unit, its direction, and how it is stored, judged and shown.
+
+A new metric is one line here, and the code that measures it: a record carries its value in `metrics`, by name, from
+where it is stored, listed by `history --metrics`, judged by the gate, drawn and exported like all others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Better = Literal["lower", "higher", "neither"]
+
+Rule = Literal["scatter", "exact", "own"]
+"""How a metric is judged:
+
+scatter  by statistics of its history, since it varies from run to run
+exact    by its last value, since the same code always gives the same: a count of registers, say
+own      by a rule that it alone has: latency, and accuracy
+"""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number that a cell has, larger than or equal to zero."""
+
+    name: str
+    unit: str  # empty for a plain number
+    meaning: str
+    header: str = ""  # of a column; the name and the unit where it is empty
+    column: str | None = None  # attribute of a point that holds it; None: it is one of the record's `metrics`
+    derived: bool = False  # computed from others when it is asked for
+    better: Better = "lower"
+    rule: Rule | None = None  # None is not judged
+    floor: float = 0.01  # relative scatter that is assumed at least
+    least: float = 0.05  # least relative change that counts
+    negligible: float = 0.0  # in the unit: a difference up to this never counts, and a level of it is as good as none
+
+    @property
+    def title(self) -> str:
+        return self.header or (f"{self.name} {self.unit}" if self.unit else self.name)
+
+    def worse(self, before: Any, after: Any) -> Any:
+        """Return whether `after` is worse than `before` by more than counts; of arrays, element by element."""
+        if self.better == "neither":
+            return False
+        low, high = (before, after) if self.better == "lower" else (after, before)
+        return (high > (1 + self.least) * low) & (high - low > self.negligible)
+
+    def log(self, level: float) -> float:
+        """Return the logarithm that levels are compared by: a negligible one is as good as none, which has no log."""
+        return math.log(level + self.negligible)
+
+    def text(self, value: float | None) -> str:
+        """Return a value with its unit, to three digits; empty where there is none."""
+        if value is None:
+            return ""
+        number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{number} {self.unit}".strip()
+
+
+LATENCY = Metric("latency", "ms", "median over bursts of each burst's median", "ms", column="median_ms", rule="own")
+RMS = Metric(
+    "rms", "", "relative RMS error against a reference in higher precision", column="rms", rule="own",
+    floor=0.01, least=0.5, negligible=1e-6,
+)  # fmt: skip
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        LATENCY,
+        Metric("tflops", "TFLOP/s", "floating-point operations of real rows", "tflops", "tflops", True, "higher"),
+        Metric("gbps", "GB/s", "the least traffic possible over the latency", "GB/s", "gbps", True, "higher"),
+        RMS,
+        Metric("max_abs", "", "largest absolute error", "max error", "max_abs"),
+        Metric("worst_block_rms", "", "largest relative RMS of a row or block", "worst block", "worst_block_rms"),
+        Metric("mismatch", "", "share of elements outside the tolerance table", column="mismatch"),
+        Metric("unwritten", "", "share of elements that were never written", column="unwritten"),
+        Metric("repeatable", "", "two executions agree bit by bit", column="repeatable", better="higher"),
+        Metric("prepare_ms", "ms", "packing, compiling and tuning before the clock starts", "prepare ms", "prepare_ms"),
+        Metric("enqueue_ms", "ms", "time the host takes to launch one call", "enqueue ms", "enqueue_ms"),
+    )
+}
+
+
+def register(metric: Metric) -> None:
+    """Add a metric. Raises ValueError for a name that is taken."""
+    if metric.name in METRICS:
+        raise ValueError(f"there is a metric {metric.name!r} already")
+    METRICS[metric.name] = metric
+
+
+def carried() -> list[Metric]:
+    """Return the metrics that a record carries by name, in the order in which they were registered."""
+    return [metric for metric in METRICS.values() if metric.column is None]
+
+
+def judged() -> list[Metric]:
+    """Return the metrics that the gate judges by the rules that all share."""
+    return [metric for metric in METRICS.values() if metric.rule in ("scatter", "exact")]
