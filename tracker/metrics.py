@@ -21,6 +21,9 @@ own      by a rule that it alone has: latency, and accuracy
 """
 
 
+_TINY = 1e-30
+
+
 @dataclass(frozen=True)
 class Metric:
     """One number that a cell has, larger than or equal to zero."""
@@ -50,7 +53,7 @@ class Metric:
 
     def log(self, level: float) -> float:
         """Return the logarithm that levels are compared by: a negligible one is as good as none, which has no log."""
-        return math.log(level + self.negligible)
+        return math.log(max(level + self.negligible, _TINY))
 
     def text(self, value: float | None) -> str:
         """Return a value with its unit, to three digits; empty where there is none."""
@@ -82,6 +85,11 @@ METRICS: dict[str, Metric] = {
         Metric("enqueue_ms", "ms", "time the host takes to launch one call", "enqueue ms", "enqueue_ms"),
     )
 }
+
+
+def of_alert(name: str) -> Metric:
+    """Return the metric that an alert's name stands for. Its levels are compared as the metric's are."""
+    return RMS if name == "accuracy" else METRICS.get(name, LATENCY)
 
 
 def register(metric: Metric) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from groupbench.tracker.ab.side import AbError, Side, Which
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.metrics import RMS
 from groupbench.tracker.text.files import append_whole
 
 if TYPE_CHECKING:
@@ -220,14 +221,10 @@ def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> Acc
         return "wrong" if base.status == "ok" else "both wrong"
     if base.status != "ok":
         return "mended"
-    from groupbench.tracker.stats.thresholds import RMS_FLOOR, RMS_RATIO
-
     before, after = base.rms or 0.0, head.rms or 0.0
-    if after > RMS_RATIO * before and after - before > RMS_FLOOR:
+    if RMS.worse(before, after):
         return "less accurate"
-    if before > RMS_RATIO * after and before - after > RMS_FLOOR:
-        return "more accurate"
-    return "same"
+    return "more accurate" if RMS.worse(after, before) else "same"
 
 
 def exit_code(results: Sequence[AbResult]) -> int:

@@ -14,8 +14,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find, is_back, levels
+from groupbench.tracker.judge.alert_levels import is_back, levels
+from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
 from groupbench.tracker.query import points as query
 from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
@@ -80,7 +82,7 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     head = row.span.head if row.span else row.point.run
     base = row.span.base if row.span else None
     before, after = levels(row)
-    interval = (row.low, row.high) if row.what == "latency" else (None, None)
+    interval = (row.low, row.high) if row.what in METRICS else (None, None)
     identity = select(Series.identity).where(Series.id == row.series.pk)
     said = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
     known = session.scalar(select(Alert.id).where(Alert.identity == digest(said)))

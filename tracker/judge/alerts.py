@@ -25,11 +25,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
-from groupbench.tracker.judge.verdicts import Judged, Span
+from groupbench.tracker.metrics import of_alert
 from groupbench.tracker.query import points
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.rows import RunRow, SeriesRow
-from groupbench.tracker.stats.thresholds import MIN_EFFECT, RMS_FLOOR, RMS_RATIO
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point, Run
@@ -39,10 +38,6 @@ OPEN = ("new", "acknowledged", "expected")
 ITSELF = "groupbench"
 """Who moves an alert that no person moved."""
 
-LATEST = 9
-"""Of the newest results, as many at most decide whether a level is back."""
-
-_SIGMAS = 3.0
 _ASKED = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
 
@@ -99,7 +94,8 @@ class AlertRow:
         """From one level to the other as the gate judges them: logarithms, an accuracy's with its floor."""
         if self.before is None or self.after is None:
             return None
-        return _log(self.metric, self.after) - _log(self.metric, self.before)
+        metric = of_alert(self.metric)
+        return metric.log(self.after) - metric.log(self.before)
 
     @property
     def until(self) -> str | None:
@@ -237,91 +233,3 @@ def _contains(session: Session, commit: str, wanted: str) -> bool:
         return known
     order = [node.hash for node in commit_order(session)]
     return wanted in order and commit in order and order.index(wanted) <= order.index(commit)
-
-
-def same_change(alert: AlertRow, row: Judged) -> bool:
-    """Whether a regression that the gate sees is the one of an alert.
-
-    The date of a change moves by a night or two as results come in, so the levels decide as well: a change from the
-    alert's level before is the same one, and one from its level after is another.
-    """
-    if alert.metric != row.what:
-        return False
-    if alert.metric in ("repeatability", "result"):
-        return alert.state in OPEN and not _over_since(alert, row)
-    before, after = levels(row)
-    distance = alert.distance
-    if before is None or after is None or alert.before is None or distance is None:
-        return alert.run == (row.span.head if row.span else row.point and row.point.run)
-    start = _log(alert.metric, alert.before)
-    far = _log(alert.metric, before) - start
-    if alert.state in OPEN:
-        return abs(far) < abs(far - distance)
-    back = _log(alert.metric, after) - start - distance
-    return abs(far) < abs(far - distance) and abs(back) <= max(abs(distance) / 2, math.log1p(MIN_EFFECT["gpu"]))
-
-
-def levels(row: Judged) -> tuple[float | None, float | None]:
-    """(before, after) of what a row says: ms or relative RMS error."""
-    if row.what == "latency" and row.before_ms and row.change is not None:
-        return row.before_ms, row.before_ms * (1 + row.change)
-    if row.what == "accuracy" and row.before_rms is not None and row.point is not None and row.point.rms is not None:
-        return row.before_rms, row.point.rms
-    return None, None
-
-
-def _log(metric: str, level: float) -> float:
-    """An error below the floor is as good as none, and none has no logarithm."""
-    return math.log(level + RMS_FLOOR if metric == "accuracy" else level)
-
-
-def _over_since(alert: AlertRow, row: Judged) -> bool:
-    """Whether what a row says began anew: a result was right, or repeatable, after the change of the alert."""
-    if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
-        return False
-    return not Span(alert.base_run, alert.run).overlaps(row.span)
-
-
-def is_back(alert: AlertRow, row: Judged) -> bool:
-    """Whether the newest results are on the level that an alert's series had before, or were since."""
-    if _over_since(alert, row):
-        return True
-    point = row.point
-    if point is None or point.status != "ok":
-        return False
-    if alert.metric == "result":
-        return True
-    if alert.metric == "repeatability":
-        return point.repeatable is True
-    if alert.metric == "accuracy":
-        if point.rms is None or alert.before is None:
-            return False
-        return point.rms + RMS_FLOOR <= RMS_RATIO * (alert.before + RMS_FLOOR)
-    if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
-        return False
-    if alert.environment != point.environment.identity or point.timing is None:
-        return False
-    runs = [run for run, _ in row.latest]
-    since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
-    return on_level(
-        [log for _, log in row.latest[since:]], math.log(alert.before), alert.effect, row.sigma, point.timing
-    )
-
-
-def on_level(
-    latest: Sequence[float],  # log latencies, the newest last
-    before: float,  # log level
-    effect: float,  # log distance of the other level
-    sigma: float | None,
-    timing: str,
-) -> bool:
-    """Whether the newest results lie on one level rather than on another.
-
-    One result is enough where six sigma lie between; else so many together that their mean is as certain.
-    """
-    needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
-    if not latest or needed > min(len(latest), LATEST):
-        return False
-    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
-    slack = max(math.log1p(MIN_EFFECT[timing]), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
-    return far <= min(slack, abs(effect) / 2)

@@ -6,44 +6,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
 from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
 
-if TYPE_CHECKING:
-    from groupbench.tracker.judge.alerts import AlertRow
-
 CANARY = "canary"
 """Operator whose series watch the machine: the code under test is no part of them."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Between which runs a series changed."""
-
-    base: RunRow | None  # the last one before; None where there is none
-    head: RunRow  # the first one that is certainly after
-    author: str | None = None  # of the head's commit
-
-    @property
-    def text(self) -> str:
-        return f"{'' if self.base is None else self.base.state}..{self.head.state}"
-
-    def overlaps(self, other: Span) -> bool:
-        """Whether both may be of one moment: each is after its base, up to and with its head."""
-        return not (self._ends_before(other) or other._ends_before(self))
-
-    def _ends_before(self, other: Span) -> bool:
-        return other.base is not None and (self.head.started, self.head.pk) <= (other.base.started, other.base.pk)
-
-    @property
-    def same_code(self) -> bool:
-        return self.base is not None and self.base.state == self.head.state and not self.head.dirty
 
 
 @dataclass(frozen=True)
@@ -73,6 +49,24 @@ class Judged:
     alert: AlertRow | None = None  # the stored one of this change
     loud: bool = False  # shown whatever the verdict
     ab_base: RunRow | None = None  # where an A/B would decide: the run whose commit is its base
+    before: float | None = None  # level before the change, of a metric that has no field of its own here
+
+    @property
+    def metric(self) -> Metric | None:
+        """What the row is about, where that is a metric."""
+        return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
+
+    @property
+    def level_before(self) -> float | None:
+        """The level before the change, in the metric's unit."""
+        if self.metric is RMS:
+            return self.before_rms
+        return self.before_ms if self.metric is LATENCY else self.before
+
+    @property
+    def now(self) -> float | None:
+        """What the run measured of the row's metric, in its unit."""
+        return None if self.metric is None or self.point is None else self.point.value(self.metric)
 
     @property
     def known(self) -> bool:
@@ -93,6 +87,7 @@ class Judged:
         return (
             *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
+            *("before", "now", "unit"),
         )
 
     def flat(self) -> dict[str, Any]:
@@ -108,6 +103,9 @@ class Judged:
             "author": None if self.span is None else self.span.author,
             "ab": None if self.compared is None else self.compared.verdict,
             "alert": None if self.alert is None else self.alert.pk,
+            "before": self.level_before,
+            "now": self.now,
+            "unit": None if self.metric is None else self.metric.unit,
         }
 
 

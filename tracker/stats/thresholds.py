@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from groupbench.tracker.metrics import RMS
 from groupbench.tracker.verdicts import Verdict
 
 SIGMAS = 4.0
@@ -36,8 +37,8 @@ least `MANY`, and of those that have few of their kind. With 12 results and 6 li
 MANY = 50
 FARTHER = 1.5
 """From `YOUNG` on, a newest result must also lie so much farther off than any before."""
-RMS_RATIO = 1.5
-RMS_FLOOR = 1e-6
+RMS_RATIO = 1 + RMS.least
+RMS_FLOOR = RMS.negligible
 """An error that stays below this is rounding of the last bit, whatever its ratio."""
 
 # Finite-sample factors of the MAD: Croux and Rousseeuw, "Time-efficient algorithms for two highly robust
@@ -87,9 +88,11 @@ def far_off(
     log_ms: NDArray[np.float64],  # [n] of a young series, the newest last
     errors: NDArray[np.float64],  # [n] from the points' bursts, NaN where unknown
     *,
-    timing: str,  # gpu or cpu
+    timing: str = "gpu",  # or cpu
     alone: bool = False,  # few series share its noise
     min_effect: float | None = None,  # relative, as everywhere
+    floor: float | None = None,  # of what is no latency, in place of the timing's
+    gross: float | None = None,
 ) -> Change | None:
     """The newest of few results where it lies so far off that it must be looked at, whatever tests can say; or None.
 
@@ -99,8 +102,8 @@ def far_off(
     earlier, n = log_ms[:-1], len(log_ms) - 1
     if not MIN_HISTORY <= n < (ALONE if alone else YOUNG):
         return None
-    sigma = max(mad(earlier), _known(errors[-1]), typical(errors[:-1]), FLOOR[timing])
-    least = max(GROSS[timing], min_effect or 0.0)
+    sigma = max(mad(earlier), _known(errors[-1]), typical(errors[:-1]), FLOOR[timing] if floor is None else floor)
+    least = max(GROSS[timing] if gross is None else gross, min_effect or 0.0)
     threshold = max(math.log1p(least), 2 * SIGMAS * sigma * math.sqrt(1 + 1 / n))
     centre = float(np.median(earlier))
     change = float(log_ms[-1] - centre)
@@ -144,7 +147,7 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> Change:
     if rms is None or n == 0:
         return Change(Verdict.NEW, n)
     before = float(np.median(history))
-    worse = rms > RMS_RATIO * before and rms - before > RMS_FLOOR
+    worse = RMS.worse(before, rms)
     change = math.log(rms / before) if rms > 0 and before > 0 else None
     return Change(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO))
 
@@ -155,7 +158,7 @@ def worse_since(
     """Place of the first of the newest relative errors, where each of them is worse than every one before; or None."""
     before = np.maximum.accumulate(rms)[:-1]
     after = np.minimum.accumulate(rms[::-1])[::-1][1:]
-    worse = np.flatnonzero((after > RMS_RATIO * before) & (after - before > RMS_FLOOR))
+    worse = np.flatnonzero(RMS.worse(before, after))
     return int(worse[-1]) + 1 if len(worse) else None
 
 

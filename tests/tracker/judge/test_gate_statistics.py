@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.judge import gate
-from groupbench.tracker.judge.alerts import on_level
+from groupbench.tracker.judge.alert_levels import on_level
 from groupbench.tracker.query import points
 from groupbench.tracker.store.engine import open_store
 

@@ -1,0 +1,159 @@
+"""The rule for results: whether one is right, as accurate as it was, and the same when it is computed twice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from groupbench.tracker.judge.causes import find_cause
+from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.parts import Q, history, joined, moved, percent_of
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.metrics import RMS
+from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.stats.thresholds import YOUNG, worse_since
+from groupbench.tracker.verdicts import Verdict
+
+_STILL = 0.2
+"""Range of log(rms) within which nothing is worse."""
+
+
+class AccuracyRule:
+    """Judges results. An error hardly scatters: it is rounding of one kernel on the same inputs."""
+
+    def __init__(self, facts: Known) -> None:
+        self.known = facts
+        self.findings = self._findings()
+
+    def _findings(self) -> dict[int, tuple[Past, scans.Finding | None]]:
+        """Where accuracy moved at all: its past in the same environment, and what statistics say where it moved far."""
+        pasts: dict[int, Past] = {}
+        moved_ever = self.known.pasts.inaccurate(_STILL)
+        for point in self.known.points:
+            if point.status == "ok" and point.rms is not None and point.series.pk in moved_ever:
+                past = self.known.on_accepted_level(self.known.pasts.accuracy(point.series.pk), "accuracy")
+                past = past.where(past.alike)
+                if len(past) > 1 and np.ptp(past.log) > _STILL:
+                    pasts[point.pk] = past
+        least = math.log1p(RMS.least)
+        far = [key for key, past in pasts.items() if np.ptp(past.log) > least]
+        made = scans.scan([history(pasts[key], RMS.floor, least, "rms") for key in far], q=Q)
+        by_point = dict(zip(far, made, strict=True))
+        return {key: (past, by_point.get(key)) for key, past in pasts.items()}
+
+    def places(self, point: PointRow) -> list[int]:
+        """Return the runs at which facts of the point's series tell a cause."""
+        runs: list[int] = []
+        past, finding = self.findings.get(point.pk, (None, None))
+        ends = None if past is None else _ends(past, finding)
+        if past is not None and ends is not None:
+            runs += past.run[list(ends)].tolist()
+        agreed = self._agreed(point)
+        if agreed is not None:
+            runs += agreed[0].run[agreed[1] : agreed[1] + 2].tolist()
+        return runs
+
+    def not_ok(self, point: PointRow) -> Judged:
+        """Judge a point that has no right result."""
+        series, expected = point.series, self.known.expected.get(point.series.pk)
+        if point.status == "wrong":
+            return self._wrong(point)
+        if point.status != "unavailable":
+            return Judged(series, Verdict.MISSING, point, point.status, note=point.message)
+        if expected is not None and expected.status == "ok":
+            note = f"ran in the previous run: {point.message}"
+            return Judged(series, Verdict.MISSING, point, "unavailable", note=note)
+        return Judged(series, Verdict.UNAVAILABLE, point, "unavailable", note=point.message)
+
+    def _wrong(self, point: PointRow) -> Judged:
+        """Outside the tolerance table: always wrong. History only dates the first run that was."""
+        turn, seen = self.known.turns[point.series.pk], self.known.pasts.earlier_ok(point.series.pk)
+        runs = self.known.runs
+        span = Span(None if turn.base is None else runs[turn.base], runs[turn.head])
+        row = Judged(point.series, Verdict.WRONG, point, "result", note=point.message, n=seen, span=span)
+        if span.base is None:
+            return row
+        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        note = joined(point.message, cause.note)
+        return replace(row, before_ms=turn.ms, before_rms=turn.rms, cause=cause.word, note=note)
+
+    def worse(self, point: PointRow, row: Judged) -> Judged | None:
+        """Return what got worse besides the latency, which is `row`'s and is named in the same row."""
+        found = self._less_accurate(point, row) or self._not_repeatable(point, row)
+        return found and replace(found, p=None, q=None)  # those are the latency's
+
+    def _less_accurate(self, point: PointRow, row: Judged) -> Judged | None:
+        """A result that is within tolerance, yet worse than it was; with what the latency did in the same row."""
+        past, finding = self.findings.get(point.pk, (None, None))
+        ends = None if past is None else _ends(past, finding)
+        if past is None or ends is None or point.rms is None:
+            return None
+        first, last = ends
+        start, since = 0, len(past) - last
+        if moved(finding):
+            start = (first + 1 if finding.index is None else finding.index) - finding.n_before
+            since = finding.n_after
+        level = past.log[max(0, min(start, first)) : first + 1]
+        before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
+        if not RMS.worse(before, point.rms):
+            return None
+        runs = self.known.runs
+        span = Span(runs[int(past.run[first])], runs[int(past.run[last])])
+        note = f"rms {before:.3g} → {point.rms:.3g}"
+        if row.what == "latency" and row.change is not None and row.verdict is not Verdict.OK:
+            note += f", and {percent_of(row.change)}"
+        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        return replace(
+            row, verdict=Verdict.REGRESSED, what="accuracy", cause=cause.word, note=joined(note, cause.note),
+            before_rms=before, n=len(past) - 1, span=span, since=since, ab_base=None, compared=None,
+        )  # fmt: skip
+
+    def _not_repeatable(self, point: PointRow, row: Judged) -> Judged | None:
+        """Two executions that agreed bit by bit, and no longer do."""
+        alerts = self.known.alerts.get(point.series.pk, ())
+        accepted = any(each.metric == "repeatability" and self.known.accepted(each) for each in alerts)
+        agreed = None if accepted else self._agreed(point)
+        if agreed is None:
+            return None
+        past, last = agreed
+        runs = self.known.runs
+        span = Span(runs[int(past.run[last])], runs[int(past.run[last + 1])])
+        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        note = joined("two executions no longer agree bit by bit", cause.note)
+        return replace(
+            row, verdict=Verdict.REGRESSED, what="repeatability", cause=cause.word, note=note,
+            n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
+        )  # fmt: skip
+
+    def _agreed(self, point: PointRow) -> tuple[Past, int] | None:
+        """Of a point whose two executions do not agree, where they did before in the same environment: that past, and
+        the last place in it where they did."""
+        if point.repeatable is not False:
+            return None
+        past = self.known.pasts.repeatable(point.series.pk)
+        past = past.where(past.alike)
+        agreed = np.flatnonzero(past.log)
+        return (past, int(agreed[-1])) if len(agreed) else None
+
+
+def _ends(past: Past, finding: scans.Finding | None) -> tuple[int, int] | None:
+    """Places of the last result before an accuracy changed and of the first after it.
+
+    It hardly scatters: where a series is too young for statistics, one result before is enough.
+    """
+    if moved(finding):
+        return finding.first or 0, finding.last or 0
+    at = worse_since(_errors(past.log))
+    return None if at is None or (finding is not None and at >= YOUNG) else (at - 1, at)
+
+
+def _errors(log: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Relative RMS errors from the logarithms that they are judged by, where none is the floor's, but for rounding."""
+    errors = np.exp(log) - RMS.negligible
+    return np.where(errors > 1e-9 * RMS.negligible, errors, 0.0)

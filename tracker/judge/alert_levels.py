@@ -1,0 +1,104 @@
+"""Whether what the gate sees is the change of an alert, and whether the level before it is back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from groupbench.tracker.judge.alerts import OPEN, AlertRow
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.metrics import LATENCY, METRICS, RMS, of_alert
+from groupbench.tracker.stats.thresholds import MIN_EFFECT
+
+LATEST = 9
+"""Of the newest results, as many at most decide whether a level is back."""
+
+_SIGMAS = 3.0
+
+
+def same_change(alert: AlertRow, row: Judged) -> bool:
+    """Return whether a regression that the gate sees is the one of an alert.
+
+    The date of a change moves by a night or two as results come in, so the levels decide as well: a change from the
+    alert's level before is the same one, and one from its level after is another.
+    """
+    if alert.metric != row.what:
+        return False
+    if alert.metric in ("repeatability", "result"):
+        return alert.state in OPEN and not _over_since(alert, row)
+    before, after = levels(row)
+    distance = alert.distance
+    if before is None or after is None or alert.before is None or distance is None:
+        return alert.run == (row.span.head if row.span else row.point and row.point.run)
+    metric = of_alert(alert.metric)
+    start = metric.log(alert.before)
+    far = metric.log(before) - start
+    if alert.state in OPEN:
+        return abs(far) < abs(far - distance)
+    back = metric.log(after) - start - distance
+    return abs(far) < abs(far - distance) and abs(back) <= max(abs(distance) / 2, math.log1p(MIN_EFFECT["gpu"]))
+
+
+def levels(row: Judged) -> tuple[float | None, float | None]:
+    """Return (before, after) of what a row says, in the unit of its metric."""
+    if row.what == "latency" and row.before_ms and row.change is not None:
+        return row.before_ms, row.before_ms * (1 + row.change)
+    if row.what == "accuracy" and row.before_rms is not None and row.point is not None and row.point.rms is not None:
+        return row.before_rms, row.point.rms
+    if row.what in METRICS and row.before is not None and row.now is not None:
+        return row.before, row.now
+    return None, None
+
+
+def _over_since(alert: AlertRow, row: Judged) -> bool:
+    """Whether what a row says began anew: a result was right, or repeatable, after the change of the alert."""
+    if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
+        return False
+    return not Span(alert.base_run, alert.run).overlaps(row.span)
+
+
+def is_back(alert: AlertRow, row: Judged) -> bool:
+    """Return whether the newest results are on the level that an alert's series had before, or were since."""
+    if _over_since(alert, row):
+        return True
+    point = row.point
+    if point is None or point.status != "ok":
+        return False
+    if alert.metric == "result":
+        return True
+    if alert.metric == "repeatability":
+        return point.repeatable is True
+    if alert.metric == "accuracy":
+        return point.rms is not None and alert.before is not None and not RMS.worse(alert.before, point.rms)
+    if alert.metric in METRICS and alert.metric != LATENCY.name:
+        now = point.value(METRICS[alert.metric])
+        return now is not None and alert.before is not None and not METRICS[alert.metric].worse(alert.before, now)
+    if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
+        return False
+    if alert.environment != point.environment.identity or point.timing is None:
+        return False
+    runs = [run for run, _ in row.latest]
+    since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
+    return on_level(
+        [log for _, log in row.latest[since:]], math.log(alert.before), alert.effect, row.sigma, point.timing
+    )
+
+
+def on_level(
+    latest: Sequence[float],  # log latencies, the newest last
+    before: float,  # log level
+    effect: float,  # log distance of the other level
+    sigma: float | None,
+    timing: str,
+) -> bool:
+    """Return whether the newest results lie on one level rather than on another.
+
+    One result is enough where six sigma lie between; else so many together that their mean is as certain.
+    """
+    needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
+    if not latest or needed > min(len(latest), LATEST):
+        return False
+    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
+    slack = max(math.log1p(MIN_EFFECT[timing]), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
+    return far <= min(slack, abs(effect) / 2)

@@ -1,0 +1,114 @@
+"""What a stored alert makes of a verdict: a level that was accepted, or a regression that nobody dealt with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from groupbench.tracker.judge import alerts
+from groupbench.tracker.judge.alert_levels import is_back, same_change
+from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.parts import OLD, joined
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.verdicts import CANARY, Judged
+from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.verdicts import Verdict
+
+
+class AlertRules:
+    """The rules, in the order in which they are asked; the first that has an answer decides."""
+
+    def __init__(self, facts: Known) -> None:
+        self.known = facts
+
+    def apply(self, row: Judged, *names: str | None) -> Judged:
+        """Return the row with the alert of its change; a quiet one, too, where the alert has not been dealt with.
+
+        names  what the alerts are about that are looked at
+        """
+        of_series = [each for each in self.known.alerts.get(row.series.pk, ()) if each.metric in names]
+        if (answer := self._its_own(row, of_series)) is not None:
+            return answer
+        row = _long_ago(row)
+        if row.point is None or row.point.status != "ok":
+            return row
+        if row.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED) and row.series.operator != CANARY:
+            return self._in_doubt(row, of_series)
+        return self._not_dealt_with(row, of_series)
+
+    def _its_own(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
+        """A regression: with the alert of the same change, and as it is where it is news."""
+        if not row.verdict.fails:
+            return None
+        same = [each for each in of_series if not self.known.accepted(each) and same_change(each, row)]
+        if same:
+            return replace(row, alert=same[-1], note=joined(row.note, self._text(same[-1])))
+        return row if row.since <= OLD else None
+
+    def _in_doubt(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
+        """A suspect: the regression of an open alert, the level before that alert again, or what it was."""
+        opened = [each for each in of_series if each.state in alerts.OPEN]
+        same = [each for each in opened if same_change(each, row)]
+        if same:
+            return self._still(row, same[-1])
+        back = [each for each in opened if each.metric == "latency" and is_back(each, row)]
+        if not back or row.change is None or row.change > 0:
+            return row
+        note = joined(f"back on the level before alert {back[-1].pk}", row.note)
+        return replace(row, verdict=Verdict.OK, loud=True, note=note, ab_base=None)
+
+    def _not_dealt_with(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
+        """Whatever history says: the level of an open alert is still there, accepted or not."""
+        for alert in reversed(of_series):
+            if not self._holds(alert, row):
+                continue
+            if self.known.accepted(alert):
+                return replace(row, alert=alert, loud=True, note=joined(row.note, self._text(alert)))
+            if row.verdict.quiet and row.verdict is not Verdict.NEW:
+                return self._still(row, alert)
+        return row
+
+    def _holds(self, alert: AlertRow, row: Judged) -> bool:
+        """Whether an alert is open and its level is still there, in the same environment."""
+        if alert.state not in alerts.OPEN or alert.metric == "result" or row.point is None:
+            return False
+        return alert.environment == row.point.environment.identity and not is_back(alert, row)
+
+    def _still(self, row: Judged, alert: AlertRow) -> Judged:
+        """A regression that history has grown used to, and nobody has dealt with."""
+        span = Span(alert.base_run, alert.run, alert.author)
+        note = joined("still there", self._text(alert))
+        row = replace(row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared)
+        return replace(row, what=alert.metric, cause=alert.cause, span=span, **_levels(row, alert))
+
+    def _text(self, alert: AlertRow) -> str:
+        return alert.text + ("; that time is over" if alert.pk in self.known.lapsed else "")
+
+
+def _long_ago(row: Judged) -> Judged:
+    """A change that is no news, as one that is only noted."""
+    if row.since <= OLD or not row.verdict.changed:
+        return row
+    note = joined(f"long ago: {row.since} results on this level", row.note)
+    return replace(row, verdict=Verdict.OK, old=True, note=note, ab_base=None)
+
+
+def _levels(row: Judged, alert: AlertRow) -> dict[str, Any]:
+    """What an alert says of the level before, as fields of a row."""
+    if alert.before is None:
+        return {}
+    if alert.metric == "accuracy":
+        return {"before_rms": alert.before}
+    if alert.metric not in METRICS or row.point is None:
+        return {}
+    now = row.point.value(METRICS[alert.metric])
+    low, high = (None if end is None else math.expm1(end) for end in (alert.low, alert.high))
+    if alert.metric != "latency":
+        change = now / alert.before - 1 if now is not None and alert.before else None
+        return {"before": alert.before, "change": change, "low": low, "high": high}
+    if not now or not alert.before:
+        return {}
+    return {"before_ms": alert.before, "change": now / alert.before - 1, "low": low, "high": high}

@@ -1,0 +1,116 @@
+"""What the rules of the gate know of a run, read from the store for all of its points at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.judge import alerts
+from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.causes import Facts
+from groupbench.tracker.judge.pasts import Past, Pasts, Turn, facts_at, turns_wrong
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+
+SETTLED = 6
+"""Results on an accepted level that make a history of their own."""
+
+
+@dataclass
+class Known:
+    """Everything that a rule may ask for. `learn` adds the facts that tell causes."""
+
+    session: Session
+    run: RunRow
+    points: Sequence[PointRow]
+    expected: Mapping[int, Outcome]  # by series, of the previous run of the plan
+    window: int  # earlier results of a series that count
+    min_effect: float | None  # relative; None takes that of the timing
+    pasts: Pasts
+    comparisons: Mapping[int, Sequence[Compared]]  # by series
+    turns: Mapping[int, Turn]  # by series whose result is wrong
+    alerts: Mapping[int, Sequence[AlertRow]]  # by series
+    lapsed: frozenset[int]  # keys of expected alerts whose time is over
+    runs: dict[int, RunRow]  # by key
+    facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
+
+    @classmethod
+    def read(
+        cls,
+        session: Session,
+        run: RunRow,
+        points: Sequence[PointRow],
+        expected: Mapping[int, Outcome],
+        stored: Sequence[AlertRow],
+        window: int,
+        min_effect: float | None,
+    ) -> Known:
+        """Return what is stored of the series of a run's points."""
+        series = [point.series.pk for point in points]
+        pasts = Pasts(session, run, series, window)
+        turns = turns_wrong(session, run, [point.series.pk for point in points if point.status == "wrong"])
+        ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
+        of_series: dict[int, list[AlertRow]] = {}
+        for alert in stored:
+            of_series.setdefault(alert.series.pk, []).append(alert)
+        return cls(
+            session=session,
+            run=run,
+            points=points,
+            expected=expected,
+            window=window,
+            min_effect=min_effect,
+            pasts=pasts,
+            comparisons=comparisons.of_series(session, series),
+            turns=turns,
+            alerts=of_series,
+            lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),
+            runs=query.run_rows(session, ends.union(pasts.runs)),
+        )
+
+    def learn(self, places: Iterable[tuple[int, int]]) -> None:
+        """Read the facts at these (series, run)."""
+        self.facts |= facts_at(self.session, places)
+
+    def facts_of(self, point: PointRow, span: Span) -> tuple[Facts | None, Facts]:
+        """Return the facts before and after a change of a point's series."""
+        series = point.series.pk
+        before = None if span.base is None else self.facts.get((series, span.base.pk))
+        after = self.facts.get((series, span.head.pk))
+        return before, after or own_facts(point)
+
+    def clean(self, runs: Iterable[int]) -> set[str]:
+        """Return the commits that runs measured, as far as they measured no dirty tree."""
+        return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
+
+    def accepted(self, alert: AlertRow) -> bool:
+        """Return whether the level after an alert's change is the one to judge by."""
+        return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
+
+    def on_accepted_level(self, past: Past, metric: str) -> Past:
+        """Return a past on its newest accepted level: from there on, or with all before it moved there."""
+        for alert in self.alerts.get(past.series, ()):
+            place = np.flatnonzero(past.run == alert.run.pk)
+            if alert.metric != metric or alert.distance is None or not self.accepted(alert) or not len(place):
+                continue
+            at = np.arange(len(past))
+            since = at >= place[0]
+            if since.sum() >= SETTLED:
+                past = past.where(since)
+                continue
+            base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
+            earlier = at <= base[0] if len(base) else ~since
+            # Nobody knows which level the results between the ends of the change are on.
+            past = past.shifted(np.flatnonzero(earlier), alert.distance).where(earlier | since)
+        return past
+
+
+def own_facts(point: PointRow) -> Facts:
+    """Return what a point itself says besides its results."""
+    return Facts(point.run.state, point.environment.facts, point.kernel_hash)

@@ -1,0 +1,88 @@
+"""What the rules of the gate share: notes, intervals, and a past as the statistics take it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.text.wording import counted
+from groupbench.tracker.verdicts import Verdict
+
+Q = 0.05
+"""Share of false ones among the changes that history reports."""
+
+OLD = scans.RECENT
+"""After so many results on a new level its change is no news: it counts where an alert of it is stored, and is else
+only shown. So a regression that was opened stays one until it is dealt with, and what happened long before anybody
+asked, or was for the better, fails and fills no report for good."""
+
+_MOVED = ("changed", "suspect")
+
+
+def joined(*texts: str | None) -> str | None:
+    """Return the texts that there are as one note."""
+    return "; ".join(text for text in texts if text) or None
+
+
+def percent(effect: float) -> str:
+    """Return a logarithm as `+5.0%`."""
+    return f"{100 * math.expm1(effect):+.1f}%"
+
+
+def percent_of(change: float) -> str:
+    """Return a relative change as `5.0% slower`."""
+    return f"{100 * abs(change):.1f}% {'slower' if change > 0 else 'faster'}"
+
+
+def known(value: float | None) -> float | None:
+    """Return a number, None where it is not one."""
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def relative(end: float | None) -> float | None:
+    """Return a logarithm as a relative change, None where it is not known."""
+    return None if end is None or math.isnan(end) else math.expm1(end)
+
+
+def moved(finding: scans.Finding | None) -> TypeGuard[scans.Finding]:
+    """Return whether a history has moved, or may have."""
+    return finding is not None and finding.verdict in _MOVED and finding.effect is not None
+
+
+def history(past: Past, floor: float, least: float, pool: Hashable) -> scans.History:
+    """Return a past as the statistics take it; `least` is a logarithm."""
+    return scans.History(
+        log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
+        floor=floor, min_effect=least, pool=pool,
+    )  # fmt: skip
+
+
+def changes(point: PointRow, finding: scans.Finding) -> dict[str, Any]:
+    """Return what a finding says of a latency's change, relative."""
+    if finding.effect is None or point.median_ms is None:
+        return {}
+    change = math.expm1(finding.effect)
+    before = math.exp(finding.before) if finding.before is not None else point.median_ms / (1 + change)
+    return {"before_ms": before, "change": change, "low": relative(finding.low), "high": relative(finding.high)}
+
+
+def confirmed(row: Judged) -> Judged:
+    """Return a row by an A/B that found a difference: its effect and interval are the row's."""
+    compared = row.compared
+    assert compared is not None and compared.effect is not None and row.point is not None
+    pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
+    note = joined(f"A/B: {percent(compared.effect)}{pairs}", row.note)
+    if row.change is not None and row.change * compared.effect < 0:
+        note = joined("history and A/B contradict each other", note)
+        return replace(row, verdict=Verdict.UNRESOLVED, note=note)
+    change = math.expm1(compared.effect)
+    before = row.before_ms if row.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
+    low, high = (None if end is None else math.expm1(end) for end in (compared.low, compared.high))
+    verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
+    return replace(row, verdict=verdict, before_ms=before, change=change, low=low, high=high, note=note, ab_base=None)
