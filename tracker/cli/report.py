@@ -38,10 +38,14 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     First the verdict on the newest run and what changed, each with its first commit; then a page for each operator:
     speed-up by shape and backend over a baseline of your choice, roofline, and the history of every series.
     """
+    from groupbench.tracker.errors import ReportError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query import points
-    from groupbench.tracker.report import page
 
+    try:
+        from groupbench.tracker.report import page
+    except ModuleNotFoundError as error:
+        raise ReportError(f"the report needs {error.name}: pip install -e '.[report]'") from error
     with reading(db) as session:
         judged = judge_run(session, points.find_run(session, run), min_effect=min_effect)
         text = page.build(session, judged, limit=limit)

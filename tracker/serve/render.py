@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
-import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from starlette.requests import Request
 
+from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site
-from groupbench.tracker.verdicts import TONES, tone_of
+from groupbench.tracker.verdicts import TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
 """Colour is never alone."""
@@ -66,18 +65,10 @@ def render(request: Request, page: Page, person: Person | None) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
+    found = environment(("groupbench.tracker.serve", REPORT))
     found.filters.update(
         ms=milliseconds, percent=percent, signed=signed_percent, date=date, commit=short_commit, number=number,
-        tone=tone, count=count, embed=embed, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
-        breakable=breakable,
+        count=count, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
     )  # fmt: skip
     found.globals.update(static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS)
     return found
@@ -92,17 +83,8 @@ def prepare() -> None:
     static.style_marks()
 
 
-def _template(name: str) -> str:
-    return resources.files("groupbench.tracker.serve").joinpath(name).read_text(encoding="utf-8")
-
-
 def milliseconds(ms: float | None) -> str:
     return "" if ms is None else f"{ms:#.4g}".rstrip(".") if ms < 1000 else f"{ms:,.0f}"
-
-
-def breakable(text: str) -> Markup:
-    """A shape, which may be broken after its commas rather than anywhere."""
-    return Markup(str(escape(text)).replace(",", ",<wbr>"))
 
 
 def seconds(given: float) -> str:
@@ -148,16 +130,6 @@ def value(given: Any) -> str:
     if isinstance(given, list | tuple):
         return ", ".join(map(str, given))
     return "" if given is None else str(given)
-
-
-def tone(word: str | None) -> str:
-    return tone_of(word).name
-
-
-def embed(given: Any) -> Markup:
-    """JSON that cannot end the script element it stands in."""
-    text = msgspec.json.encode(given).decode()
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:

@@ -1,0 +1,67 @@
+"""Templates of the report and of `serve`: one way to load them, and the filters and macros that they share.
+
+Every text is escaped by the templates, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup, escape
+
+from groupbench.tracker.verdicts import tone_of
+
+REPORT = "groupbench.tracker.report"
+
+
+def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
+    """Return an environment that finds templates in packages; in the first one first."""
+    env = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.FunctionLoader(_loader(package)) for package in packages]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    env.filters.update(breakable=breakable, commands=commands, embed=embed, tone=tone)
+    return env
+
+
+def piece(name: str, package: str = REPORT) -> str:
+    """Return the text of a file of a package, such as a style sheet."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8").rstrip()
+
+
+def breakable(text: str | None) -> Markup:
+    """Return a shape, which may be broken after its commas rather than anywhere."""
+    return Markup(str(escape(text or "")).replace(",", ",<wbr>"))
+
+
+def commands(text: str) -> Markup:
+    """Return a text in which what is between backquotes is something to type."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def embed(value: Any) -> Markup:
+    """Return JSON that cannot end the script element that holds it."""
+    text = msgspec.json.encode(value).decode()
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+def tone(word: str | None) -> str:
+    return tone_of(word).name
+
+
+def _loader(package: str) -> Any:
+    def load(name: str) -> str | None:
+        file = resources.files(package).joinpath(name)
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
+    return load

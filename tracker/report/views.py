@@ -1,0 +1,240 @@
+"""What the tables of the report show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from groupbench.tracker.environment import IDENTITY_FIELDS
+from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
+from groupbench.tracker.report import figures
+from groupbench.tracker.report.cells import Cell, Row, Table, number, percent
+from groupbench.tracker.report.gather import Report
+from groupbench.tracker.report.shown import OperatorPage
+from groupbench.tracker.text.wording import INTERPRETED
+from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
+
+LONG = 1000
+"""Characters of a message that the page shows: a compiler's can fill it."""
+
+_INTERPRETED = Cell(INTERPRETED, "number faint")
+
+
+def said(judged: Gate) -> tuple[str, list[tuple[str, str]]]:
+    """Return the gate's first line without its verdict, and what it counts: (number, word)."""
+    head, _, counted = judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")
+    pairs = (text.partition(" ") for text in counted.split(", "))
+    return head, [(number, word) for number, _, word in pairs]
+
+
+def facts(report: Report) -> dict[str, str | None]:
+    """Return what is to be known of the run, by name."""
+    run = report.gate.run
+    return {
+        "commit": f"{run.state} {run.subject or ''}".strip(),
+        "branch": run.branch,
+        "run": run.id,
+        "began": f"{run.started:%Y-%m-%d %H:%M} UTC",
+        "plan": run.plan,
+        "trigger": run.trigger,
+        "hardware": ", ".join(report.newest.hardware),
+        "history": f"{len(report.runs)} runs since {report.labels[0].started[:10]}" if len(report.runs) > 1 else None,
+    }
+
+
+def changed(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Table:
+    """Return what changed; series that are missing for one reason are one line."""
+    titles = ("verdict", "series", "effect", "before", "now", "cause", "first commit", "note")
+    lines = [_change(own, slugs) for own in _together(rows)]
+    return Table("What changed", "changed", titles, lines).without_empty_columns()
+
+
+def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
+    """Series that are missing for one reason are one line: nothing else is to be said of each."""
+    groups: dict[tuple[object, ...], list[Judged]] = {}
+    for row in rows:
+        alone = row.series.pk if row.verdict != "missing" or row.change is not None else None
+        key = (row.verdict, row.what, row.series.operator, row.series.backend, row.note, alone)
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Row:
+    """The line of one series, or of several that are told together."""
+    row = rows[0]
+    series, point = row.series, row.point
+    if len(rows) > 1:
+        name = Cell(
+            f"{series.operator} {series.backend}: {len(rows)} series",
+            "shape",
+            items=tuple((_problem(one.series), _address(one, slugs)) for one in rows),
+        )
+    else:
+        name = Cell(f"{series.operator} {series.backend}", "shape", href=_address(row, slugs), more=_problem(series))
+    accuracy = row.what == "accuracy"
+    before = row.before_rms if accuracy else row.before_ms
+    now = None if point is None else point.rms if accuracy else point.median_ms
+    unit = " rms" if accuracy else " ms"
+    return [
+        Cell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
+        name,
+        replace(percent(row.change, signed=True), more=_interval(row)),
+        _with_unit(before, unit),
+        _INTERPRETED if point is not None and point.timing == INTERPRETED and not accuracy else _with_unit(now, unit),
+        row.cause,
+        _first_commit(row),
+        Cell(cut(row.note), "message"),
+    ]
+
+
+def _problem(series: SeriesRow) -> str:
+    return f"{series.shape} · {series.dtype} · {series.mode}"
+
+
+def _address(row: Judged, slugs: Mapping[str, str]) -> str | None:
+    slug = slugs.get(row.series.operator)
+    return None if slug is None else f"#{slug}/s{row.series.pk}"
+
+
+def _with_unit(value: float | None, unit: str) -> Cell:
+    plain = number(value, 3)
+    return Cell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
+
+
+def _first_commit(row: Judged) -> Cell:
+    """The first that is certainly after the change, who wrote it, and what it says of itself."""
+    span = row.span
+    if span is None:
+        return Cell("")
+    head = span.head
+    text = f"{head.state} {head.subject or ''}".strip()
+    base = "" if span.base is None else f"the last before: {span.base.state}"
+    return Cell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
+
+
+def _interval(row: Judged) -> str:
+    if row.low is None or row.high is None:
+        return ""
+    return f"{100 * row.low:+.1f} to {100 * row.high:+.1f}%"
+
+
+def operators(report: Report, slugs: Mapping[str, str]) -> Table:
+    """Return every operator, with its verdicts."""
+    rows: list[Row] = []
+    for page in report.pages:
+        judged = [row for row in report.gate.rows if row.series.operator == page.name]
+        held = len({row.series.pk for row in judged if row.point is not None})
+        counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in Verdict]
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+        loud = any(not row.verdict.quiet and row.verdict.tone is not GOOD for row in judged)
+        rows.append([
+            Cell(page.name, "", href=f"#{slugs[page.name]}"),
+            Cell(str(len(page.histories)), "number", sort=len(page.histories)),
+            Cell(str(held), "number", sort=held),
+            Cell(told or "not in this run", "warn" if loud else "faint"),
+        ])  # fmt: skip
+    return Table("Operators", "operators", ("operator", "series", "results in this run", "verdicts"), rows)
+
+
+def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
+    """Return the results of an operator in the run; None where it holds none."""
+    points = [point for point in report.points if point.series.operator == page.name]
+    if not points:
+        return None
+    verdicts = report.gate.by_series
+    over = {
+        point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms
+    }
+    rows = [_result(point, verdicts[point.series.pk], over.get(point.series.problem), slug) for point in points]
+    titles = (
+        *("shape", "dtype", "mode", "backend", "status", "verdict", "latency ms", "±"),
+        *("speedup", "tflops", "gbps", "rms"),
+    )
+    return Table(f"Results of {page.name}", f"results-{slug}", titles, rows)
+
+
+def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> Row:
+    series = point.series
+    speedup = over / point.median_ms if over and point.timed and point.median_ms else None
+    latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
+    if point.timing == INTERPRETED:
+        latency = _INTERPRETED
+    return [
+        Cell(series.shape, "shape"),
+        series.dtype,
+        series.mode,
+        Cell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
+        Cell(point.status, tone_of(point.status).name),
+        Cell(verdict, tone_of(verdict).name),
+        latency,
+        percent(point.half_spread if point.timed else None),
+        Cell("" if speedup is None else figures.times(speedup), "number", sort=speedup),
+        number(point.tflops, 3),
+        number(point.gbps, 3),
+        number(point.rms, 3),
+    ]
+
+
+def unmeasured(judged: Gate) -> list[Judged]:
+    """Return the rows that have no result."""
+    return [row for row in judged.rows if row.point is None or row.point.status not in MEASURED]
+
+
+def unmeasured_table(rows: Sequence[Judged]) -> Table:
+    """Return what was not measured, and why."""
+    lines: list[Row] = [
+        [
+            Cell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
+            row.series.operator,
+            row.series.backend,
+            Cell(row.series.shape, "shape"),
+            row.series.dtype,
+            row.series.mode,
+            Cell(cut(row.note), "message"),
+        ]
+        for row in rows
+    ]
+    titles = ("status", "operator", "backend", "shape", "dtype", "mode", "reason")
+    return Table("What was not measured", "unmeasured-table", titles, lines)
+
+
+def environments(report: Report) -> Table:
+    """Return each fact of the run's environments, one column an environment."""
+    facts = {point.environment.pk: point.environment.facts for point in report.points}.values()
+    names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench"]
+    rows: list[Row] = []
+    for name in names:
+        values = [getattr(one, name) for one in facts]
+        if any(value is not None for value in values):
+            rows.append([Cell(name, "faint"), *("" if value is None else str(value) for value in values)])
+    for name in sorted({name for one in facts for name in one.settings}):
+        rows.append([Cell(name, "faint"), *(one.settings.get(name, "") for one in facts)])
+    return Table("Environment of the run", "environments", ("fact", *(["value"] * len(facts))), rows)
+
+
+def changes_table(report: Report) -> Table:
+    """Return the changes of environment over the history, the newest first."""
+    lines: list[Row] = [
+        [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, Cell(what, "message")]
+        for run, hardware, what in environment_changes(report)
+    ]
+    return Table("Changes of environment", "changes", ("commit", "since", "hardware", "changed"), lines)
+
+
+def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
+    """(run, hardware, what differs from the environment before) in the order of time, of all series together."""
+    found: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
+    for page in report.pages:
+        for history in page.histories:
+            for mark in history.marks:
+                if mark.kind == "environment":
+                    run, hardware = report.runs[mark.at], history.series.hardware
+                    found[mark.at, hardware, mark.text] = (run, hardware, mark.text)
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def cut(text: str | None) -> str:
+    """Return a text of bounded length."""
+    text = text or ""
+    return text if len(text) <= LONG else f"{text[:LONG]}… and {len(text) - LONG} more characters"
