@@ -178,6 +178,17 @@ class AbResult:
         return None if self.effect is None else math.expm1(self.effect)
 
     @property
+    def head_level_ms(self) -> float | None:
+        """The base's median with the effect, so that the numbers of a row agree; head's median where there is none.
+
+        The effect pairs bursts that were measured next to each other, which a drift of the machine does not move.
+        Medians of all bursts do not, and may differ by another amount or in the other direction.
+        """
+        if self.base_ms is None or self.change is None:
+            return self.head_ms
+        return self.base_ms * (1 + self.change)
+
+    @property
     def direction(self) -> Literal["slower", "faster", "same", "unknown"]:
         if self.verdict == "different" and self.effect is not None:
             return "slower" if self.effect > 0 else "faster"

@@ -152,7 +152,7 @@ def finding_of_latency(result: AbResult) -> Finding:
         low=_finite(result.low),
         high=_finite(result.high),
         base_value=result.base_ms,
-        head_value=result.head_ms,
+        head_value=result.head_level_ms,
         least=math.log1p(result.min_effect or 0.0),
         accuracy=result.accuracy_change,
     )

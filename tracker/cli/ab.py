@@ -231,7 +231,7 @@ def _row(result: AbResult) -> dict[str, Any]:
         "shape": cell.shape,
         "dtype": cell.dtype,
         "base_ms": result.base_ms,
-        "head_ms": result.head_ms,
+        "head_ms": result.head_level_ms,
         "change": result.change,
         "change_low": None if result.low is None else expm1(result.low),
         "change_high": None if result.high is None else expm1(result.high),

@@ -167,7 +167,11 @@ def _write(found: Gate, form: Format | None) -> None:
 
 
 def now(row: Judged) -> str:
-    return "" if row.point is None else latency(row.point.median_ms, row.point.timing)
+    """The latency that `before` and `change` lead to."""
+    if row.point is None:
+        return ""
+    value = row.level_now if row.what in (None, "latency") else row.point.median_ms
+    return latency(value, row.point.timing)
 
 
 def interval(row: Judged) -> str:

@@ -106,9 +106,12 @@ def _levels(row: Judged, alert: AlertRow) -> dict[str, Any]:
         return {}
     now = row.point.value(METRICS[alert.metric])
     low, high = (None if end is None else math.expm1(end) for end in (alert.low, alert.high))
+    # The alert's own effect, which its interval belongs to; today's result alone may lie outside.
+    change = alert.change
+    if change is None and now is not None and alert.before:
+        change = now / alert.before - 1
     if alert.metric != "latency":
-        change = now / alert.before - 1 if now is not None and alert.before else None
         return {"before": alert.before, "change": change, "low": low, "high": high}
     if not now or not alert.before:
         return {}
-    return {"before_ms": alert.before, "change": now / alert.before - 1, "low": low, "high": high}
+    return {"before_ms": alert.before, "change": change, "low": low, "high": high}

@@ -69,6 +69,17 @@ class Judged:
         return None if self.metric is None or self.point is None else self.point.value(self.metric)
 
     @property
+    def level_now(self) -> float | None:
+        """The level since the change, in the metric's unit, or what the run measured where nothing changed.
+
+        Where there is an effect it is the level before with this effect, so that the numbers of a row agree: the newest
+        result alone may lie on the other side of the level before.
+        """
+        if self.level_before is not None and self.change is not None:
+            return self.level_before * (1 + self.change)
+        return None if self.point is None else self.point.value(self.metric or LATENCY)
+
+    @property
     def known(self) -> bool:
         """Whether it is a regression that somebody has acknowledged."""
         return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"

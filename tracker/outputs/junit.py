@@ -93,7 +93,7 @@ def _case(row: Judged, result: Result) -> ElementTree.Element:
 def message(row: Judged) -> str:
     """One line: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
     parts = []
-    now = None if row.point is None else row.point.median_ms
+    now = row.level_now
     if row.what == "latency" and row.before_ms is not None and now is not None:
         parts.append(f"latency {milliseconds(row.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}")
     elif row.what:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from groupbench.tracker.judge.verdicts import Judged, Span
+from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.outputs.result import Group, Place, Result
 from groupbench.tracker.text.terminal import shortened
@@ -123,9 +124,10 @@ _CHANGED = (
 
 
 def _changed(row: Judged, result: Result) -> list[str]:
-    point = row.point
-    if row.what == "accuracy":
-        before, now, unit = _rms(row.before_rms), _rms(None if point is None else point.rms), " rms"
+    if row.metric is not None and row.metric is not LATENCY:
+        digits = _rms if not row.metric.unit else milliseconds
+        unit = f" {row.metric.unit or row.metric.name}"
+        before, now = digits(row.level_before), digits(row.level_now)
     else:
         before, now, unit = milliseconds(row.before_ms), _now(row), " ms"
     interval = "" if row.low is None or row.high is None else f"{signed_percent(row.low)} .. {signed_percent(row.high)}"
@@ -167,7 +169,10 @@ def _names(row: Judged, result: Result) -> list[str]:
 
 
 def _now(row: Judged) -> str:
-    return "" if row.point is None else latency(row.point.median_ms, row.point.timing)
+    if row.point is None:
+        return ""
+    value = row.level_now if row.what in (None, "latency") else row.point.median_ms
+    return latency(value, row.point.timing)
 
 
 def _rms(value: float | None) -> str:

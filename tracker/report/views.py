@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.cells import Cell, Row, Table, number, percent
@@ -72,16 +73,16 @@ def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Row:
         )
     else:
         name = Cell(f"{series.operator} {series.backend}", "shape", href=_address(row, slugs), more=_problem(series))
-    accuracy = row.what == "accuracy"
-    before = row.before_rms if accuracy else row.before_ms
-    now = None if point is None else point.rms if accuracy else point.median_ms
-    unit = " rms" if accuracy else " ms"
+    metric = row.metric or LATENCY
+    unit = f" {metric.unit or metric.name}"
+    before = row.before_ms if row.metric is None else row.level_before
+    interpreted = metric is LATENCY and point is not None and point.timing == INTERPRETED
     return [
         Cell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
         replace(percent(row.change, signed=True), more=_interval(row)),
         _with_unit(before, unit),
-        _INTERPRETED if point is not None and point.timing == INTERPRETED and not accuracy else _with_unit(now, unit),
+        _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
         row.cause,
         _first_commit(row),
         Cell(cut(row.note), "message"),

@@ -67,6 +67,7 @@ def judge(location: str, run: str) -> Verdict:
             {
                 "series": row.series.pk,
                 **row.flat(),
+                "level_now": row.level_now,
                 "since": row.since,
                 "head": _head(row),
                 "base": _base(row),

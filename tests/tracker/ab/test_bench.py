@@ -458,3 +458,15 @@ def test_what_is_left_out_for_one_reason_is_one_line() -> None:
         "left out: gemm/new G=1 bf16: not in the base, main",
     ]
     assert left_out([]) == []
+
+
+@pytest.mark.parametrize(
+    ("effect", "shown"),
+    [(math.log(0.9949), 0.1298 * 0.9949), (math.log(1.0168), 0.1298 * 1.0168), (None, 0.1314)],
+    ids=["faster beside a slower median", "slower", "no effect"],
+)
+def test_the_latencies_of_a_row_agree_with_its_effect(effect: float | None, shown: float) -> None:
+    """The effect pairs neighbouring bursts, the medians do not: 0.1298 and 0.1314 ms stood beside -0.51 %."""
+    result = AbResult(CELL, BASE, HEAD, "same", effect=effect, base_ms=0.1298, head_ms=0.1314)
+    assert result.head_level_ms == pytest.approx(shown)
+    assert ab.as_json(result)["head_ms"] == 0.1314

@@ -198,6 +198,8 @@ def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: S
     stored([make(night, ms=1.05) for night in range(8, 20)])
     result = slower("gate", "--update", "--window", "5")
     assert (result.exit_code, "still there; alert 1 new" in result.stdout) == (1, True)
+    (row,) = (row for row in json.loads(slower("gate", "--window", "5", "--json").stdout)["series"] if row["alert"])
+    assert row["low"] <= row["change"] <= row["high"], "of one estimate"
     slower("ack", "1", *WHO)
     assert slower("gate", "--window", "5").exit_code == 0
     stored([make(20, ms=1.0)])

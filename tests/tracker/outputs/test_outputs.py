@@ -573,3 +573,12 @@ def test_usage_is_checked_before_anything_is_judged(cli: Cli, slower: Path, give
 
 def test_host_is_all_that_is_said_of_an_url() -> None:
     assert http.host("https://hooks.slack.com/services/T/B/secret") == "hooks.slack.com"
+
+
+@pytest.mark.parametrize("change", [-0.0103, 0.947, None])
+def test_the_numbers_of_a_row_agree(change: float | None) -> None:
+    """The newest result may lie on the other side of the level before; it is not what is shown beside an effect."""
+    row = judged(1, "regressed", what="latency", before_ms=0.1252, change=change)
+    assert row.point is not None
+    expected = row.point.median_ms if change is None else 0.1252 * (1 + change)
+    assert row.level_now == pytest.approx(expected)
