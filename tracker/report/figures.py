@@ -57,26 +57,23 @@ def speedup_heatmap(
     best: tuple[float, str, str] | None = None
     slower = 0
     for number, row in enumerate(rows):
-        over = row.ms.get(baseline)
         z.append([])
         text.append([])
         hover.append([])
         for place, backend in enumerate(backends):
             ms = row.ms.get(backend)
             told = f"{plain(row.problem)}<br>{plain(backend)}"
-            if ms is None or over is None:
-                why = row.why.get(backend) or (
-                    "not measured" if ms is None else f"no speed of {baseline} to compare with"
-                )
+            speedup = row.speedup(backend, baseline)
+            if ms is None or speedup is None:
+                label, why = _no_speedup(row, backend, baseline)
                 z[-1].append(None)
                 text[-1].append("")
                 hover[-1].append("")
                 absent["x"].append(place)
                 absent["y"].append(number)
-                absent["text"].append(plain(_cut(why.split(":")[0], 12)) if ms is None else f"{ms:#.3g} ms")
+                absent["text"].append(plain(label))
                 absent["hovertext"].append(f"{told}<br>{plain(_cut(why, 200))}")
                 continue
-            speedup = over / ms
             z[-1].append(_round(max(-1.0, min(1.0, math.log(speedup) / math.log(FAR))), 3))
             text[-1].append(speedup_text(speedup))
             hover[-1].append(f"{told}<br>{speedup:.3g}× over {plain(baseline)}: {ms:.4g} ms<br>{plain(row.run.text)}")
@@ -122,6 +119,18 @@ def speedup_heatmap(
             "meta": {"kind": "heatmap", "alt": alt, "min_width": round(left + _COLUMN * len(backends) + right)},
         },
     }  # fmt: skip
+
+
+def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
+    """Return a word for a cell without a speed-up, and why it has none."""
+    ms = row.ms.get(backend)
+    if ms is None:
+        why = row.why.get(backend) or "not measured"
+        return _cut(why.split(":")[0], 12), why
+    if row.noisy(backend, baseline):
+        ends = " and ".join(f"±{100 * row.spread.get(name, 0.0):.0f}%" for name in (backend, baseline))
+        return "noisy", f"no speed-up: the bursts scatter by {ends}, more than the effect ({ms:.4g} ms)"
+    return f"{ms:#.3g} ms", row.why.get(backend) or f"no speed of {baseline} to compare with"
 
 
 def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:

@@ -6,11 +6,15 @@ one tuple of RunLabel, the oldest first, which all histories of a page share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from groupbench.tracker.query.rows import RunRow, SeriesRow
+
+NOISY = 0.05
+"""Scatter of a speed-up, as a logarithm, up to which it is shown: bursts of a quiet GPU differ by a thousandth."""
 
 MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
 """change: history shows a new level. environment: what is on both sides is not compared. alert: an open one.
@@ -81,6 +85,15 @@ class SeriesHistory:
     bursts: tuple[Bursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
 
 
+def is_noisy(speedup: float, *spreads: float | None) -> bool:
+    """Return whether the bursts of both sides scatter by more than their speed-up, and by more than `NOISY`.
+
+    `spreads` are half the ranges of the bursts' medians, relative; None counts as none.
+    """
+    noise = sum(math.log1p(spread or 0.0) for spread in spreads)
+    return noise > max(NOISY, abs(math.log(speedup)))
+
+
 @dataclass(frozen=True)
 class SpeedRow:
     """One problem, and how long each backend takes for it in one run and environment."""
@@ -91,6 +104,21 @@ class SpeedRow:
     older: bool  # not of the run that the page is about
     ms: Mapping[str, float]  # by backend
     why: Mapping[str, str]  # of backends without a speed: the status, and what it said
+    spread: Mapping[str, float] = field(default_factory=dict)  # half the range of the bursts' medians, relative
+
+    def speedup(self, backend: str, baseline: str) -> float | None:
+        """Return the speed-up over a baseline; None where either has no speed, or their noise hides the effect."""
+        ms, over = self.ms.get(backend), self.ms.get(baseline)
+        if ms is None or over is None or self.noisy(backend, baseline):
+            return None
+        return over / ms
+
+    def noisy(self, backend: str, baseline: str) -> bool:
+        """Return whether the bursts scatter by more than the speed-up, and by more than `NOISY`."""
+        ms, over = self.ms.get(backend), self.ms.get(baseline)
+        if ms is None or over is None or backend == baseline:
+            return False
+        return is_noisy(over / ms, self.spread.get(backend), self.spread.get(baseline))
 
 
 @dataclass(frozen=True)

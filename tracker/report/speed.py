@@ -55,10 +55,12 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
         like = max((point for point in here if point.timed), key=lambda point: point.baseline)
         ms: dict[str, float] = {}
         why: dict[str, str] = {}
+        spread: dict[str, float] = {}
         for point in here:
             alike = (point.timing, point.environment.identity) == (like.timing, like.environment.identity)
             if point.timed and alike and point.median_ms is not None:
                 ms[point.series.backend] = point.median_ms
+                spread[point.series.backend] = point.half_spread or 0.0
             else:
                 why[point.series.backend] = _why_no_speed(point)
         series = like.series
@@ -70,6 +72,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
             older=newest.pk != run.pk,
             ms=ms,
             why=why,
+            spread=spread,
         )
         answer.append(((facts, _sizes(series), series.shape), row))
     return [row for _, row in sorted(answer, key=lambda pair: pair[0])]

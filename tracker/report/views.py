@@ -12,7 +12,7 @@ from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.cells import Cell, Row, Table, number, percent
 from groupbench.tracker.report.gather import Report
-from groupbench.tracker.report.shown import OperatorPage
+from groupbench.tracker.report.shown import OperatorPage, is_noisy
 from groupbench.tracker.text.wording import INTERPRETED
 from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
 
@@ -144,9 +144,7 @@ def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
     if not points:
         return None
     verdicts = report.gate.by_series
-    over = {
-        point.series.problem: point.median_ms for point in points if point.baseline and point.timed and point.median_ms
-    }
+    over = {point.series.problem: point for point in points if point.baseline and point.timed and point.median_ms}
     rows = [_result(point, verdicts[point.series.pk], over.get(point.series.problem), slug) for point in points]
     titles = (
         *("shape", "dtype", "mode", "backend", "status", "verdict", "latency ms", "±"),
@@ -155,9 +153,8 @@ def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
     return Table(f"Results of {page.name}", f"results-{slug}", titles, rows)
 
 
-def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> Row:
+def _result(point: PointRow, verdict: str, over: PointRow | None, slug: str) -> Row:
     series = point.series
-    speedup = over / point.median_ms if over and point.timed and point.median_ms else None
     latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
     if point.timing == INTERPRETED:
         latency = _INTERPRETED
@@ -170,11 +167,20 @@ def _result(point: PointRow, verdict: str, over: float | None, slug: str) -> Row
         Cell(verdict, tone_of(verdict).name),
         latency,
         percent(point.half_spread if point.timed else None),
-        Cell("" if speedup is None else figures.times(speedup), "number", sort=speedup),
+        _speedup(point, over),
         number(point.tflops, 3),
         number(point.gbps, 3),
         number(point.rms, 3),
     ]
+
+
+def _speedup(point: PointRow, over: PointRow | None) -> Cell:
+    if over is None or not over.median_ms or not point.timed or not point.median_ms:
+        return Cell("", "number")
+    speedup = over.median_ms / point.median_ms
+    if point is not over and is_noisy(speedup, point.half_spread, over.half_spread):
+        return Cell("noisy", "number faint")
+    return Cell(figures.times(speedup), "number", sort=speedup)
 
 
 def unmeasured(judged: Gate) -> list[Judged]:

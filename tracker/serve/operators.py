@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.verdicts import CANARY
-from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import Roofline, SpeedMap
@@ -44,36 +45,75 @@ def operators(site: Site, asked: Asked) -> Page:
     return Page("operators.html", {"operators": rows}, {"path": "/operators", "asked": asked})
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What a page of one operator is asked for."""
+
+    name: str
+    baseline: str | None
+    run: str | None
+    paging: Paging
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the database holds of it."""
+
+    points: Sequence[PointRow]
+    canaries: Sequence[PointRow]
+    problems: int  # how many there are in all
+
+    @property
+    def newest(self) -> RunRow | None:
+        return max((point.run for point in self.points), key=lambda row: (row.started, row.pk), default=None)
+
+
 def operator(site: Site, asked: Asked, name: str) -> Page:
     """One operator: the speed-up of each backend over a baseline, by shape, and how near they come to the roof."""
     size = asked.number("per_page", PROBLEMS, 1, 2 * PROBLEMS)
     paging = Paging(asked.number("page", 1, 1, 10**6), size)
-    baseline, at = asked.text("baseline"), asked.text("run")
+    question = _Question(name, asked.text("baseline"), asked.text("run"), paging)
     with site.database.read() as session:
         where, form = slice_of(site, session, asked)
         asked.done()
-        if name not in site.facets(session)["operator"]:
-            raise NotFound(f"no operator {name[:80]!r}; /operators lists them")
-        if any(each == "operator" and values for each, values in where.names):
-            raise BadRequest("this page is of one operator; operator= is for /series")
-        problems = site.problem_keys(session, replace(where, names=(*where.names, ("operator", (name,)))))
-        rows = paging.part(problems)
-        run = find_run(session, at) if at else None
-        results = queries.recent_results(session, [key for own in rows for key in own], runs=RUNS, until=run)
-        canaries = _canaries(session, results)
-        points = queries.points(session, _telling(rows, results, {point.run.pk for point in canaries}))
-        newest = max((point.run for point in points), key=lambda row: (row.started, row.pk), default=None)
-    maps = speed_maps(points, newest) if newest else []
-    roofline = find_roofline(points, canaries, newest) if newest else None
-    backends = backends_of(points)
+        answer = _read(site, session, question, where)
+    data, drawn = _shape(question, answer)
+    form["choices"] = {name: values for name, values in form["choices"].items() if name != "operator"}
+    shown = {"path": f"/operators/{name}", "asked": asked, "figures": drawn, "at": question.run or "",
+             "baseline": question.baseline, **form}  # fmt: skip
+    return Page("operator.html", data, shown)
+
+
+def _read(site: Site, session: Session, question: _Question, where: queries.Slice) -> _Answer:
+    """Read the problems of a page. Raises NotFound or BadRequest."""
+    name = question.name
+    if name not in site.facets(session)["operator"]:
+        raise NotFound(f"no operator {name[:80]!r}; /operators lists them")
+    if any(each == "operator" and values for each, values in where.names):
+        raise BadRequest("this page is of one operator; operator= is for /series")
+    problems = site.problem_keys(session, replace(where, names=(*where.names, ("operator", (name,)))))
+    rows = question.paging.part(problems)
+    run = find_run(session, question.run) if question.run else None
+    results = queries.recent_results(session, [key for own in rows for key in own], runs=RUNS, until=run)
+    canaries = _canaries(session, results)
+    points = queries.points(session, _telling(rows, results, {point.run.pk for point in canaries}))
+    return _Answer(points, canaries, len(problems))
+
+
+def _shape(question: _Question, answer: _Answer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the data and the figures of a page. Raises BadRequest for a baseline that is not on it."""
+    newest, baseline = answer.newest, question.baseline
+    maps = speed_maps(answer.points, newest) if newest else []
+    roofline = find_roofline(answer.points, answer.canaries, newest) if newest else None
+    backends = backends_of(answer.points)
     if baseline is not None and baseline not in backends:
         raise BadRequest(f"no backend {baseline[:80]!r} here; known: {', '.join(backends) or 'none'}")
     over = [baseline if baseline in each.backends else each.backends[0] for each in maps]
     data: dict[str, Any] = {
-        "operator": name,
+        "operator": question.name,
         "run": None if newest is None else run_facts(newest),
         "backends": list(backends),
-        "paging": paging.data(len(problems)),
+        "paging": question.paging.data(answer.problems),
         "speeds": [_map_data(each, base) for each, base in zip(maps, over, strict=True)],
         "roofline": _roofline_data(roofline) if roofline else None,
     }
@@ -83,24 +123,21 @@ def operator(site: Site, asked: Asked, name: str) -> Page:
         drawn[f"speeds-{place}"] = figures.speedup_heatmap(each.rows, ordered, base)
     if roofline and roofline.ceilings and roofline.points:
         drawn["roofline"] = figures.roofline(roofline.points, roofline.ceilings)
-    form["choices"] = {name: values for name, values in form["choices"].items() if name != "operator"}
-    shown = {"path": f"/operators/{name}", "asked": asked, "figures": drawn, "at": at or "",
-             "baseline": baseline, **form}  # fmt: skip
-    return Page("operator.html", data, shown)
+    return data, drawn
 
 
 def _map_data(given: SpeedMap, baseline: str) -> dict[str, Any]:
     """Latencies and speed-ups of the problems that were measured alike."""
     rows = []
     for row in given.rows:
-        base = row.ms.get(baseline)
         rows.append({
             "problem": row.problem,
             "run": row.run.run,
             "commit": row.run.commit,
             "older": row.older,
             "ms": dict(row.ms),
-            "speedup": {} if base is None else {backend: base / ms for backend, ms in row.ms.items()},
+            "speedup": {name: value for name in row.ms if (value := row.speedup(name, baseline)) is not None},
+            "noisy": [name for name in row.ms if row.noisy(name, baseline)],
             "why": dict(row.why),
         })  # fmt: skip
     return {"title": given.title, "baseline": baseline, "backends": list(given.backends), "rows": rows}

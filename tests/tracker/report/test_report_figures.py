@@ -232,6 +232,25 @@ def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks:
                 assert not any(character in text.replace("<br>", "") for text in trace["text"] for character in "<>")
 
 
+@pytest.mark.parametrize(
+    ("ms", "spread", "text"),
+    [
+        (0.0420, {"a": 356.0}, "noisy"),
+        (0.5, {"a": 0.01, "b": 0.01}, "▲ 2.00×"),
+        (0.98, {"a": 0.02, "b": 0.04}, "noisy"),
+        (0.98, {"a": 0.002, "b": 0.002}, "▲ 1.02×"),
+        (0.5, {"a": 0.3, "b": 0.2}, "▲ 2.00×"),
+    ],
+    ids=["garbage", "quiet", "more noise than effect", "small and quiet", "more effect than noise"],
+)
+def test_a_speedup_within_its_noise_is_none(ms: float, spread: dict[str, float], text: str) -> None:
+    row = SpeedRow("s", "s", RUNS[0], False, {"b": 1.0, "a": ms}, {}, spread)
+    map_, *lacking = figures.speedup_heatmap([row], ["b", "a"], "b")["data"]
+    assert (map_["text"][0][1] or lacking[0]["text"][0]) == text
+    assert (map_["z"][0][1] is None) == (text == "noisy")
+    assert map_["text"][0][0] == "1.00×", "the baseline over itself is sure"
+
+
 # ---- from the store
 
 
