@@ -21,7 +21,7 @@ COMMANDS = [line.partition("  #")[0].strip() for kind, text in BLOCKS if kind ==
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
 
 
 def test_links_lead_somewhere() -> None:

@@ -69,7 +69,7 @@ class Checkout:
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*command, **environment)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 

@@ -167,14 +167,14 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
 
 
 @pytest.fixture(scope="session")
-def compile_for_hopper() -> Callable[[str], Any]:
+def compile_for_hopper() -> Callable[..., Any]:
     """What a test file prints, as JSON, when it runs as a script: this process interprets, so that one compiles."""
 
-    def run(file: str) -> Any:
+    def run(file: str, *args: str) -> Any:
         if importlib.util.find_spec("triton.backends.nvidia") is None:
             pytest.skip("NOT TESTED: compiling for sm_90. This Triton has no NVIDIA backend")
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        done = subprocess.run([sys.executable, file], capture_output=True, text=True, env=environment)
+        done = subprocess.run([sys.executable, file, *args], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

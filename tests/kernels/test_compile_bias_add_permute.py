@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,8 +34,13 @@ CASES: dict[str, tuple[FusedConfig, str, str, bool]] = {
     "pointers_ragged": (CONFIGS["pointers"], "none", "bf16", False),
     "pointers_mul_ragged": (CONFIGS["pointers"], "mul", "bf16", False),
     "fp32_ragged": (CONFIGS["fp32"], "mul", "fp32", False),
-    **{f"candidate_{op}_{i}": (c, op, "bf16", True) for op in ("none", "mul") for i, c in enumerate(candidates(op))},
 }
+# What tuning may choose, which the kernel's own configs above are of.
+CANDIDATES: dict[str, tuple[FusedConfig, str, str, bool]] = {
+    f"candidate_{op}_{i}": (c, op, "bf16", True) for op in ("none", "mul") for i, c in enumerate(candidates(op))
+}
+ALL = CASES | CANDIDATES
+NAMES = [*CASES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in CANDIDATES)]
 # fused_specialized.py's: op, dtype, whether every size is a multiple of the tile's
 SPECIALIZED: dict[str, tuple[str, str, bool]] = {
     "specialized_none": ("none", "bf16", True),
@@ -71,15 +77,16 @@ def specialized_inputs_of(op: str, dtype: str, even: bool) -> tuple[Any, dict[st
 
 
 @pytest.fixture(scope="module")
-def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = compile_for_hopper(__file__)
-    assert found.keys() == CASES.keys() | SPECIALIZED.keys()
+def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, dict[str, Any]]:
+    names = ALL if pytestconfig.getoption("exhaustive") else CASES
+    found: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
+    assert found.keys() == names.keys() | SPECIALIZED.keys()
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_hopper_without_local_memory(name: str, built: dict[str, dict[str, Any]]) -> None:
-    config, op, dtype, _ = CASES[name]
+    config, op, dtype, _ = ALL[name]
     row = built[name]
     assert (row["spilled_bytes"], row["local_bytes"]) == (0, 0), row
     assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // config.per_sm, row
@@ -92,10 +99,10 @@ def test_compiles_for_hopper_without_local_memory(name: str, built: dict[str, di
     assert all(load.endswith(".v4.b32") for load in row["once_loads"]), row
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, dtype, _) in CASES.items() if dtype != "fp32"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fp32_ragged"])
 def test_shared_memory_is_what_legality_counts(name: str, built: dict[str, dict[str, Any]]) -> None:
     """All of it but barriers, 64 bytes at most."""
-    config, op, _, _ = CASES[name]
+    config, op, _, _ = ALL[name]
     reason = illegal(replace(config, per_sm=1000), torch.bfloat16, op)
     assert reason is not None
     counted = int(reason.split(" bytes of ")[0].split()[-1])
@@ -119,7 +126,7 @@ def test_the_specialised_kernel_compiles_for_hopper_without_local_memory(
 def main() -> None:
     from hopper import compiled
 
-    rows = {name: compiled(*inputs_of(*case)) for name, case in CASES.items()}
+    rows = {name: compiled(*inputs_of(*ALL[name])) for name in sys.argv[1:]}
     rows |= {name: compiled(*specialized_inputs_of(*case)) for name, case in SPECIALIZED.items()}
     print(json.dumps(rows))
 

@@ -68,7 +68,6 @@ def tritonbench() -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             env=env | environment,
-            timeout=250,
         )
 
     return run

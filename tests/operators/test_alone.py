@@ -50,14 +50,14 @@ def test_the_second_is_told_who_is_first_and_the_lock_goes_with_its_holder(start
     first = start(*SLEEP)
     assert first.stdout is not None and first.stdout.readline() == "here\n"
     second = start("--", *SAY)
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate()
     assert (second.returncode, out) == (75, "")
     assert f"pid {first.pid} of " in err and "time.sleep(60)" in err
     assert err.count("\n") == 1
     first.kill()  # not a chance to tidy up
     first.wait()
     third = start(*SAY)
-    out, err = third.communicate(timeout=60)
+    out, err = third.communicate()
     assert third.returncode == 0, err
 
 
@@ -70,13 +70,13 @@ def test_what_a_killed_holder_left_behind_is_named(start: Start) -> None:
         first.wait()
         waiting = start(*SAY, options=("--device", "cpu", "--wait", "1"))  # has the file open too, and no lock
         second = start(*SAY)
-        err = second.communicate(timeout=60)[1]
+        err = second.communicate()[1]
         assert second.returncode == 75
         assert f"pid {left}: sleep 60, which pid {first.pid} of " in err
         assert err.endswith(f" started and left behind; wait, or end it: kill {left}\n")
     finally:
         os.kill(left, signal.SIGTERM)
-    assert waiting.wait(60) == 0
+    assert waiting.wait() == 0
 
 
 def test_waiting(start: Start) -> None:
@@ -86,17 +86,17 @@ def test_waiting(start: Start) -> None:
     time.sleep(1)
     assert second.poll() is None
     first.kill()
-    assert second.communicate(timeout=60)[0].endswith("None\n")
+    assert second.communicate()[0].endswith("None\n")
     assert second.returncode == 0
 
 
 def test_the_command_has_the_lock_its_own_environment_and_its_own_exit_code(start: Start, tmp_path: Path) -> None:
     done = start(*SAY)
-    path, interpreted = done.communicate(timeout=60)[0].split()
+    path, interpreted = done.communicate()[0].split()
     assert Path(path).parent == tmp_path and Path(path).name.startswith("groupbench-cpu-")
     assert interpreted == "None"  # what was set up to look at the device is not the command's
     done = start("bash", "-c", "exit 3")
-    assert (done.wait(60), done.poll()) == (3, 3)
+    assert (done.wait(), done.poll()) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_command_has_the_lock_its_own_environment_and_its_own_exit_code(star
 )
 def test_usage(command: tuple[str, ...], says: str, start: Start) -> None:
     done = start(*command)
-    err = done.communicate(timeout=60)[1]
+    err = done.communicate()[1]
     assert done.returncode == 2
     assert says in err
 

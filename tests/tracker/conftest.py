@@ -198,7 +198,7 @@ def postgresql() -> Iterator[str]:
 
     def run(program: str, *args: str) -> None:
         command = [str(programs / program), *args]
-        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
 
     data = str(folder / "data")
     run("initdb", "-D", data, "-U", "groupbench", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")

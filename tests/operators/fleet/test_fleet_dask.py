@@ -93,7 +93,7 @@ def test_the_command_of_the_client_says_which_plugins(engine: marks.Engine, tmp_
     (tmp_path / "only_here.py").write_text("BACKENDS = []")
     command = [sys.executable, "-m", "groupbench.operators", "--op", "canary", "--device", "cpu", "--host", "builtin"]
     command += ["--scheduler", engine.address, "--plugin", "only_here.BACKENDS"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
 
@@ -115,13 +115,13 @@ def test_a_scheduler_that_goes_leaves_the_rest_skipped_and_a_resumed_run_measure
     marks._wait(lambda: records.exists() and len(records.read_bytes().splitlines()) > 5, "the first records")
     assert engine.scheduler is not None
     engine.scheduler.kill()
-    first.communicate(timeout=60)
+    first.communicate()
     stored = marks._whole(records)
     assert 5 < len(stored) < 80
     assert b'"status":"skipped"' in records.read_bytes()
     engine.start()
     again = marks._client(engine, records, 80, pause=True)
-    again.communicate(timeout=60)
+    again.communicate()
     assert again.returncode == 0
     lines = records.read_bytes().splitlines(keepends=True)
     assert stored <= set(lines)

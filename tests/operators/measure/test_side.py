@@ -47,7 +47,7 @@ def ask() -> Iterator[Ask]:
     yield question
     process.stdin.write(b'{"verb": "quit"}\n')
     process.stdin.close()
-    assert process.wait(30) == 0
+    assert process.wait() == 0
     process.stdout.close()
 
 

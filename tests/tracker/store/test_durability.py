@@ -45,7 +45,10 @@ def night(write: Any, make: Any, number: int, name: str | None = None) -> Path:
     return write([make(number, backend=f"b{i}") for i in range(200)], name or f"{number}.jsonl")
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Four ways in which a process is killed, and each of them again at other moments.
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 8))]
+)
 def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(seed: int, db: Path, write: Any, make: Any) -> None:
     rng = random.Random(seed)
     files = [night(write, make, number) for number in range(3)]
