@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import statistics
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
+from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.plots import Comparison, Row
@@ -24,13 +24,12 @@ RESTLESS = 0.5
 
 def median_ms(latency: Latency) -> float:
     """Median over bursts of each burst's median."""
-    return statistics.median(statistics.median(burst) for burst in latency.bursts_ms)
+    return Bursts.of(latency.bursts_ms).median
 
 
 def spread(latency: Latency) -> float:
     """Half the range of the bursts' medians, relative to the median."""
-    medians = [statistics.median(burst) for burst in latency.bursts_ms]
-    return (max(medians) - min(medians)) / 2 / median_ms(latency)
+    return Bursts.of(latency.bursts_ms).half_spread
 
 
 def is_restless(record: Record) -> bool:

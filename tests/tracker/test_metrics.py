@@ -193,6 +193,92 @@ def test_databases_with_it_are_merged(nights: Callable[..., str], cli: Cli, tmp_
     assert {row["spills"] for row in json.loads(cli("history", "--json", db=other).stdout)} == {7.0, None}
 
 
+# ---- judged
+
+
+def stepped(name: str, before: float, after: float, at: int) -> Callable[[int], dict[str, float]]:
+    return lambda night: {"energy": 3.0, "spills": 8.0, "occupancy": 0.5} | {name: after if night >= at else before}
+
+
+def rows_of(cli: Cli, *args: str) -> list[dict[str, Any]]:
+    return json.loads(cli("gate", "--json", *args).stdout)["series"]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "earlier", "verdict"),
+    [
+        pytest.param("energy", 3.0, 3.6, 24, {"suspect", "regressed"}, id="scatter"),
+        pytest.param("energy", 3.0, 9.0, 5, {"suspect", "regressed"}, id="scatter, young"),
+        pytest.param("spills", 0.0, 2.0, 1, {"regressed"}, id="exact, from none, after one night"),
+        pytest.param("spills", 8.0, 9.0, 4, {"regressed"}, id="exact"),
+        pytest.param("spills", 8.0, 0.0, 4, {"improved"}, id="exact, for the better"),
+        pytest.param("occupancy", 0.5, 0.25, 4, {"regressed"}, id="exact, higher is better"),
+        pytest.param("occupancy", 0.5, 0.75, 4, {"improved"}, id="exact, higher is better, and it is"),
+    ],
+)
+def test_a_change_is_found_on_its_first_night(
+    name: str, before: float, after: float, earlier: int, verdict: set[str], nights: Callable[..., str], cli: Cli
+) -> None:
+    nights(stepped(name, before, after, earlier), earlier + 1)
+    (row,) = [row for row in rows_of(cli) if row["verdict"] not in ("ok", "new", "insufficient")]
+    assert (row["what"], row["backend"], row["verdict"] in verdict) == (name, "triton", True)
+    assert row["now"] == pytest.approx(after, rel=0.02)
+    assert row["before"] == pytest.approx(before, rel=0.02)
+    assert row["unit"] == METRICS[name].unit
+    assert cli("gate").exit_code == {"regressed": 1, "suspect": 3, "improved": 0}[row["verdict"]]
+    if name == "spills":
+        assert f"spills {before:g} → {after:g}" in cli("gate").stdout
+
+
+def test_nothing_is_said_of_quiet_nights(nights: Callable[..., str], cli: Cli) -> None:
+    nights(lambda night: {"energy": 3.0, "spills": 8.0, "occupancy": 0.5}, 25)
+    for night in range(4, 25):
+        rows = rows_of(cli, "--run", f"run-{night:03d}")
+        assert {row["verdict"] for row in rows} <= {"ok", "new", "insufficient"}
+        assert len(rows) == 2
+
+
+def test_its_alert_is_opened_accepted_and_closed(nights: Callable[..., str], cli: Cli) -> None:
+    nights(stepped("spills", 8.0, 9.0, 4), 5)
+    cli("gate", "--update")
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert (alert["metric"], alert["before"], alert["after"], alert["state"]) == ("spills", 8.0, 9.0, "new")
+    assert cli("gate").exit_code == 1
+    assert cli("expect", "1", "--reason", "a larger tile", "--who", "me").exit_code == 0
+    assert cli("gate").exit_code == 0
+    assert "alert 1 expected" in cli("gate").stdout
+
+
+def test_an_alert_is_closed_where_the_level_is_back(nights: Callable[..., str], cli: Cli) -> None:
+    nights(lambda night: {"spills": 9.0 if night == 4 else 8.0}, 6)
+    cli("gate", "--run", "run-004", "--update")
+    assert json.loads(cli("alerts", "--json").stdout)[0]["state"] == "new"
+    cli("gate", "--update")
+    assert json.loads(cli("alerts", "--all", "--json").stdout)[0]["state"] == "fixed"
+
+
+@pytest.mark.parametrize("form", ["summary", "comment", "junit", "sarif", "json"])
+def test_outputs_name_it_with_its_unit(form: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    nights(lambda night: {"energy": 3.0 if night < 5 else 9.0, "spills": 0.0 if night < 5 else 96.0}, 6)
+    out = tmp_path / f"out.{form}"
+    cli("gate", "-o", f"{form}={out}")
+    text = out.read_text()
+    assert "spills" in text
+    if form in ("summary", "comment", "junit"):
+        assert "96" in text
+        assert " J" in text
+
+
+def test_the_report_draws_it(nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    nights(lambda night: {"energy": 3.0, "spills": 0.0 if night < 5 else 96.0}, 6)
+    out = tmp_path / "r.html"
+    assert cli("report", "-o", out).exit_code == 0
+    text = out.read_text()
+    assert '"further":[["energy J",' in text.replace(", ", ",").replace(": ", ":")
+    assert "spills 0 → 96" in text
+
+
 # ---- where it is measured
 
 

@@ -39,7 +39,7 @@ COLUMNS = (
     Column("shape", "shape", wraps=True),
     Column("dtype", "dtype"),
     *APART,
-    Column("before ms", "before_ms", milliseconds, right=True),
+    Column("before ms", "was", right=True),
     Column("now ms", "now", right=True),
     Column("change", "change", signed_percent, right=True),
     Column("interval", "interval"),
@@ -160,14 +160,21 @@ def _write(found: Gate, form: Format | None) -> None:
         alike, rest = found.folded
         for line in alike:
             click.echo(printable(shortened(line)))
-        rows = [row.flat() | {"interval": interval(row), "now": now(row)} for row in rest]
+        rows = [row.flat() | {"interval": interval(row), "was": was(row), "now": now(row)} for row in rest]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
 
 
+def was(row: Judged) -> str:
+    """Return the level before the change: ms, or with its unit what is no latency."""
+    return row.metric.text(row.level_before) if row.metric is not None and row.further else milliseconds(row.before_ms)
+
+
 def now(row: Judged) -> str:
-    """The latency that `before` and `change` lead to."""
+    """Return the level now, which `before` and `change` lead to."""
+    if row.metric is not None and row.further:
+        return row.metric.text(row.level_now)
     if row.point is None:
         return ""
     value = row.level_now if row.what in (None, "latency") else row.point.median_ms

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import series_fields
@@ -118,8 +119,8 @@ def _series(record: Record, known: dict[Any, SeriesRow]) -> SeriesRow:
 def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, series: SeriesRow) -> PointRow:
     accuracy = record.accuracy or Accuracy()
     latency = record.latency
-    medians = [float(np.median(burst)) for burst in latency.bursts_ms] if latency else []
-    error = burst_error(np.asarray(medians)) if medians else math.nan
+    bursts = Bursts.of(latency.bursts_ms) if latency else None
+    error = burst_error(np.asarray(bursts.medians)) if bursts else math.nan
     return PointRow(
         pk=pk,
         series=series,
@@ -129,9 +130,9 @@ def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, se
         message=record.message,
         baseline=record.baseline,
         timing=latency.timing if latency else None,
-        median_ms=float(np.median(medians)) if medians else None,
-        low_ms=min(medians, default=None),
-        high_ms=max(medians, default=None),
+        median_ms=bursts.median if bursts else None,
+        low_ms=bursts.low if bursts else None,
+        high_ms=bursts.high if bursts else None,
         error=None if math.isnan(error) else error,
         prepare_ms=latency.prepare_ms if latency else None,
         enqueue_ms=latency.enqueue_ms if latency else None,

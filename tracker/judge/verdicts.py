@@ -57,6 +57,11 @@ class Judged:
         return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
 
     @property
+    def further(self) -> bool:
+        """Whether the row is about a metric that has no rule of its own."""
+        return self.metric is not None and self.metric.rule != "own"
+
+    @property
     def level_before(self) -> float | None:
         """The level before the change, in the metric's unit."""
         if self.metric is RMS:

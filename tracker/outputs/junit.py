@@ -96,6 +96,8 @@ def message(row: Judged) -> str:
     now = row.level_now
     if row.what == "latency" and row.before_ms is not None and now is not None:
         parts.append(f"latency {milliseconds(row.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}")
+    elif row.metric is not None and row.further:
+        parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.now)}")
     elif row.what:
         parts.append(row.what)
     if row.note:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from groupbench.tracker.metrics import Metric
 from groupbench.tracker.report.shown import Bursts, Ceilings, Mark, RoofPoint, RunLabel, SeriesHistory, SpeedRow
 
 Figure = dict[str, Any]
@@ -232,6 +233,18 @@ def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = N
         layout["yaxis"] |= {"type": "log", "range": [_round(end, 4) for end in ends]}
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
     layout["meta"] = {"kind": "history", "alt": _history_alt("Relative RMS error", "", history, history.rms, runs)}
+    return {"data": data, "layout": layout}
+
+
+def metric_history(history: SeriesHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Return the history of a metric that records carry by name, by run."""
+    values = history.further[metric.name]
+    known = [value for value in values if value is not None]
+    title = metric.unit or metric.name
+    data = _results(history, [_round(value, 4) for value in values], runs, title, "var(--c1)")
+    layout = _history_layout(history, runs, title, _range(known, _middle(known), 0.05))
+    layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
+    layout["meta"] = {"kind": "history", "alt": _history_alt(metric.name, metric.unit, history, values, runs)}
     return {"data": data, "layout": layout}
 
 

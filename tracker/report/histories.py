@@ -15,6 +15,7 @@ from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.levels import Evidence, Levels, levels_of
 from groupbench.tracker.judge.pasts import Pasts
 from groupbench.tracker.judge.verdicts import CANARY, Judged
+from groupbench.tracker.metrics import carried
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Bursts, Level, Mark, MarkKind, SeriesHistory
 from groupbench.tracker.stats.histories import Change
@@ -79,6 +80,7 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
             low=tuple(point.low_ms for point in own),
             high=tuple(point.high_ms for point in own),
             rms=tuple(point.rms for point in own),
+            further=_further(own),
             status={i: point.status for i, point in enumerate(own) if point.status != "ok"},
             message={i: point.message for i, point in enumerate(own) if point.status != "ok" and point.message},
             interpreted=own[-1].timing == "interpreted",
@@ -174,3 +176,9 @@ def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int
     if at is None or any(mark.kind == "change" and mark.at == at for mark in marks):
         return []
     return [Mark("verdict", at, f"{row.verdict} {100 * row.change:+.1f}%", good=row.verdict is Verdict.IMPROVED)]
+
+
+def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:
+    """The metrics that records carry by name, where any of the points has a value."""
+    values = {metric.name: tuple(point.value(metric) for point in points) for metric in carried()}
+    return {name: each for name, each in values.items() if any(value is not None for value in each)}

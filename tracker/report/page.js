@@ -46,8 +46,11 @@
   function plots(series) {
     const plots = document.createElement("div");
     plots.className = "plots";
-    for (const [name, caption] of [["latency", "Latency"], ["bursts", "Bursts"], ["accuracy", "Accuracy"]]) {
-      if (!series[name]) continue;
+    const all = [["latency", "Latency"], ["bursts", "Bursts"], ["accuracy", "Accuracy"]].map(
+      ([name, caption]) => [name, caption, series[name]]);
+    for (const [caption, figure] of series.further || []) all.push(["further", caption, figure]);
+    for (const [name, caption, shown] of all) {
+      if (!shown) continue;
       const part = document.createElement("div");
       const heading = document.createElement("h5");
       const figure = document.createElement("figure");
@@ -55,7 +58,7 @@
       heading.textContent = caption;
       part.append(heading, figure);
       plots.append(part);
-      groupbenchFigures.later(figure, series[name], runs);
+      groupbenchFigures.later(figure, shown, runs);
     }
     return plots;
   }

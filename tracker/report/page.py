@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.judge.verdicts import Gate
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.report import figures, views
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
@@ -138,6 +139,10 @@ def _series(history: SeriesHistory, report: Report, verdict: str | None, shared:
         told["latency"] = figures.latency_history(history)
     if any(value is not None for value in history.rms):
         told["accuracy"] = figures.accuracy_history(history)
+    if history.further:
+        told["further"] = [
+            [METRICS[name].title, figures.metric_history(history, METRICS[name])] for name in history.further
+        ]
     if history.bursts:
         told["bursts"] = figures.burst_distribution(history.bursts, report.labels)
     if len(told) == 5:

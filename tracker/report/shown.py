@@ -77,6 +77,7 @@ class SeriesHistory:
     low: tuple[float | None, ...]  # the smallest of these
     high: tuple[float | None, ...]  # the largest
     rms: tuple[float | None, ...]  # relative to the reference
+    further: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of other metrics, by name
     status: Mapping[int, str] = field(default_factory=dict)  # of those that are not ok, by place in the lists
     message: Mapping[int, str] = field(default_factory=dict)
     interpreted: bool = False  # its latencies are no speeds

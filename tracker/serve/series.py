@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
+from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
@@ -105,6 +106,8 @@ def series(site: Site, asked: Asked, key: int) -> Page:
             drawn["latency"] = figures.latency_history(history, labels)
         if any(value is not None for value in history.rms):
             drawn["accuracy"] = figures.accuracy_history(history, labels)
+        for name in history.further:
+            drawn[f"metric {name}"] = figures.metric_history(history, METRICS[name], labels)
         if history.bursts:
             drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
     return Page("series.html", data, {"path": f"/series/{key}", "asked": asked, "figures": drawn})

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.environment import digest
 from groupbench.tracker.identity import series_identity
 from groupbench.tracker.record import Accuracy, Kernel, Latency, Record
@@ -143,30 +145,20 @@ def _signless(value: Any) -> Any:
 
 
 def _latency_values(latency: Latency, flat: NDArray[np.float32]) -> dict[str, Any]:
-    values, medians, start = flat.tolist(), [], 0
-    for burst in latency.bursts_ms:
-        end = start + len(burst)
-        medians.append(_median(sorted(values[start:end])))
-        start = end
-    ordered = sorted(medians)
-    median = float(f"{_median(ordered):.7g}")
-    error = burst_error(np.asarray(medians))
+    values = iter(flat.tolist())
+    bursts = Bursts.of_singles([list(islice(values, len(burst))) for burst in latency.bursts_ms])
+    error = burst_error(np.asarray(bursts.medians))
     return {
         "timing": latency.timing,
-        "median_ms": median,
-        "low_ppm": _ppm(1 - ordered[0] / median),
-        "high_ppm": _ppm(ordered[-1] / median - 1),
+        "median_ms": bursts.median,
+        "low_ppm": _ppm(1 - bursts.low / bursts.median),
+        "high_ppm": _ppm(bursts.high / bursts.median - 1),
         "error_ppm": None if math.isnan(error) else _ppm(error),
         "samples": pack_samples(latency.bursts_ms, flat),
         "telemetry": pack_telemetry(msgspec.to_builtins(latency.telemetry)) if latency.telemetry else None,
         "prepare_ms": latency.prepare_ms,
         "enqueue_ms": latency.enqueue_ms,
     }
-
-
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _ppm(share: float) -> int:
