@@ -41,21 +41,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """Published names inside the nested fields."""
 
-TOP_FIELDS = (
-    "timestamp",
-    "schema_version",
-    "name",
-    "repo",
-    "head_branch",
-    "head_sha",
-    "workflow_id",
-    "run_attempt",
-    "job_id",
-    "servicelab_experiment_id",
-    "servicelab_trial_id",
-    *FIELDS,
-)
-
 BENCHMARK = "groupbench"
 MODEL_TYPE = "tritonbench-oss"
 

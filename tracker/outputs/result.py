@@ -154,11 +154,6 @@ def ci_place(environ: Mapping[str, str]) -> Place:
     return Place()
 
 
-def hidden(row: Judged) -> bool:
-    """Whether the row is only counted."""
-    return row.verdict.quiet and not row.loud
-
-
 def _together(row: Judged) -> tuple[object, ...]:
     if row.verdict is Verdict.INCOMPARABLE:
         return (row.verdict, row.note)

@@ -16,8 +16,6 @@ from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.verdicts import Verdict
 
 BLOCKS = 50
-SECTION = 3000
-HEADER = 150
 
 _GROUPS = 20
 

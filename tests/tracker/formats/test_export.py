@@ -14,7 +14,24 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.formats.write_v3 import FIELDS, TOP_FIELDS
+from groupbench.tracker.formats.write_v3 import FIELDS
+
+TOP_FIELDS = (
+    "timestamp",
+    "schema_version",
+    "name",
+    "repo",
+    "head_branch",
+    "head_sha",
+    "workflow_id",
+    "run_attempt",
+    "job_id",
+    "servicelab_experiment_id",
+    "servicelab_trial_id",
+    *FIELDS,
+)
+"""Published names of an entry."""
+
 
 Cli = Callable[..., Result]
 
