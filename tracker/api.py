@@ -148,11 +148,14 @@ class Tracker:
         self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
     ) -> Gate:
         """The verdict on the newest run, or on the one whose id starts like this. Only reads."""
+        from groupbench.tracker import git
         from groupbench.tracker.judge.gate import judge_run
 
         with self._store.read() as session:
             found = points.find_run(session, run)
-            return judge_run(session, found, window=window, min_effect=min_effect, strict=strict)
+            return judge_run(
+                session, found, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
+            )
 
     def alerts(self, *, all: bool = False) -> Rows[AlertRow]:
         """The alerts that are open; with `all` closed ones, too."""

@@ -89,6 +89,17 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     return answer.strip() if answer else None
 
 
+def first_parents(commit: str) -> tuple[list[str], bool] | None:
+    """Return a commit and its first parents, the newest first, and whether they end at a root.
+
+    None where git does not know the commit. A shallow clone's end where the clone does.
+    """
+    answer = ask(".", "rev-list", "--first-parent", "--end-of-options", commit, "--")
+    if not answer:
+        return None
+    return answer.split(), (ask(".", "rev-parse", "--is-shallow-repository") or "").strip() == "false"
+
+
 def between(first: str, last: str) -> set[str] | None:
     """Return the hashes of `first..last`; None where git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from groupbench.tracker import git
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Side
 from groupbench.tracker.ab.worktree import WorktreeError, checkout, resolve
 from groupbench.tracker.environment import hardware_class
@@ -94,7 +95,7 @@ def confirm(
     Raises QueryError; WorktreeError where `repo` is no clone.
     """
     with store.read() as session:
-        judged = gate.judge_run(session, points.find_run(session, run))
+        judged = gate.judge_run(session, points.find_run(session, run), first_parents=git.first_parents)
         known = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
     pairs, before = _plan(judged.suspects, known, again)
     if pairs:

@@ -102,6 +102,7 @@ def gate(
     3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
     4  a series has results only from unlike environments
     """
+    from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
     from groupbench.tracker.query import points
@@ -111,13 +112,17 @@ def gate(
     updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = points.find_run(session, run_id)
-        found = gates.judge_run(session, run, window=window, min_effect=min_effect, strict=strict)
+        found = gates.judge_run(
+            session, run, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
+        )
         if update:
             from groupbench.tracker.judge import alert_moves
 
             updated = alert_moves.update(session, found)
         result = _result(session, found, strict, updated) if targets else None
     _write(found, form)
+    for note in found.notes:
+        say(note)
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []

@@ -38,6 +38,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     First the verdict on the newest run and what changed, each with its first commit; then a page for each operator:
     speed-up by shape and backend over a baseline of your choice, roofline, and the history of every series.
     """
+    from groupbench.tracker import git
     from groupbench.tracker.errors import ReportError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query import points
@@ -47,7 +48,9 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     except ModuleNotFoundError as error:
         raise ReportError(f"the report needs {error.name}: pip install -e '.[report]'") from error
     with reading(db) as session:
-        judged = judge_run(session, points.find_run(session, run), min_effect=min_effect)
+        judged = judge_run(
+            session, points.find_run(session, run), min_effect=min_effect, first_parents=git.first_parents
+        )
         text = page.build(session, judged, limit=limit)
     if output == "-":
         click.echo(text)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
@@ -31,7 +31,7 @@ from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point, Run
+from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
@@ -147,15 +147,12 @@ def find(
     keys: Collection[int] | None = None,
     series: Collection[int] | None = None,
     states: Collection[str] | None = None,
-    until: RunRow | None = None,  # only of changes seen by this run or before it
+    runs: Collection[int] | None = None,  # keys of the runs that may have seen the change first
 ) -> list[AlertRow]:
     """Alerts by commit, operator and backend: those of one change stand together."""
     statement = select(Alert).order_by(Alert.id)
     if states is not None:
         statement = statement.where(Alert.state.in_(states))
-    if until is not None:
-        before = or_(Run.started < until.started, and_(Run.started == until.started, Run.id <= until.pk))
-        statement = statement.join(Run, Alert.run_id == Run.id).where(before)
     # Few are asked for by key; of many, all are read and the others left out, since a statement holds only so many.
     if keys is not None and len(keys) <= _ASKED:
         statement = statement.where(Alert.id.in_(keys))
@@ -166,7 +163,9 @@ def find(
         [
             row
             for row in session.scalars(statement)
-            if (keys is None or row.id in keys) and (series is None or row.series_id in series)
+            if (keys is None or row.id in keys)
+            and (series is None or row.series_id in series)
+            and (runs is None or row.run_id in runs)
         ],
     )
     return sorted(found, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import or_, select
+from sqlalchemy import select
 
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.known import Known
@@ -18,7 +18,6 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.metrics import Metric, judged
-from groupbench.tracker.query.points import before as runs_before
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import far_off
@@ -97,14 +96,16 @@ class FurtherRule:
             )
             .join(Run, Point.run_id == Run.id)
             .join(Environment, Point.environment_id == Environment.id)
-            .where(Point.status == "ok", or_(runs_before(self.known.run), Run.id == self.known.run.pk))
-            .order_by(Run.started, Run.id)
+            .where(Point.status == "ok")
         )
+        place = {run: number for number, run in enumerate(reversed(self.known.line.runs))}
         rows: dict[int, list[Any]] = {}
         for chunk in chunks(series):
             for row in self.known.session.execute(query.where(Point.series_id.in_(chunk))):
-                rows.setdefault(row.series_id, []).append(row)
-        return {key: each[-self.known.window - 1 :] for key, each in rows.items()}
+                if row.run_id in place:
+                    rows.setdefault(row.series_id, []).append(row)
+        newest = slice(-self.known.window - 1, None)
+        return {key: sorted(each, key=lambda row: place[row.run_id])[newest] for key, each in rows.items()}
 
     def _pasts(self, metric: Metric, rows: dict[int, list[Any]]) -> Iterator[tuple[PointRow, Past]]:
         """The past of each point in its environment, on the level that was accepted, where there is one."""

@@ -23,7 +23,9 @@ from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import points as query
+from groupbench.tracker.query.lines import FirstParents, Line, line_of
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
@@ -42,18 +44,28 @@ def judge_run(
     window: int = WINDOW,
     min_effect: float | None = None,  # relative; None takes that of the timing
     strict: bool = False,
+    first_parents: FirstParents | None = None,  # what else than the database knows of ancestry
 ) -> Gate:
     """Return the verdict on each series that a run holds or should hold. Only reads."""
     points = query.points_of_run(session, run)
-    previous = query.previous_of_plan(session, run, {point.series.hardware for point in points})
+    line = line_of(session, run, first_parents)
+    previous = query.previous_of_plan(session, run, {point.series.hardware for point in points}, line)
     expected = {} if previous is None else query.outcomes_of_run(session, previous)
-    stored = alerts.find(session, series={point.series.pk for point in points}, until=run)
-    facts = Known.read(session, run, points, expected, stored, window, min_effect)
+    stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
+    facts = Known.read(session, run, line, points, expected, stored, window, min_effect)
     rows = [*_Judge(facts).rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
     said = summary(rows, code, strict=strict, same_commit=same_commit)
-    return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed)
+    notes = _notes(line, facts.pasts.copies)
+    return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes)
+
+
+def _notes(line: Line, copies: int) -> tuple[str, ...]:
+    left_out = ""
+    if copies:
+        left_out = f"{counted(copies, 'result')} left out: the same samples under another run of the same commit"
+    return tuple(note for note in (line.note, left_out) if note)
 
 
 class _Judge:

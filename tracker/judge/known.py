@@ -14,6 +14,7 @@ from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.pasts import Past, Pasts, Turn, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query import points as query
+from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
@@ -28,6 +29,7 @@ class Known:
 
     session: Session
     run: RunRow
+    line: Line  # the runs that count, up to `run`
     points: Sequence[PointRow]
     expected: Mapping[int, Outcome]  # by series, of the previous run of the plan
     window: int  # earlier results of a series that count
@@ -45,6 +47,7 @@ class Known:
         cls,
         session: Session,
         run: RunRow,
+        line: Line,
         points: Sequence[PointRow],
         expected: Mapping[int, Outcome],
         stored: Sequence[AlertRow],
@@ -53,8 +56,8 @@ class Known:
     ) -> Known:
         """Return what is stored of the series of a run's points."""
         series = [point.series.pk for point in points]
-        pasts = Pasts(session, run, series, window)
-        turns = turns_wrong(session, run, [point.series.pk for point in points if point.status == "wrong"])
+        pasts = Pasts(session, line, series, window)
+        turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
         ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
         of_series: dict[int, list[AlertRow]] = {}
         for alert in stored:
@@ -62,6 +65,7 @@ class Known:
         return cls(
             session=session,
             run=run,
+            line=line,
             points=points,
             expected=expected,
             window=window,

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
-from groupbench.tracker.query.points import before, chunks, environment_rows, run_rows
-from groupbench.tracker.query.rows import MEASURED, RunRow
+from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.points import chunks, environment_rows, run_rows
+from groupbench.tracker.query.rows import MEASURED
 from groupbench.tracker.record import STATUSES, Kernel
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run
@@ -56,10 +57,11 @@ class Past:
 
 
 class Pasts:
-    """The newest results up to a run, of the series that it holds. All series are prepared at once."""
+    """The newest results of a line of commits, up to the run that ends it. All series are prepared at once."""
 
-    def __init__(self, session: Session, run: RunRow, series: Collection[int], window: int) -> None:
-        points = recent_points(session, window + 1, until=run, series=series)
+    def __init__(self, session: Session, line: Line, series: Collection[int], window: int) -> None:
+        points = recent_points(session, window + 1, line=line, series=series)
+        self.copies = points.copies
         starts, sizes = points.starts, np.diff(points.starts)
         # Within each series the other way round: the oldest first.
         at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
@@ -172,15 +174,17 @@ class Turn:
     rms: float | None = None
 
 
-def turns_wrong(session: Session, run: RunRow, series: Iterable[int]) -> dict[int, Turn]:
-    """Of series whose result is wrong in a run, by key. Failures and what was not measured are no results."""
+def turns_wrong(session: Session, line: Line, series: Iterable[int]) -> dict[int, Turn]:
+    """Of series whose result is wrong in the run that ends a line, by key. Failures and what was not measured are no
+    results."""
+    rank = {run: place for place, run in enumerate(reversed(line.runs))}
     columns = (Point.series_id, Point.run_id, Point.status, Point.median_ms, Point.timing, Point.rms)
     found: dict[int, Turn] = {}
     for chunk in chunks(series):
-        query = select(*columns).join(Run, Point.run_id == Run.id).order_by(Run.started, Run.id)
-        measured = Point.series_id.in_(chunk), Point.status.in_(MEASURED), or_(before(run), Run.id == run.pk)
+        query = select(*columns).where(Point.series_id.in_(chunk), Point.status.in_(MEASURED))
         right: dict[int, Turn] = {}
-        for key, at, status, ms, timing, rms in session.execute(query.where(*measured)):
+        rows = [row for row in session.execute(query) if row.run_id in rank]
+        for key, at, status, ms, timing, rms in sorted(rows, key=lambda row: rank[row.run_id]):
             if status == "ok":
                 right[key] = Turn(at, at, ms if timing in ("gpu", "cpu") else None, rms)
                 found.pop(key, None)

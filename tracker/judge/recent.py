@@ -7,17 +7,18 @@ looked up one by one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Select
 
-from groupbench.tracker.query.rows import RunRow
+from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.points import NEWEST_FIRST
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Point, Run, Series, table_of
@@ -46,6 +47,7 @@ class Recent:
     error: NDArray[np.float64]  # [p] standard error of log(median_ms)
     rms: NDArray[np.float64]  # [p]
     repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 where unknown
+    copies: int = 0  # results that were left out: the samples of a newer one of their commit, under another run id
 
     def of(self, series: int) -> slice:
         """Where the points of a series stand; empty for one that has none."""
@@ -75,6 +77,7 @@ _COLUMNS = (  # of the table: those of the mapped class would cost as much again
     _POINT.median_ms,
     _POINT.error_ppm,
     _POINT.rms,
+    _POINT.content,
 )
 _ROW = np.dtype(
     [
@@ -85,6 +88,7 @@ _ROW = np.dtype(
         ("median_ms", np.float64),
         ("error_ppm", np.float64),
         ("rms", np.float64),
+        ("content", np.int64),
     ]
 )
 _Rows = NDArray[Any]
@@ -95,32 +99,34 @@ def recent_points(
     session: Session,
     n: int,
     *,
-    until: RunRow | None = None,  # the newest run that counts
+    line: Line | None = None,  # the runs that count, the newest first; None is all of them by time
     series: Collection[int] | None = None,  # keys of the series that are asked for; None is all
 ) -> Recent:
-    """The `n` newest points of every series, by when their runs began."""
-    began = select(Run.id).order_by(Run.started.desc(), Run.id.desc())
-    if until is not None:
-        began = began.where(or_(Run.started < until.started, and_(Run.started == until.started, Run.id <= until.pk)))
-    newest = list(session.scalars(began))
-    rank = np.full((session.scalar(select(func.max(Run.id))) or 0) + 1, -1, dtype=np.int64)
+    """Return the `n` newest points of every series, in the order of the line. Copies of samples are left out."""
+    newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
+    size = (session.scalar(select(func.max(Run.id))) or 0) + 1
+    rank, commit = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
     rank[newest] = np.arange(len(newest))
+    for run, of_run in session.execute(select(Run.id, Run.commit_id)):
+        commit[run] = of_run
     top = session.scalar(select(func.max(Series.id))) or 0
     have = np.zeros(top + 1, dtype=np.int64)
     known = np.zeros(top + 1, dtype=bool)
     known[list(session.scalars(select(Series.id)) if series is None else series)] = True
 
     blocks: list[_Rows] = []
+    copies = _Copies(commit, newest)
     for place, run in enumerate(newest):
         lacking = int((known & (have < n)).sum())
         if lacking == 0 or (place >= n and lacking <= _STRAGGLERS * known.sum()):
             break
         block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), known)
+        block = copies.without(block)
         if len(block):
             blocks.append(block)
             have[block["series"]] += 1
     else:
-        return _joined(blocks, rank, n)
+        return _joined(blocks, rank, n, copies.number)
 
     stragglers = known & (have < n)
     lookups = np.flatnonzero(stragglers).tolist()
@@ -128,8 +134,43 @@ def recent_points(
         blocks = [_where(block, ~stragglers) for block in blocks]
         for start in range(0, len(lookups), _CHUNK):
             block = _rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(lookups[start : start + _CHUNK])))
-            blocks.append(block[rank[block["run"]] >= 0])
-    return _joined(blocks, rank, n)
+            block = block[rank[block["run"]] >= 0]
+            in_order = block[np.argsort(rank[block["run"]], kind="stable")]
+            blocks += _Copies(commit, newest).of_each_run(in_order)
+    return _joined(blocks, rank, n, copies.number)
+
+
+class _Copies:
+    """Tells copies from new measurements: the same samples in the same environment, of one commit.
+
+    Two measurements never agree in every sample. What has none (an accuracy alone) may well repeat itself.
+    """
+
+    def __init__(self, commit: NDArray[np.int64], runs: Sequence[int]) -> None:
+        self._commit = commit  # of each run
+        self._repeated = np.bincount(commit[runs]) > 1  # commits that several runs measured
+        self._seen: dict[int, NDArray[np.int64]] = {}  # contents in order, by commit
+        self.number = 0
+
+    def without(self, block: _Rows) -> _Rows:
+        """The rows of one run that are no copies of those of runs before it. A hash of a result is of its series."""
+        commit = int(self._commit[block["run"][0]]) if len(block) else 0
+        if not len(block) or not self._repeated[commit]:
+            return block
+        seen = self._seen.get(commit)
+        if seen is not None:
+            place = np.minimum(np.searchsorted(seen, block["content"]), len(seen) - 1)
+            copied = (seen[place] == block["content"]) & ~np.isnan(block["median_ms"])
+            self.number += int(copied.sum())
+            block = block[~copied] if copied.any() else block
+        contents = block["content"] if seen is None else np.concatenate([seen, np.sort(block["content"])])
+        self._seen[commit] = np.sort(contents, kind="stable")  # merges what is in order in linear time
+        return block
+
+    def of_each_run(self, rows: _Rows) -> list[_Rows]:
+        """`without`, of the rows of many runs in their order."""
+        ends = np.flatnonzero(np.diff(rows["run"])) + 1
+        return [self.without(block) for block in np.split(rows, ends)]
 
 
 def _rows(session: Session, query: Select[Any]) -> _Rows:
@@ -144,7 +185,7 @@ def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
     return block if keep.all() else block[keep]
 
 
-def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int) -> Recent:
+def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
     rows = np.concatenate(blocks) if blocks else np.zeros(0, dtype=_ROW)
     order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
     ordered = rows["series"][order]
@@ -165,6 +206,7 @@ def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int) -> Recent:
         error=rows["error_ppm"] / PPM,
         rms=rows["rms"].copy(),
         repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
+        copies=copies,
     )
 
 
@@ -173,9 +215,3 @@ def _starts(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
     if not len(ordered):
         return np.zeros(1, dtype=np.int64)
     return np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).astype(np.int64)
-
-
-def series_of(recent: Recent) -> Iterator[tuple[int, slice]]:
-    """(key of each series, where its points stand)."""
-    for place, key in enumerate(recent.series.tolist()):
-        yield key, slice(int(recent.starts[place]), int(recent.starts[place + 1]))

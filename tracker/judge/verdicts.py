@@ -14,6 +14,7 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
+from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
@@ -135,6 +136,8 @@ class Gate:
     summary: str  # the first line
     alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
+    line: Line = field(default=Line(()))  # the runs that it was judged by
+    notes: tuple[str, ...] = ()  # what a reader must know about the history that the run was judged by
 
     @property
     def counts(self) -> dict[str, int]:

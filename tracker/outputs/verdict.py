@@ -21,6 +21,7 @@ def verdict(gate: Gate) -> dict[str, Any]:
         "commit": run.commit,
         "dirty": run.dirty,
         "counts": gate.counts,
+        "notes": list(gate.notes),
         "series": [row.flat() for row in gate.rows],
     }
 

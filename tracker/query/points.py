@@ -16,6 +16,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import EXACT
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import (
     EnvironmentRow,
     Filter,
@@ -36,7 +37,18 @@ from groupbench.tracker.store.schema import Environment as EnvironmentTable
 def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
     """The newest runs first, with what they hold. Of `where` branch, commits and dates count."""
     conditions = run_conditions(session, where)
-    rows = list(session.execute(_run_select().where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)))
+    return _summaries(
+        session, list(session.execute(_run_select().where(*conditions).order_by(*NEWEST_FIRST).limit(limit)))
+    )
+
+
+def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]:
+    """Return runs by their keys, in that order, with what they hold."""
+    rows = {row.pk: row for chunk in chunks(keys) for row in session.execute(_run_select().where(Run.id.in_(chunk)))}
+    return _summaries(session, [rows[key] for key in keys])
+
+
+def _summaries(session: Session, rows: Sequence[Row[Any]]) -> list[RunSummary]:
     keys = [row.pk for row in rows]
     counts: dict[int, dict[str, int]] = {key: {} for key in keys}
     hardware: dict[int, set[str]] = {key: set() for key in keys}
@@ -55,7 +67,7 @@ def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
     """The run whose id starts with `text`, or the newest."""
-    query = _run_select().order_by(*_NEWEST_FIRST)
+    query = _run_select().order_by(*NEWEST_FIRST)
     if text is None:
         row = session.execute(query.limit(1)).first()
         if row is None:
@@ -70,8 +82,11 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
     return _run(found[0])
 
 
-def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str]) -> RunRow | None:
-    """The newest run before `run` of its plan that measured any of the hardware; None without a plan."""
+def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: Line) -> RunRow | None:
+    """Return the newest run of a line before `run`, of its plan, that measured any of the hardware.
+
+    None without a plan.
+    """
     if run.plan is None:
         return None
     on_it = (  # of each run in its turn: a list of all runs would read every point that there is
@@ -80,9 +95,19 @@ def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str]) -> 
         .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
         .correlate(Run)
     )
-    query = _run_select().where(Run.plan == run.plan, before(run), on_it.exists())
-    row = session.execute(query.order_by(*_NEWEST_FIRST).limit(1)).first()
-    return None if row is None else _run(row)
+    of_plan = set(session.scalars(select(Run.id).where(Run.plan == run.plan)))
+    candidates = [key for key in line.runs if key in of_plan and key != run.pk]
+    for start in range(0, len(candidates), _FEW):
+        few = candidates[start : start + _FEW]
+        measured = set(session.scalars(select(Run.id).where(Run.id.in_(few), on_it.exists())))
+        for key in few:
+            if key in measured:
+                return run_rows(session, [key])[key]
+    return None
+
+
+_FEW = 10
+"""Runs that are asked about at once, where the first of them is nearly always the answer."""
 
 
 def resolve_commit(session: Session, text: str) -> State:
@@ -91,14 +116,14 @@ def resolve_commit(session: Session, text: str) -> State:
     `HASH+` is the dirty tree of a commit; without the sign, and for a branch, a clean tree is preferred. Git is
     asked, where there is a checkout, for what the database does not know: a tag, HEAD~3.
     """
-    query = _run_select().order_by(*_NEWEST_FIRST)
+    query = _run_select().order_by(*NEWEST_FIRST)
     if text in ("latest", "previous"):
         states = list(dict.fromkeys(_run(row).state for row in session.execute(query)))
         place = 0 if text == "latest" else 1
         if len(states) <= place:
             raise QueryError(f"no {text} commit: the database holds runs of {len(states)}")
         return states[place]
-    clean_first = _run_select().order_by(Run.dirty, *_NEWEST_FIRST)
+    clean_first = _run_select().order_by(Run.dirty, *NEWEST_FIRST)
     row = session.execute(clean_first.where(Commit.branch == text).limit(1)).first()
     if row is not None:
         return _run(row).state
@@ -253,7 +278,7 @@ def point_record(session: Session, point: PointRow) -> Record:
 
 def run_at(session: Session, when: datetime) -> RunRow:
     """The newest run that had begun at an instant."""
-    row = session.execute(_run_select().where(Run.started <= when).order_by(*_NEWEST_FIRST).limit(1)).first()
+    row = session.execute(_run_select().where(Run.started <= when).order_by(*NEWEST_FIRST).limit(1)).first()
     if row is None:
         raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench runs` lists them")
     return _run(row)
@@ -281,7 +306,7 @@ def points_of_state(session: Session, state: State) -> list[PointRow]:
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
-_NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
+NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
 
 _POINT_FIELDS = [name for name in PointRow.__dataclass_fields__ if name not in ("pk", "series", "run", "environment")]
 
@@ -325,9 +350,9 @@ def dates(where: Filter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def before(run: RunRow) -> ColumnElement[bool]:
-    """What holds of the runs before one. Whoever uses it has joined run."""
-    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id < run.pk))
+def not_after(run: RunRow) -> ColumnElement[bool]:
+    """What holds of a run and of those before it in time: the reverse of NEWEST_FIRST. The query has joined run."""
+    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
 
 
 def points_where(
@@ -396,9 +421,37 @@ def _like(column: Any, pattern: str, glob: bool) -> ColumnElement[bool]:
 def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
     """`_like` in Python: whether a text is one of the patterns, or fits its wildcards."""
     exact = set(patterns)
-    translated = ("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in text) for text in exact)
-    wild = re.compile("|".join(f"(?:{each})" for each in translated), re.DOTALL)
-    return lambda text: text in exact or wild.fullmatch(text) is not None
+    wild = [_Wildcards(pattern) for pattern in exact if "*" in pattern or "?" in pattern]
+    return lambda text: text in exact or any(each.fit(text) for each in wild)
+
+
+class _Wildcards:
+    """A pattern of shell wildcards, matched without backtracking.
+
+    Of each part between two stars the first match is as good as any: a later one leaves less for the rest. A regular
+    expression would try them all, which takes time exponential in the number of stars.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        parts = ["".join("." if c == "?" else re.escape(c) for c in part) for part in pattern.split("*")]
+        self._first, *self._rest = (re.compile(part, re.DOTALL) for part in parts)
+        self._last_length = len(pattern.rpartition("*")[2])
+
+    def fit(self, text: str) -> bool:
+        """Return whether the pattern is all of a text."""
+        if not self._rest:
+            return self._first.fullmatch(text) is not None
+        start = self._first.match(text)
+        if start is None:
+            return False
+        at = start.end()
+        for part in self._rest[:-1]:
+            found = part.search(text, at)
+            if found is None:
+                return False
+            at = found.end()
+        end = len(text) - self._last_length
+        return end >= at and self._rest[-1].match(text, end) is not None
 
 
 def some(values: Sequence[str]) -> str:

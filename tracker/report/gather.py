@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 
 from sqlalchemy.orm import Session
@@ -16,7 +15,8 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
 from groupbench.tracker.query import points as query
-from groupbench.tracker.query.rows import Filter, PointRow, RunRow, RunSummary
+from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import OperatorPage, RunLabel, SeriesHistory, label_of
@@ -41,10 +41,11 @@ class Report:
 def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
     """Return a report on a run as the gate judged it, with the history of the `limit` runs up to it."""
     run = judged.run
-    shown = _runs_up_to(session, run, limit)
+    shown = _runs_of(session, judged.line, limit)
     runs = tuple(summary.run for summary in shown)
-    points = query.points_of_runs(session, [row.pk for row in runs])
-    context = read_context(session, points, runs, alerts=alerts.find(session, until=run), judged=judged.rows)
+    points = judged.line.along(query.points_of_runs(session, [row.pk for row in runs]))
+    stored = alerts.find(session, runs=set(judged.line.runs))
+    context = read_context(session, points, runs, alerts=stored, judged=judged.rows)
     return Report(
         gate=judged,
         newest=shown[-1],
@@ -55,12 +56,9 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
     )
 
 
-def _runs_up_to(session: Session, run: RunRow, limit: int) -> list[RunSummary]:
-    """The `limit` runs up to and with `run`, the oldest first; fewer where they hold more than `POINTS`."""
-    instant = timedelta(microseconds=1)  # several runs may have begun at the same
-    beside = query.runs(session, where=Filter(since=run.started, until=run.started + instant))
-    before = query.runs(session, limit, Filter(until=run.started))
-    newest = [*(each for each in beside if each.run.pk <= run.pk), *before][:limit]
+def _runs_of(session: Session, line: Line, limit: int) -> list[RunSummary]:
+    """The newest `limit` runs of a line, the oldest first; fewer where they hold more than `POINTS`."""
+    newest = query.summaries_of_runs(session, line.runs[:limit])
     held = list(accumulate(sum(each.counts.values()) for each in newest))
     return [each for each, points in zip(newest, held, strict=True) if points <= max(POINTS, held[0])][::-1]
 

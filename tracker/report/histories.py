@@ -16,6 +16,7 @@ from groupbench.tracker.judge.levels import Evidence, Levels, levels_of
 from groupbench.tracker.judge.pasts import Pasts
 from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.metrics import carried
+from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Bursts, Level, Mark, MarkKind, SeriesHistory
 from groupbench.tracker.stats.histories import Change
@@ -131,7 +132,7 @@ def _read_levels(
     timed = {point.series.pk: point for point in points if point.timed}  # the newest of each
     if not timed:
         return {}
-    pasts = Pasts(session, runs[-1], list(timed), len(runs))
+    pasts = Pasts(session, Line(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
     shown = np.array([run.pk for run in runs])
     compared = comparisons.of_series(session, list(timed))
     levels = levels_of(

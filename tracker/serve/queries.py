@@ -18,6 +18,7 @@ from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters
 from groupbench.tracker.query import points as query
+from groupbench.tracker.query.points import not_after
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.serve.asked import BadRequest, NotFound
 from groupbench.tracker.store.chunks import chunks
@@ -118,7 +119,7 @@ def newest_runs(session: Session, number: int, until: RunRow | None = None) -> l
     """Keys of runs, the newest first."""
     statement = select(Run.id).order_by(Run.started.desc(), Run.id.desc()).limit(number)
     if until is not None:
-        statement = statement.where(_not_after(until))
+        statement = statement.where(not_after(until))
     return list(session.scalars(statement))
 
 
@@ -148,13 +149,9 @@ def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
     ranked = select(Point.id.label("id"), order.label("place")).join(Run, Point.run_id == Run.id)
     ranked = ranked.where(Point.series_id.in_(keys))
     if until is not None:
-        ranked = ranked.where(_not_after(until))
+        ranked = ranked.where(not_after(until))
     inner = ranked.subquery()
     return _results().join(inner, inner.columns.id == _POINT.id).where(inner.columns.place == 1)
-
-
-def _not_after(run: RunRow) -> ColumnElement[bool]:
-    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
 
 
 def _results() -> Any:

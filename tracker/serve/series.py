@@ -15,6 +15,7 @@ from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.history import changes
+from groupbench.tracker.query.lines import line_of
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.histories import histories, places, read_context
@@ -76,9 +77,10 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last)
         alerts = site.alerts_of(session, key)
-        runs = [point.run for point in points]
-        context = read_context(session, points, runs, alerts=alerts)
-        told = histories(points, places(runs), context)
+        on_line = line_of(session, points[-1].run).along(points) if points else []
+        runs = [point.run for point in on_line]
+        context = read_context(session, on_line, runs, alerts=alerts)
+        told = histories(on_line, places(runs), context)
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
         siblings = newest_data(session, _other_backends(session, row))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.judge.recent import recent_points, series_of
+from groupbench.tracker.judge.recent import recent_points
 from groupbench.tracker.query.ancestry import CommitNode, ancestors, commit_order, ordered
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.engine import Store
@@ -87,8 +87,7 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
         for n in (1, 3, 10, 20):
             recent = recent_points(session, n)
             assert len(recent.series) == 61
-            for key, where in series_of(recent):
-                assert where == recent.of(key)
+            for where in map(recent.of, recent.series.tolist()):
                 ms = recent.median_ms[where]
                 if abs(ms[0] - 2) < 0.01:
                     assert [STATUSES[code] for code in recent.status[where]] == ["ok", "oom"][:n]
