@@ -121,13 +121,11 @@ def gate(
             updated = alert_moves.update(session, found)
         result = _result(session, found, strict, updated) if targets else None
     _write(found, form)
-    for note in found.notes:
-        say(note)
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []
-    for failure in failures:
-        say(f"groupbench: {failure}")
+    for message in [f"groupbench: {failure}" for failure in failures] or found.notes:
+        say(message)
     context.exit(ExitCode.USAGE if failures else found.exit_code)
 
 
