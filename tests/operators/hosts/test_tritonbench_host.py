@@ -11,7 +11,7 @@ import operator as operators
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ pytestmark = [
     ),
 ]
 
+HERE = Path(__file__).parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOST = ("--host", "tritonbench", "--device", "cpu")
 ON_CPU = (*HOST, "--bursts", "2", "--samples", "2")
@@ -35,16 +36,49 @@ BRIEF = ("--num-inputs", "1", "--warmup", "1", "--rep", "1")
 
 
 @pytest.fixture(scope="module")
-def measured(tritonbench: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """(process, records) of a run."""
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Run the command in a fork of one process of this module: see warm.py."""
+    env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), env.get("PYTHONPATH")]))
+    program = [sys.executable, str(HERE / "warm.py")]
+    folder = tmp_path_factory.mktemp("warm")
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
+        assert server.stdin is not None and server.stdout is not None
 
+        def run(*args: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+            assert server.stdin is not None and server.stdout is not None
+            out, err = folder / "out", folder / "err"
+            for file in (out, err):
+                file.write_bytes(b"")
+            server.stdin.write(json.dumps({"args": list(map(str, args)), "out": str(out), "err": str(err)}) + "\n")
+            server.stdin.flush()
+            code = int(server.stdout.readline())
+            return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+
+        yield run
+        server.stdin.close()
+
+
+def _measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     def run(*args: str) -> tuple[subprocess.CompletedProcess[str], list[Record]]:
         path = tmp_path_factory.mktemp("run") / "r.jsonl"
-        done = tritonbench(*args, "--records", path)
+        done = command(*args, "--records", path)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         return done, [record for _, record in read(lines)]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """(process, records) of a run."""
+    return _measured(warm, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def measured_apart(tritonbench: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """(process, records) of a run in a process of its own: where processes are the subject, or imports."""
+    return _measured(tritonbench, tmp_path_factory)
 
 
 # Everything of TritonBench that the adapter touches, by module and attribute.
@@ -128,7 +162,7 @@ def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Ca
 
 
 @pytest.fixture(scope="module")
-def both(measured: Callable[..., Any]) -> dict[str, list[Record]]:
+def both(measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
     """The same cells under either host."""
     args = (
         "--op",
@@ -143,7 +177,7 @@ def both(measured: Callable[..., Any]) -> dict[str, list[Record]]:
     )
     found = {}
     for host in ("tritonbench", "builtin"):
-        done, found[host] = measured(*args, *ON_CPU[2:], "--host", host)
+        done, found[host] = measured_apart(*args, *ON_CPU[2:], "--host", host)
         assert done.returncode == 0, done.stderr
     return found
 
@@ -161,16 +195,24 @@ def test_flag_bwd_is_mode_bwd(flags: tuple[str, ...], measured: Callable[..., An
 # Options of sum, and the names of its first problem and its protocol.
 PROBLEMS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "none": ((), "512", ""),
-    "dimensions": (("--input-dim", "2", "--reduce-dim", "0"), "512 [512x512] input_dim=2,reduce_dim=0", ""),
+    "dimensions": (("--input-dim", "2", "--reduce-dim", "0", "--M", "64"), "512 [64x512] input_dim=2,reduce_dim=0", ""),
     "a dimension": (("--reduce-dim", "0"), "512 reduce_dim=0", ""),
-    "a size": (("--input-dim", "2", "--M", "2048"), "512 [2048x512] input_dim=2", ""),
+    "a size": (("--input-dim", "2", "--M", "128"), "512 [128x512] input_dim=2", ""),
     "that which is the default": (("--input-dim", "1", "--repcnt", "3"), "512", "+repcnt=3"),
     "timing": (("--rep", "1", "--skip-cache-clearing"), "512", "+skip_cache_clearing+rep=1"),
     "autotuning": (("--autotune-rep", "3"), "512", "+autotune_rep=3"),
 }
 
 
-@pytest.mark.parametrize(("args", "shape", "protocol"), PROBLEMS.values(), ids=PROBLEMS)
+# TritonBench makes all inputs of an operator to count them, and these are large.
+SQUARES = (("--input-dim", "2", "--reduce-dim", "0"), "512 [512x512] input_dim=2,reduce_dim=0", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "shape", "protocol"),
+    [*PROBLEMS.values(), pytest.param(*SQUARES, marks=pytest.mark.exhaustive)],
+    ids=[*PROBLEMS, "squares"],
+)
 def test_options_are_in_a_problems_identity(
     args: tuple[str, ...], shape: str, protocol: str, measured: Callable[..., Any]
 ) -> None:
@@ -222,13 +264,13 @@ def test_what_ends_it_midway_is_no_pass(measured: Callable[..., Any]) -> None:
     )
 
 
-def test_lists_of_tritonbenchs_operators(tritonbench: Command) -> None:
-    done = tritonbench("--op", "softmax", "--list-backends", *HOST)
+def test_lists_of_tritonbenchs_operators(warm: Command) -> None:
+    done = warm("--op", "softmax", "--list-backends", *HOST)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "softmax:"
     assert "  naive_softmax (baseline): TritonBench's" in lines
-    done = tritonbench("--op", "sum", "--list-metrics", "--list-operators", *HOST)
+    done = warm("--op", "sum", "--list-metrics", "--list-operators", *HOST)
     assert done.stdout.startswith("sum: TritonBench's; modes fwd; ")
     assert "accuracy" in done.stdout.splitlines()
 
@@ -308,8 +350,8 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def faults(measured: Callable[..., Any]) -> tuple[int, list[Record]]:
-    done, records = measured(
+def faults(measured_apart: Callable[..., Any]) -> tuple[int, list[Record]]:
+    done, records = measured_apart(
         *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(FAULTS)),
         *("--plugin", "faulty_backends.BACKENDS", "--timeout", "20"),
     )
@@ -329,8 +371,8 @@ def test_faults_exit_code(faults: tuple[int, list[Record]]) -> None:
     assert len(faults[1]) == len(FAULTS)
 
 
-def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured: Callable[..., Any]) -> None:
-    done, records = measured(
+def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured_apart: Callable[..., Any]) -> None:
+    done, records = measured_apart(
         *("--op", "grouped_gemm", *ON_CPU, "--shapes", "single", "--only", "torch_loop,crashes"),
         *("--plugin", "faulty_backends.crash_last"),
     )
@@ -440,8 +482,8 @@ def test_a_suite_of_ours_runs_our_operator(measured: Callable[..., Any]) -> None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="its swiglu imports here")
-def test_an_operator_that_does_not_import_says_why(measured: Callable[..., Any]) -> None:
-    done, records = measured("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
+def test_an_operator_that_does_not_import_says_why(measured_apart: Callable[..., Any]) -> None:
+    done, records = measured_apart("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
     assert (done.returncode, records) == (2, [])
     assert "operator swiglu does not import here: ModuleNotFoundError: No module named 'transformers'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,108 @@
+"""Run `tritonbench` once for each line of JSON on standard input, in a fork of this process.
+
+Importing torch, Triton and TritonBench takes ten seconds of a core's time for each command: the command's own process,
+that of TritonBench and the fork server's each import them. Here they are imported once. All else is as in a process of
+its own: arguments, files, signals, exit codes. A line is {"args": [...], "out": FILE, "err": FILE}; the answer is the
+exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import forkserver
+from types import SimpleNamespace
+from typing import NoReturn
+
+os.environ["TRITON_INTERPRET"] = "1"  # as the host sets it on a CPU, before Triton is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # a fork has none of the threads that its parent would have started
+
+from groupbench.operators import cli
+from groupbench.operators.hosts import tritonbench as host
+from groupbench.operators.measure import worker
+
+
+def end(run: Callable[[], object]) -> NoReturn:
+    """End this process as the interpreter would after `run`."""
+    code: object = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
+class Forked:
+    """In the place of subprocess.Popen([python, "-m", MODULE, ...]): a fork that runs the module."""
+
+    def __init__(self, command: list[str], start_new_session: bool) -> None:
+        assert command[1] == "-m" and start_new_session
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            atexit._clear()
+            sys.argv = command[2:]
+            end(lambda: runpy.run_module(command[2], run_name="__main__", alter_sys=True))
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._wait(0)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def command(args: list[str], out: str, err: str) -> NoReturn:
+    atexit._clear()
+    os.close(0)
+    for number, name in ((0, os.devnull), (1, out), (2, err)):
+        descriptor = os.open(name, os.O_RDWR)
+        os.dup2(descriptor, number)
+        if descriptor > 2:
+            os.close(descriptor)
+    # The fork server is this process's parent's: it runs, and cannot be waited for here.
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    host.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+    sys.argv = ["tritonbench", *args]
+    end(cli.main)
+
+
+def main() -> None:
+    for name in ("torch", "triton", "helion", "tritonbench.utils.triton_op", "tritonbench.utils.run_utils"):
+        importlib.import_module(name)
+    worker.call(os.getpid)  # starts the fork server
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            command(**json.loads(line))
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
