@@ -24,14 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile
 from groupbench.kernels.split_k.problem import require_product
+from groupbench.kernels.variants import Variant, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,16 @@ CONFIGS = {
 }
 
 
-def default_config(device: torch.device, dtype: torch.dtype) -> OuterKConfig:
-    if device.type != "cuda":
+def default_config(device: Device, dtype: torch.dtype) -> OuterKConfig:
+    if device.vendor == "cpu":
         return CONFIGS["cpu"]
-    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+    config = CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+    return fitted(config, lambda smaller: illegal(smaller, dtype, device))
 
 
-def illegal(config: OuterKConfig, dtype: torch.dtype) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+def illegal(config: OuterKConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
 
 
 @triton.jit
@@ -115,12 +119,27 @@ def prepare_outer_k(
 ) -> Callable[[], Tensor]:  # [M, N]
     """The callable allocates the output and launches. Raises ValueError for operands or a config that cannot run."""
     require_product(a, b)
-    (M, K), N = a.shape, b.size(1)
-    config = config or default_config(a.device, a.dtype)
-    if reason := illegal(config, a.dtype):
+    M, N = a.size(0), b.size(1)
+    device = device_of(a.device)
+    if config is not None and (reason := illegal(config, a.dtype, device)):
         raise ValueError(f"{config}: {reason}")
     if M == 0 or N == 0:
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+    if config is not None:
+        return _prepare_with(a, b, config)
+    configs = {"default": default_config(device, a.dtype), "small": default_config(halved(device), a.dtype)}
+    return first_that_runs(
+        "outer_k",
+        [
+            Variant(f"{name} config", partial(_prepare_with, a, b, config), None, (config, a.dtype, a.device))
+            for name, config in configs.items()
+        ],
+    )
+
+
+def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Tensor]:
+    """`prepare_outer_k` for operands and a config that were checked."""
+    (M, K), N = a.shape, b.size(1)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     constants = kernel_constants(config, K)
 

@@ -39,44 +39,30 @@ pointers, Triton's tutorial 08-grouped-gemm; shares of what is left, guided self
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from math import gcd, prod
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from math import prod
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.bias_add_permute.plan import (
+    FIELDS,
+    FusedConfig,
+    constants_of,
+    sweeps,
+    table_row,
+    tiles_of,
+    tma_reads,
+)
 from groupbench.kernels.bias_add_permute.problem import Group, require_problem
-from groupbench.kernels.grouped_gemm.support import (
-    SHARED_MEMORY_BYTES,
-    TMA_BYTES,
-    illegal_tile,
-    no_tma,
-    worker_count,
-)
-from groupbench.kernels.grouped_gemm.tuned import problem_key, tuned_config
-
-# One table row. Addresses are in bytes, strides in elements, f_offset in elements of the one buffer of all outputs.
-FIELDS = (
-    *("a_address", "b_address", "d_address", "e_address", "f_offset"),
-    *("a_stride_m", "a_stride_k", "b_stride_n", "b_stride_k", "d_stride_n", "e_stride_m", "e_stride_n"),
-    *("M1", "M2", "N0", "N1", "M", "N", "K"),
-)
-
-
-@dataclass(frozen=True)
-class FusedConfig:
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    per_sm: int = 1  # programs that run on an SM at a time
-    tma: bool = False  # read a, b and e by TMA, where it can
-    registers: int | None = None  # at most so many a thread, for room for another program; None: as ptxas likes
-
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
+from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 # For problems that nobody tuned; percentages are of copy bandwidth, on an H100, of Composable Kernel's example in bf16.
 CONFIGS = {
@@ -118,35 +104,51 @@ def candidates(op: str) -> list[FusedConfig]:
     return [*found, CONFIGS["operand"], replace(CONFIGS["operand"], block_k=64, num_stages=2)]
 
 
-def illegal(config: FusedConfig, dtype: torch.dtype, op: str) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+def illegal(config: FusedConfig, dtype: torch.dtype, op: str, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason
-    stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * dtype.itemsize
+    buffers = device.buffers(config.num_stages)
+    stages = buffers * (config.block_m + config.block_n) * config.block_k * dtype.itemsize
     tile = config.block_m * config.block_n * dtype.itemsize
     # e by TMA is a tile; the result passes through 8 KiB with 4 warps, through all of a tile with 8 (Triton 3.7.1).
     through = tile if config.tma and op != "none" else min(tile, 8192 if config.num_warps <= 4 else 32768)
-    room = SHARED_MEMORY_BYTES // config.per_sm
+    room = device.room(config.per_sm)
     if stages + through > room:
         return f"stages and the tile take {stages + through} bytes of {room}"
     return None
 
 
-def choose_config(groups: Sequence[Group], op: str) -> FusedConfig:
-    """The tuned config of this problem on this GPU, else one by what there is to read, and how."""
-    a = groups[0].a
-    if a.device.type == "cpu":
-        return CONFIGS["cpu_tma" if tma_reads(groups) else "cpu"]
+def configs_for(groups: Sequence[Group], op: str, device: Device) -> list[tuple[str, FusedConfig, str | None]]:
+    """(name, config, why it does not run here): the tuned one, one by what there is to read and how, and pointers."""
+    a, reads = groups[0].a, tma_reads(groups)
+    if device.vendor == "cpu":
+        return [("default", CONFIGS["cpu_tma" if reads else "cpu"], None)]
+
+    def legal(config: FusedConfig) -> str | None:
+        return illegal(config, a.dtype, op, device)
+
+    def fit(name: str) -> FusedConfig:
+        return fitted(CONFIGS[name], legal)
+
     if a.dtype == torch.float32:
-        return CONFIGS["fp32"]
-    reads = tma_reads(groups)
-    tuned = tuned_config("bias_add_permute", config_key(groups, op), a.device)
-    if tuned is not None and (reads or not tuned["tma"]):
-        return FusedConfig(**tuned)
-    config = CONFIGS["none" if op == "none" else "operand"]
-    many = tiles_of(groups, config) >= TILES_FOR_TMA * worker_count(a.device, config.per_sm)
-    return config if many and reads else CONFIGS["pointers"]
+        return [("default", fit("fp32"), None)]
+    config = fit("none" if op == "none" else "operand")
+    many = tiles_of(groups, config) >= TILES_FOR_TMA * device.sms * config.per_sm
+    default = config if many and reads else fit("pointers")
+
+    def unfit(config: FusedConfig) -> str | None:
+        return "TMA cannot read all of a, b and e" if config.tma and not reads else legal(config)
+
+    small = fitted(CONFIGS["pointers"], lambda config: illegal(config, a.dtype, op, halved(device)))
+    configs = configs_in_order("bias_add_permute", config_key(groups, op), device, default, unfit)
+    return [*configs, ("pointers", fit("pointers"), None), ("small", small, None)]
+
+
+def choose_config(groups: Sequence[Group], op: str, device: Device) -> FusedConfig:
+    """The tuned config of this problem on this GPU, else one by what there is to read, and how."""
+    return first_legal(configs_for(groups, op, device))
 
 
 def config_key(groups: Sequence[Group], op: str) -> str:
@@ -154,37 +156,6 @@ def config_key(groups: Sequence[Group], op: str) -> str:
     M = sum(group.a.size(0) for group in groups)
     N, K = (max(group.b.size(dim) for group in groups) for dim in (0, 1))
     return problem_key(M, len(groups), N, K, str(groups[0].a.dtype).removeprefix("torch."), op)
-
-
-def tma_reads(groups: Sequence[Group]) -> bool:
-    """Whether TMA can read a, b and e of every group that has an output."""
-
-    def reads(group: Group) -> bool:
-        matrices = {"a": group.a, "b": group.b} | ({} if group.e is None else {"e": group.e})
-        moves = all(x.stride(0) > 0 and x.numel() for x in matrices.values())
-        return moves and no_tma(TMA_BYTES, **matrices) is None
-
-    return all(reads(group) for group in _busy(groups))
-
-
-def tiles_of(groups: Sequence[Group], config: FusedConfig) -> int:
-    return sum(
-        triton.cdiv(group.a.size(0), config.block_m) * triton.cdiv(group.b.size(0), config.block_n) for group in groups
-    )
-
-
-def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[tuple[int, int, int, int]]:
-    """(group, first row, first column, end of columns) of every sweep, as `programs` take them at a time, in order."""
-    found = []
-    left = tiles_of(groups, config)
-    for g, group in enumerate(groups):
-        (M, N), tiles = (group.a.size(0), group.b.size(0)), triton.cdiv(group.b.size(0), config.block_n)
-        for row in range(0, M if N else 0, config.block_m):
-            parts = triton.cdiv(tiles, max(1, left // programs))
-            cuts = [*(tiles * part // parts * config.block_n for part in range(parts)), N]
-            found += [(g, row, start, end) for start, end in pairwise(cuts)]
-            left -= tiles
-    return found
 
 
 @triton.jit
@@ -364,14 +335,28 @@ def prepare_fused(
     can. Raises ValueError where the groups do not fit the op, the device or each other.
     """
     require_problem(groups, op)
-    if config is None and why_not_specialized(groups) is None:
-        from groupbench.kernels.bias_add_permute.fused_specialized import prepare_specialized
+    device, dtype = device_of(groups[0].a.device), groups[0].a.dtype
+    if config is not None:
+        if reason := illegal(config, dtype, op, device):
+            raise ValueError(f"{config}: {reason}")
+        return _prepare_with(groups, op, config)
+    variants = [Variant("specialized", partial(_prepare_specialized, groups, op), why_not_specialized(groups))]
+    variants += [
+        Variant(f"plain, {name} config", partial(_prepare_with, groups, op, config), reason, (config, op, dtype))
+        for name, config, reason in configs_for(groups, op, device)
+    ]
+    return first_that_runs("bias_add_permute", variants)
 
-        return prepare_specialized(groups, op)
-    config = config or choose_config(groups, op)
+
+def _prepare_specialized(groups: Sequence[Group], op: str) -> Callable[[], tuple[Tensor, ...]]:
+    from groupbench.kernels.bias_add_permute.fused_specialized import prepare_specialized
+
+    return prepare_specialized(groups, op)
+
+
+def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Callable[[], tuple[Tensor, ...]]:
+    """`prepare_fused` by the kernel of this file, for groups and a config that were checked."""
     device, dtype = groups[0].a.device, groups[0].a.dtype
-    if reason := illegal(config, dtype, op):
-        raise ValueError(f"{config}: {reason}")
     shapes = [group.permuted for group in groups]
     sizes = [prod(shape) for shape in shapes]
     offsets = [0, *accumulate(sizes)]
@@ -413,56 +398,9 @@ def prepare_fused(
 
 
 def why_not_specialized(groups: Sequence[Group]) -> str | None:
-    """Why fused_specialized.py does not take these groups, or cannot be had; None where it does."""
+    """Why fused_specialized.py does not take these groups, or cannot be imported; None where it does."""
     try:
         from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
-    except ImportError as error:  # Gluon is experimental
-        return f"Gluon of Triton {triton.__version__} is another: {error}"
+    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
+        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
     return unsuitable(groups)
-
-
-def table_row(group: Group, offset: int) -> list[int]:
-    """One group's `FIELDS`."""
-    a, b, d, e = group.a, group.b, group.d, group.e
-    strides = [*a.stride(), *b.stride(), *d.stride(), *(e.stride() if e is not None else (0, 0))]
-    addresses = [a.data_ptr(), b.data_ptr(), d.data_ptr(), e.data_ptr() if e is not None else 0]
-    return [*addresses, offset, *strides, *group.m[1:], *group.n, a.size(0), b.size(0), a.size(1)]
-
-
-def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
-    """What the kernel is compiled for: where strides are 1, what divides addresses and sizes, where no edge is cut."""
-    busy = _busy(groups)
-    itemsize = busy[0].a.element_size()
-
-    def unit(matrices: Sequence[Tensor]) -> bool:
-        # The stride of a dimension of one element is never used, whatever torch says it is.
-        return all(x.stride(1) == 1 or x.size(1) <= 1 for x in matrices)
-
-    def align(matrices: Sequence[Tensor]) -> int:
-        of_each = (gcd(x.data_ptr() // itemsize, x.size(1), x.stride(0)) for x in matrices)
-        return gcd(16 // itemsize, *of_each)
-
-    def even(sizes: Sequence[int], block: int) -> bool:
-        return all(size % block == 0 for size in sizes)
-
-    a, b = [group.a for group in busy], [group.b for group in busy]
-    e = [group.e for group in busy if group.e is not None]
-    return {
-        "A_UNIT": unit(a),
-        "B_UNIT": unit(b),
-        "E_UNIT": unit(e),
-        "ALIGN_K": align([*a, *b]),
-        "ALIGN_M": gcd(16 // itemsize, *(group.m[2] for group in busy)),
-        "ALIGN_N": gcd(align(e), *(group.b.size(0) for group in busy)),
-        "EVEN_M": even([group.a.size(0) for group in busy], config.block_m),
-        "EVEN_N": even([group.b.size(0) for group in busy], config.block_n),
-        # No K is a step of zeros, see `steps`.
-        "EVEN_K": even([group.a.size(1) or 1 for group in busy], config.block_k),
-        "WHOLE_M": even([group.m[2] for group in busy], config.block_m),
-        "WHOLE_N": even([group.n[1] for group in busy], config.block_n),
-    }
-
-
-def _busy(groups: Sequence[Group]) -> list[Group]:
-    """The groups that have an output, or all where none has."""
-    return [group for group in groups if prod(group.permuted)] or list(groups)

@@ -57,18 +57,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from groupbench.kernels.bias_add_permute import fused
+from groupbench.kernels.bias_add_permute import plan
 from groupbench.kernels.bias_add_permute.problem import Group
+from groupbench.kernels.device import device_of
+from groupbench.kernels.gluon_names import async_load, not_hopper, reinterpret
 from groupbench.kernels.grouped_gemm.support import worker_count
 
 # Shared memory: 64 KB of a, 96 KB of b, 64 KB of e and the output.
-CONFIG = fused.FusedConfig(128, 128, 64, num_warps=4, num_stages=6, tma=True)
+CONFIG = plan.FusedConfig(128, 128, 64, num_warps=4, num_stages=6, tma=True)
 A_TILES = 4  # of block_k that a's rows have room for
 MOST_K = A_TILES * CONFIG.block_k
 LEAST_TILES = 7  # a program; of those measured, the plain kernel wins at 5.8, by 3 to 12 %, this at 7.8, by 5 to 11
 
 # One row of the table, all that a program asks of a sweep: its group's, and its own. A warp reads 32 values at once.
-FIELDS = (*fused.FIELDS, "group", "first_m", "first_n", "end_n")
+FIELDS = (*plan.FIELDS, "group", "first_m", "first_n", "end_n")
 WIDTH = 32
 NO_SWEEP = [-1 if name == "group" else 0 for name in FIELDS]
 _PLACES = gl.constexpr(FIELDS)  # a constexpr: Triton's cache of compiled kernels knows of no other globals
@@ -85,7 +87,7 @@ def _at(name):
 @gluon.jit
 def _field(ring, name: gl.constexpr):
     """An int64 of the row that is in shared memory."""
-    values = ring._reinterpret(gl.int64, [ring.shape[0], 1], ring.type.layout)
+    values = reinterpret(ring, gl.int64, [ring.shape[0], 1], ring.type.layout)
     return gl.max(values.index(_at(name)).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
@@ -135,7 +137,7 @@ def _ask(desc, row, column, smem, full, empty, turn):
     stage = turn % STAGES
     mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
     mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [row, column], full.index(stage), smem.index(stage))
+    async_load(desc, [row, column], full.index(stage), smem.index(stage))
 
 
 @gluon.jit
@@ -253,7 +255,7 @@ def _multiply(
     range_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LINES))
     range_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LINES))
     e_buffer = e_smem.index(SIDE)
-    out_buffer = e_buffer._reinterpret(dtype, [BLOCK_N, BLOCK_M], e_buffer.type.layout)
+    out_buffer = reinterpret(e_buffer, dtype, [BLOCK_N, BLOCK_M], e_buffer.type.layout)
     a_turn = 0  # of a's tiles and b's, those of the other group's too
     b_turn = 0
     done = 0  # tiles of both groups
@@ -413,20 +415,18 @@ def _fused_specialized_kernel(
 def unsuitable(groups: Sequence[Group]) -> str | None:
     """Why this kernel cannot take groups that prepare_fused has checked, or None where it can."""
     a = groups[0].a
-    if a.device.type == "cpu":
-        return "Gluon has no interpreter"
-    if torch.cuda.get_device_capability(a.device)[0] != 9:
-        return "its instructions are Hopper's"
+    if reason := not_hopper(device_of(a.device)):
+        return reason
     if a.dtype.itemsize != 2:
         return f"{a.dtype} is no 16-bit dtype"
-    if not fused.tma_reads(groups):
+    if not plan.tma_reads(groups):
         return "TMA cannot read all of a, b and e"
     busy = [group for group in groups if prod(group.permuted)]
     if any(group.m[2] % 8 for group in busy):
         return "an M2 is no multiple of 16 bytes"
     if any(group.a.size(1) > MOST_K for group in busy):
         return f"a K is longer than {MOST_K}"
-    if fused.tiles_of(groups, CONFIG) < LEAST_TILES * worker_count(a.device):
+    if plan.tiles_of(groups, CONFIG) < LEAST_TILES * worker_count(a.device):
         return f"there are fewer than {LEAST_TILES} tiles a program"
     return None
 
@@ -443,15 +443,15 @@ def prepare_specialized(
     shapes = [group.permuted for group in groups]
     sizes = [prod(shape) for shape in shapes]
     offsets = [0, *accumulate(sizes)]
-    of_groups = [fused.table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
-    sweeps = fused.sweeps(groups, CONFIG, worker_count(device))
+    of_groups = [plan.table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
+    sweeps = plan.sweeps(groups, CONFIG, worker_count(device))
     programs = min(worker_count(device), len(sweeps))
     # Each program takes one past the last.
     rows = [*([*of_groups[g], g, *rest] for g, *rest in sweeps), *([NO_SWEEP] * programs)]
     table = torch.zeros(len(rows), WIDTH, dtype=torch.int64)
     table[:, : len(FIELDS)] = torch.tensor(rows)
     table = table.to(device)
-    constants = fused.constants_of(groups, CONFIG)
+    constants = plan.constants_of(groups, CONFIG)
     # The table knows addresses only: the callable must own the operands.
     operands = tuple(groups)
 

@@ -31,14 +31,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.variants import Variant, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,16 @@ CONFIGS = {
 }
 
 
-def default_config(device: torch.device, dtype: torch.dtype) -> ContiguousConfig:
-    if device.type != "cuda":
+def illegal(config: ContiguousConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
+
+
+def default_config(device: Device, dtype: torch.dtype) -> ContiguousConfig:
+    if device.vendor == "cpu":
         return CONFIGS["cpu"]
-    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+    config = CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+    return fitted(config, lambda smaller: illegal(smaller, dtype, device))
 
 
 @triton.jit
@@ -202,8 +211,22 @@ def prepare_contiguous(
     offs: Tensor,  # [E], int32 or int64 end offsets
     config: ContiguousConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Cut the groups into blocks and compile; the callable allocates the output and launches once."""
-    config = _legal(a, w, config)
+    """Cut the groups into blocks; the callable allocates the output and launches once."""
+    given, config = config, _legal(a, w, config)
+    if given is not None:
+        return _prepare_with(a, w, offs, config)
+    small = default_config(halved(device_of(a.device)), a.dtype)
+    return first_that_runs(
+        "contiguous",
+        [
+            Variant(f"{name} config", partial(_prepare_with, a, w, offs, config), None, (config, a.dtype, a.device))
+            for name, config in (("default", config), ("small", small))
+        ],
+    )
+
+
+def _prepare_with(a: Tensor, w: Tensor, offs: Tensor, config: ContiguousConfig) -> Callable[[], Tensor]:
+    """`prepare_contiguous` with a config that is legal."""
     ends = group_ends(a, w.transpose(1, 2) if w.ndim == 3 else w, offs)
     size = config.group_size_m
     experts: list[int] = []
@@ -229,7 +252,8 @@ def prepare_contiguous(
 
 def _legal(a: Tensor, w: Tensor, config: ContiguousConfig | None) -> ContiguousConfig:
     require_runnable(a, w)
-    config = config or default_config(a.device, a.dtype)
-    if reason := illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, a.dtype):
+    device = device_of(a.device)
+    config = config or default_config(device, a.dtype)
+    if reason := illegal(config, a.dtype, device):
         raise ValueError(f"{config}: {reason}")
     return config

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -37,10 +38,10 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
-    SHARED_MEMORY_BYTES,
     group_ends,
     illegal_tile,
     no_tma,
@@ -50,7 +51,15 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import tune_here, tuned_config, tunes_here, tuning_key
+from groupbench.kernels.grouped_gemm.tuned import (
+    configs_in_order,
+    first_legal,
+    tune_here,
+    tuned_configs,
+    tunes_here,
+    tuning_key,
+)
+from groupbench.kernels.variants import Variant, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -105,19 +114,16 @@ def candidates(mean_rows: float) -> list[FlatConfig]:
     return large + ([FlatConfig(128, 128, 64, 4, 4), FlatConfig(64, 256, 64, 4, 4)] if mean_rows <= 600 else [])
 
 
-def illegal(config: FlatConfig, dtype: torch.dtype) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
+    reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason
-    stages = config.num_stages * (config.block_m + config.block_n) * config.block_k
+    stages = device.buffers(config.num_stages) * (config.block_m + config.block_n) * config.block_k
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
     shared = (stages + store) * dtype.itemsize
-    if shared > SHARED_MEMORY_BYTES // config.per_sm:
-        return (
-            f"{config.num_stages} stages and the output tile take {shared} bytes of "
-            f"{SHARED_MEMORY_BYTES // config.per_sm}"
-        )
+    if shared > device.room(config.per_sm):
+        return f"{config.num_stages} stages and the output tile take {shared} bytes of {device.room(config.per_sm)}"
     if config.halves and (config.flatten or config.block_m < 32):
         return "halves has two inner loops, which do not flatten, and half a tile is 16 rows at least"
     if config.swap and config.split_store:
@@ -125,19 +131,33 @@ def illegal(config: FlatConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
-def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool) -> FlatConfig:
-    """The tuned config of this problem on this GPU, else by mean rows an expert."""
-    if device.type == "cpu":
+def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatConfig:
+    """The config by mean rows an expert, or the nearest one that fits the GPU's shared memory."""
+    if device.vendor == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
-        return CONFIGS["fp32"]
-    tuned = tuned_config("flat", tuning_key(M, G, N, K, dtype, nk), device)
-    if tuned is not None:
-        return FlatConfig(**tuned)
-    for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small")):
-        if limit >= M / G:
-            return CONFIGS[name]
-    return CONFIGS["large" if G <= 64 else "many"]
+        name = "fp32"
+    else:
+        classes = ((16, "decode"), (32, "decode_32"), (96, "small"))
+        large = "large" if G <= 64 else "many"
+        name = next((name for limit, name in classes if limit >= M / G), large)
+    return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
+
+
+def configs_for(
+    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
+) -> list[tuple[str, FlatConfig, str | None]]:
+    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    default = default_config(M, G, dtype, device)
+    if device.vendor == "cpu" or dtype == torch.float32:
+        return [("default", default, None)]
+    key = tuning_key(M, G, N, K, dtype, nk)
+    return configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
+
+
+def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> FlatConfig:
+    """The tuned config of this problem on this GPU, else by mean rows an expert."""
+    return first_legal(configs_for(M, G, N, K, dtype, device, nk))
 
 
 @triton.jit
@@ -310,14 +330,39 @@ def prepare_flat(
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     weights, nk, shared = stored_weights(b)
-    tma = no_tma(N, a=a, b=weights) is None
-    if config is None and tma and a.dtype.itemsize == 2 and tunes_here(a.device):
+    without_tma, device = no_tma(N, a=a, b=weights), device_of(a.device)
+    if config is None and without_tma is None and a.dtype.itemsize == 2 and tunes_here(a.device):
         config = _tuned_here(a, b, offs, nk, zero_rest)
-    config = config or choose_config(M, G, N, K, a.dtype, a.device, nk)
-    if reason := illegal(config, a.dtype):
+    if config is not None and (reason := illegal(config, a.dtype, device)):
         raise ValueError(f"{config}: {reason}")
-    if not tma:
-        return lambda: grouped_gemm_pointers(a, b, offs, zero_rest)
+    pointers = Variant("pointers", lambda: lambda: grouped_gemm_pointers(a, b, offs, zero_rest))
+    if without_tma is not None:
+        return first_that_runs("flat", [Variant("tma", pointers.prepare, without_tma), pointers])
+
+    def by_tma(config: FlatConfig) -> Callable[[], Tensor]:
+        return _prepare_tma(a, weights, offs, config, nk, shared, zero_rest)
+
+    if config is not None:
+        return by_tma(config)
+    compiled_for = (a.dtype, a.device, nk, shared, G)
+    variants = [
+        Variant(f"tma, {name} config", partial(by_tma, config), reason, (config, compiled_for))
+        for name, config, reason in configs_for(M, G, N, K, a.dtype, device, nk)
+    ]
+    return first_that_runs("flat", [*variants, pointers])
+
+
+def _prepare_tma(
+    a: Tensor,  # [M, K]
+    weights: Tensor,  # [G or 1, N, K] or [G or 1, K, N]
+    offs: Tensor,  # [G]
+    config: FlatConfig,  # legal
+    nk: bool,
+    shared: bool,
+    zero_rest: bool,
+) -> Callable[[], Tensor]:
+    """Make the descriptors, for operands that TMA can read."""
+    (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(weights, block_b)
@@ -362,8 +407,8 @@ def prepare_flat(
 def _tuned_here(a: Tensor, b: Tensor, offs: Tensor, nk: bool, zero_rest: bool) -> FlatConfig | None:
     """What a search finds for a problem that no file knows; None for one that a file does."""
     (M, K), (G, _, N) = a.shape, b.shape
-    key = tuning_key(M, G, N, K, a.dtype, nk)
-    if tuned_config("flat", key, a.device) is not None:
+    key, device = tuning_key(M, G, N, K, a.dtype, nk), device_of(a.device)
+    if key in tuned_configs("flat", device.name, any_triton=False):
         return None
-    tried = [config for config in candidates(M / G) if illegal(config, a.dtype) is None]
-    return tune_here("flat", key, a.device, tried, lambda c: prepare_flat(a, b, offs, c, True, zero_rest))
+    tried = [config for config in candidates(M / G) if illegal(config, a.dtype, device) is None]
+    return tune_here("flat", key, device, tried, lambda c: prepare_flat(a, b, offs, c, True, zero_rest))

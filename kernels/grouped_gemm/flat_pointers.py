@@ -13,23 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
-from groupbench.kernels.grouped_gemm.pointer import PointerConfig, default_config
+from groupbench.kernels.grouped_gemm.pointer import PointerConfig, default_config, fit
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 
 
-def choose_config(mean_rows: float, dtype: torch.dtype, device: torch.device) -> PointerConfig:
+def choose_config(mean_rows: float, dtype: torch.dtype, device: Device) -> PointerConfig:
     """Few rows have tiles of few. Loads and stores of an element each hold their addresses in registers: twice as many
     columns spill 368 bytes a thread where strides are odd (sm_90, Triton 3.7.1).
     """
-    if device.type == "cpu" or dtype == torch.float32:
+    if device.vendor == "cpu" or dtype == torch.float32:
         return default_config(device, dtype)
     if mean_rows <= 32:
-        return PointerConfig(16 if mean_rows <= 16 else 32, 128, 64, group_m=1, num_warps=4, num_stages=3)
-    if mean_rows <= 96:
-        return PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3)
-    return PointerConfig(128, 64, 32, group_m=8, num_warps=8, num_stages=3)
+        config = PointerConfig(16 if mean_rows <= 16 else 32, 128, 64, group_m=1, num_warps=4, num_stages=3)
+    elif mean_rows <= 96:
+        config = PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3)
+    else:
+        config = PointerConfig(128, 64, 32, group_m=8, num_warps=8, num_stages=3)
+    return fit(config, dtype, device)
 
 
 @triton.jit
@@ -94,7 +97,7 @@ def grouped_gemm_pointers(
 ) -> Tensor:  # [M, N]
     """Allocate and launch, for operands that are known to fit."""
     (M, K), (G, _, N) = a.shape, b.shape
-    config = config or choose_config(M / G, a.dtype, a.device)
+    config = config or choose_config(M / G, a.dtype, device_of(a.device))
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     programs = worker_count(a.device)
     _flat_pointer_kernel[(programs,)](

@@ -31,7 +31,8 @@ torchao's and FBGEMM's row-wise kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
@@ -40,12 +41,13 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.flat import store_tile
+from groupbench.kernels.grouped_gemm.fp8_config import SPECIALIZED, Fp8Config
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
 from groupbench.kernels.grouped_gemm.reference import without_tf32
 from groupbench.kernels.grouped_gemm.support import (
-    SHARED_MEMORY_BYTES,
     TMA_BYTES,
     group_ends,
     illegal_tile,
@@ -55,31 +57,16 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import problem_key, tuned_config
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
 
 
-@dataclass(frozen=True)
-class Fp8Config:
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8  # tile rows of a super-group, see tile_order.py
-    swap: bool = False  # out.T = b @ a.T: N on the 64 rows of wgmma, as few as 16 rows of A in a tile
-    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
-    flatten: bool = True  # one software pipeline over all tiles
-    per_sm: int = 1  # programs an SM: one adds or stores while the other multiplies
-    specialized: bool = False  # fp8_specialized.py: num_warps are those of each of its two multiplying groups
-
-
 # By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
 # config of this file (Triton 3.7.1, sm_90): none spills, the specialised kernel aside (docs/kernels.md).
 # "plain" is for what the specialised kernel cannot take.
-SPECIALIZED = Fp8Config(128, 256, 128, num_warps=4, num_stages=4, specialized=True)
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
     ROWWISE: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
@@ -127,8 +114,8 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
     return large + (small[1:] if mean_rows <= 600 else [])
 
 
-def illegal(config: Fp8Config, mode: str) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
+def illegal(config: Fp8Config, mode: str, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
     reason = illegal_tile(config.block_m, config.block_n, config.block_k)
     if reason is not None:
         return reason
@@ -137,12 +124,10 @@ def illegal(config: Fp8Config, mode: str) -> str | None:
             return "the specialised kernel has tiles of 128 x 256 x 128, four stages and groups of four warps"
         return None
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
-    shared = config.num_stages * (config.block_m + config.block_n) * config.block_k + 2 * store
-    if shared > SHARED_MEMORY_BYTES // config.per_sm:
-        return (
-            f"{config.num_stages} stages and the output tile take {shared} bytes of "
-            f"{SHARED_MEMORY_BYTES // config.per_sm}"
-        )
+    buffers = device.buffers(config.num_stages, itemsize=1)
+    shared = buffers * (config.block_m + config.block_n) * config.block_k + 2 * store
+    if shared > device.room(config.per_sm):
+        return f"{config.num_stages} stages and the output tile take {shared} bytes of {device.room(config.per_sm)}"
     if config.swap and config.split_store:
         return "a swapped tile is stored whole"
     if mode != ROWWISE_FAST and config.block_k != SCALE_BLOCK:
@@ -152,14 +137,24 @@ def illegal(config: Fp8Config, mode: str) -> str | None:
     return None
 
 
-def choose_config(mode: str, M: int, G: int, N: int, K: int, device: torch.device) -> Fp8Config:
+def configs_for(mode: str, M: int, G: int, N: int, K: int, device: Device) -> list[tuple[str, Fp8Config, str | None]]:
+    """(name, config, why it is illegal here) by preference: the tuned one, by mean rows, plain ones."""
+    if device.vendor == "cpu":
+        return [("default", CPU_SWAP if M <= 8 * G else CPU, None)]
+
+    def legal(config: Fp8Config) -> str | None:
+        return illegal(config, mode, device)
+
+    default = fitted(CONFIGS[mode]["decode" if M <= 16 * G else "small" if M <= 96 * G else "large"], legal)
+    configs = configs_in_order("fp8", problem_key(M, G, N, K, mode), device, default, legal)
+    plain = fitted(CONFIGS[mode]["plain"], legal)
+    least = fitted(CONFIGS[mode]["plain"], lambda config: illegal(config, mode, halved(device)))
+    return [*configs, ("plain", plain, legal(plain)), ("small", least, legal(least))]
+
+
+def choose_config(mode: str, M: int, G: int, N: int, K: int, device: Device) -> Fp8Config:
     """The tuned config of this problem on this GPU, else by mean rows an expert."""
-    if device.type == "cpu":
-        return CPU_SWAP if M <= 8 * G else CPU
-    tuned = tuned_config("fp8", problem_key(M, G, N, K, mode), device)
-    if tuned is not None:
-        return Fp8Config(**tuned)
-    return CONFIGS[mode]["decode" if M <= 16 * G else "small" if M <= 96 * G else "large"]
+    return first_legal(configs_for(mode, M, G, N, K, device))
 
 
 @triton.jit
@@ -258,19 +253,59 @@ def prepare_fp8(
     (M, K), (G, N, _) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=out_dtype, device=a.device)
-    asked, config = config, config or choose_config(mode, M, G, N, K, a.device)
-    if reason := illegal(config, mode):
+    device = device_of(a.device)
+    if config is not None and (reason := illegal(config, mode, device)):
         raise ValueError(f"{config}: {reason}")
     a, b = _for_tma("a", a), _for_tma("b", b)
-    if config.specialized:
-        why_not = _why_not_specialized(b)
-        if why_not is None:
-            from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
 
-            return prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
-        if asked:
-            raise ValueError(f"the specialised kernel cannot run: {why_not}")
-        config = CONFIGS[mode]["plain"]
+    def prepare(config: Fp8Config) -> Callable[[], Tensor]:
+        by = _prepare_specialized if config.specialized else _prepare_plain
+        return by(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
+
+    if config is not None:
+        return prepare(config)
+    variants = [
+        Variant(
+            f"{'specialized' if config.specialized else 'plain'}, {name} config",
+            partial(prepare, config),
+            reason or (_why_not_specialized(b) if config.specialized else None),
+            (config, mode, out_dtype, a.device, G),
+        )
+        for name, config, reason in configs_for(mode, M, G, N, K, device)
+    ]
+    return first_that_runs("fp8", variants)
+
+
+def _prepare_specialized(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    fast_accum: bool,
+    out_dtype: torch.dtype,
+    config: Fp8Config,
+) -> Callable[[], Tensor]:
+    """`prepare_fp8` by fp8_specialized.py. Raises ValueError where that cannot take the weights."""
+    if why_not := _why_not_specialized(b):
+        raise ValueError(f"the specialised kernel cannot run: {why_not}")
+    from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
+
+    return prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
+
+
+def _prepare_plain(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    fast_accum: bool,
+    out_dtype: torch.dtype,
+    config: Fp8Config,
+) -> Callable[[], Tensor]:
+    """`prepare_fp8` by the kernel of this file, for operands and a config that were checked."""
+    (M, K), (G, N, _) = a.shape, b.shape
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
@@ -296,7 +331,7 @@ def prepare_fp8(
             padded,
             G=G,
             G_POW2=triton.next_power_of_2(G),
-            SCALE_BLOCK=SCALE_BLOCK if mode == BLOCKWISE else 0,
+            SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
             FAST_ACCUM=fast_accum,
             NUM_PROGRAMS=programs,
             BLOCK_M=config.block_m,
@@ -329,11 +364,11 @@ def grouped_gemm_fp8_reference(
 
 
 def _why_not_specialized(b: Tensor) -> str | None:
-    """Why fp8_specialized.py cannot take these weights, or cannot be had; None where it can."""
+    """Why fp8_specialized.py cannot take these weights, or cannot be imported; None where it can."""
     try:
         from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
-    except ImportError as error:  # Gluon is experimental
-        return f"Gluon of Triton {triton.__version__} is another: {error}"
+    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
+        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
     return unsuitable(b)
 
 

@@ -31,7 +31,6 @@ Sources: CUTLASS's cooperative warp-specialised kernels; two groups of warps tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -48,12 +47,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools import ragged_tma
 
+from groupbench.kernels.device import device_of
+from groupbench.kernels.gluon_names import async_load, async_store, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.fp8_config import Fp8Config
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
-
-if TYPE_CHECKING:
-    from groupbench.kernels.grouped_gemm.fp8 import Fp8Config
 
 MOST_GROUPS = 256  # whose tiles the loading warp counts in the few registers it has
 
@@ -111,8 +110,8 @@ def _load(
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
             mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
             at_k = step * BLOCK_K
-            tma.async_copy_global_to_shared(a_desc, [start + row, at_k], ready, a_smem.index(stage))
-            tma.async_copy_global_to_shared(b_desc, [b_row, at_k], ready, b_smem.index(stage))
+            async_load(a_desc, [start + row, at_k], ready, a_smem.index(stage))
+            async_load(b_desc, [b_row, at_k], ready, b_smem.index(stage))
             turn += 1
 
 
@@ -124,7 +123,7 @@ def _store(out_desc, smem, start, size, row, column, tile):
     fence_async_shared()
     billion, end, inside = _to_ragged_indices(start, size, row)
     block = smem.reshape([1, 1, smem.shape[0], smem.shape[1]])
-    tma.async_copy_shared_to_global(out_desc, [billion, end, inside, column], block)
+    async_store(out_desc, [billion, end, inside, column], block)
 
 
 @gluon.jit
@@ -348,11 +347,7 @@ def unsuitable(b: Tensor) -> str | None:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):
         return f"experts are no multiple of a row apart (strides {b.stride()})"
-    if b.device.type == "cpu":
-        return "Gluon has no interpreter"
-    if torch.cuda.get_device_capability(b.device)[0] != 9:
-        return "its instructions are Hopper's"
-    return None
+    return not_hopper(device_of(b.device))
 
 
 def prepare_specialized(

@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
-from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, require_runnable
+from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, require_runnable, stored_weights
+from groupbench.kernels.grouped_gemm.tuned import tuning_key
+from groupbench.kernels.helion_configs import first_that_compiles
 
 # block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
 CONFIGS = {
@@ -85,10 +87,21 @@ def prepare_helion_jagged(
     if M == 0 or N == 0:
         # Helion cannot trace a tile over zero columns, and there is nothing to compute.
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
-    config = config or default_config(a.device, a.dtype)
     offs = offs.to(a.device)
-    table = empty_table(offs, past_int32(a, b))
 
+    def prepare(config: helion.Config) -> Callable[[], Tensor]:
+        return _prepare_with(a, b, offs, config)
+
+    if config is not None:
+        return prepare(config)
+    key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
+    return first_that_compiles("helion_jagged", key, default_config(a.device, a.dtype), a.dtype, a.device, prepare)
+
+
+def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> Callable[[], Tensor]:
+    """`prepare_helion_jagged` with a config, for operands that were checked."""
+    M, N = a.size(0), b.size(2)
+    table = empty_table(offs, past_int32(a, b))
     compiled = grouped_gemm_jagged.bind((a, b, table, a.new_empty(M, N))).compile_config(config)
 
     def run() -> Tensor:

@@ -37,9 +37,12 @@ from groupbench.kernels.grouped_gemm.support import (
     group_ends,
     past_int32,
     require_runnable,
+    stored_weights,
     without_ones,
     worker_count,
 )
+from groupbench.kernels.grouped_gemm.tuned import tuning_key
+from groupbench.kernels.helion_configs import first_that_compiles
 
 # block_sizes are those of the tile in M, N and K.
 CONFIGS = {
@@ -118,11 +121,24 @@ def prepare_helion_persistent(
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: at least one has to do the work")
-    workers = workers or worker_count(a.device)
-    config = config or default_config(a.device, a.dtype, M / b.size(0))
+    number = workers or worker_count(a.device)
+    offs = offs.to(a.device)
+
+    def prepare(config: helion.Config) -> Callable[[], Tensor]:
+        return _prepare_with(a, b, offs, config, number)
+
+    if config is not None:
+        return prepare(config)
+    key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
+    default = default_config(a.device, a.dtype, M / b.size(0))
+    return first_that_compiles("helion_persistent", key, default, a.dtype, a.device, prepare)
+
+
+def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config, workers: int) -> Callable[[], Tensor]:
+    """`prepare_helion_persistent` with a config, for operands that were checked."""
+    M, N = a.size(0), b.size(2)
     a, b = without_ones(a, b)
     rows, columns = a.size(0), b.size(2)
-    offs = offs.to(a.device)
     table = empty_table(offs, past_int32(a, b))
     compiled = grouped_gemm_persistent.bind((a, b, table, a.new_empty(rows, columns), workers)).compile_config(config)
 

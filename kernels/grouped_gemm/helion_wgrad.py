@@ -21,6 +21,8 @@ from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors
+from groupbench.kernels.grouped_gemm.tuned import tuning_key
+from groupbench.kernels.helion_configs import first_that_compiles
 
 # block_sizes are those of the tile in the output's rows and columns, and of a step through the group's rows.
 CONFIGS = {
@@ -54,12 +56,18 @@ def grouped_gemm_wgrad(
     out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
     # The first dimension is the one that neighbouring programs differ in: tiles of one group share its rows in L2.
     for tile_p, tile_q, tile_g in hl.tile([P, Q, G], block_size=[None, None, 1]):
-        g = tile_g.begin + group_offsets[0]  # which is 0: as wide as the table
+        g = tile_g.id
         acc = hl.zeros([tile_p, tile_q], dtype=torch.float32)
         for tile_m in hl.tile(group_offsets[g], group_offsets[g + 1]):
             acc = torch.addmm(acc, x[tile_m, tile_p].T, y[tile_m, tile_q])
         out[g, tile_p, tile_q] = acc.to(out.dtype)
     return out
+
+
+# For an output with elements past 2**31: Helion looks at the sizes of its inputs, and the output may be much larger.
+grouped_gemm_wgrad_wide = helion.kernel(
+    grouped_gemm_wgrad.fn, static_shapes=False, dot_precision="ieee", index_dtype=torch.int64
+)
 
 
 def prepare_helion_wgrad(
@@ -78,10 +86,23 @@ def prepare_helion_wgrad(
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(G, K, N, dtype=a.dtype, device=a.device)
-    config = config or default_config(a.device, a.dtype, M / G)
     offs = offs.to(a.device)
+
+    def prepare(config: helion.Config) -> Callable[[], Tensor]:
+        return _prepare_with(a, dc, offs, nk, config)
+
+    if config is not None:
+        return prepare(config)
+    key = tuning_key(M, G, N, K, a.dtype, nk)
+    default = default_config(a.device, a.dtype, M / G)
+    return first_that_compiles("helion_wgrad", key, default, a.dtype, a.device, prepare)
+
+
+def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.Config) -> Callable[[], Tensor]:
+    """`prepare_helion_wgrad` with a config, for operands that were checked."""
+    K, N = a.size(1), dc.size(1)
     x, y, table = _arguments(a, dc, offs, nk)
-    compiled = grouped_gemm_wgrad.bind((x, y, table)).compile_config(config)
+    compiled = _kernel(x, y, table).bind((x, y, table)).compile_config(config)
     P, Q = (N, K) if nk else (K, N)
 
     def run() -> Tensor:
@@ -104,16 +125,19 @@ def tune_helion_wgrad(
     offs = offs.to(a.device)
     x, y, table = _arguments(a, dc, offs, nk)
     tabulate(offs, table)
-    return grouped_gemm_wgrad.autotune((x, y, table))
+    return _kernel(x, y, table).autotune((x, y, table))
+
+
+def _kernel(x: Tensor, y: Tensor, table: Tensor) -> helion.Kernel:
+    """The kernel that counts as far as the output [G, P, Q] reaches."""
+    elements = (table.numel() - 1) * x.size(1) * y.size(1)
+    return grouped_gemm_wgrad_wide if elements >= 2**31 else grouped_gemm_wgrad
 
 
 def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel's, with a table that `tabulate` is yet to fill."""
     x, y = (_wide_enough(operand) for operand in ((dc, a) if nk else (a, dc)))
-    # A group's index gets the table's dtype: int64 where an element of the output lies past 2**31. Helion looks at the
-    # sizes of its inputs for that, and the output may be much larger than they are.
-    wide = offs.numel() * x.size(1) * y.size(1) >= 2**31
-    return x, y, empty_table(offs, wide)
+    return x, y, empty_table(offs, wide=False)
 
 
 def _wide_enough(x: Tensor) -> Tensor:

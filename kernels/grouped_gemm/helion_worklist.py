@@ -30,6 +30,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -41,6 +42,7 @@ import triton.language as tl
 from helion import Config  # a field of WorklistConfig has the module's name
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.experts import expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.support import (
     group_ends,
@@ -52,7 +54,8 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+from groupbench.kernels.variants import Variant, first_that_runs
 
 ENTRY = 3  # numbers of the list for each tile: group, first row, end of the group's rows
 # Helion puts this into the code that it generates. It counts in int64 where an operand has 2**31 elements, tiles never
@@ -133,27 +136,41 @@ def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
     return [config for config in found + flat if K % config.block_k == 0 or config.block_k <= 64]
 
 
-def illegal(config: WorklistConfig, dtype: torch.dtype) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+def illegal(config: WorklistConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
+
+
+def default_config(M: int, G: int, N: int, dtype: torch.dtype, device: Device) -> WorklistConfig:
+    """The config by mean rows of a group, or the nearest one that fits the GPU's shared memory."""
+    if device.vendor == "cpu":
+        return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
+    if dtype == torch.float32:
+        name = "fp32"
+    else:
+        classes = ((16, "decode"), (32, "decode_32"), (96, "small"), (256, "medium"))
+        # 128 x 256 where its tiles are enough for every SM.
+        large = "large" if (M / 128) * (N / 256) >= 100 else "medium"
+        name = next((name for limit, name in classes if limit >= M / G), large)
+    return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
+
+
+def configs_for(
+    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
+) -> list[tuple[str, WorklistConfig, str | None]]:
+    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    default = default_config(M, G, N, dtype, device)
+    if device.vendor == "cpu" or dtype == torch.float32:
+        return [("default", default, None)]
+    key = tuning_key(M, G, N, K, dtype, nk)
+    return configs_in_order("worklist", key, device, default, lambda c: illegal(c, dtype, device), config_from)
 
 
 def choose_config(
-    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool = False
+    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool = False
 ) -> WorklistConfig:
     """The tuned config of this problem on this GPU, else by mean rows of a group."""
-    if device.type == "cpu":
-        return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
-    if dtype == torch.float32:
-        return CONFIGS["fp32"]
-    tuned = tuned_config("worklist", tuning_key(M, G, N, K, dtype, nk), device)
-    if tuned is not None:
-        return config_from(tuned)
-    for limit, name in ((16, "decode"), (32, "decode_32"), (96, "small"), (256, "medium")):
-        if limit >= M / G:
-            return CONFIGS[name]
-    # 128 x 256 where its tiles are enough for every SM.
-    return CONFIGS["large" if (M / 128) * (N / 256) >= 100 else "medium"]
+    return first_legal(configs_for(M, G, N, K, dtype, device, nk))
 
 
 def config_from(values: dict[str, Any]) -> WorklistConfig:
@@ -288,9 +305,24 @@ def prepare_helion_worklist(
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    config = config or choose_config(M, G, N, K, a.dtype, a.device, stored_weights(b)[1])
-    if reason := illegal(config, a.dtype):
-        raise ValueError(f"{config}: {reason}")
+    device = device_of(a.device)
+    if config is not None:
+        if reason := illegal(config, a.dtype, device):
+            raise ValueError(f"{config}: {reason}")
+        return _prepare_with(a, b, offs, config, tma)
+    variants = []
+    for name, chosen, reason in configs_for(M, G, N, K, a.dtype, device, stored_weights(b)[1]):
+        no_descriptors = without_tma(a, b, chosen) if tma is None else None if tma else "they were not asked for"
+        key = (chosen, a.dtype, a.shape, b.shape, a.device)
+        by_tma = partial(_prepare_with, a, b, offs, chosen, True)
+        variants.append(Variant(f"tma, {name} config", by_tma, reason or no_descriptors, key))
+    variants.append(Variant("pointers", partial(_prepare_with, a, b, offs, chosen, False)))
+    return first_that_runs("helion_worklist", variants)
+
+
+def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool | None) -> Callable[[], Tensor]:
+    """`prepare_helion_worklist` with a config, for operands that were checked."""
+    M, N = a.size(0), b.size(2)
     if tma is None:
         tma = without_tma(a, b, config) is None
     problem = make_problem(a, b, offs, config, tma)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 
 import torch
@@ -29,8 +30,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, require_tensors, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.variants import Variant, first_that_runs
 
 # One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
 FIELDS = ("a_address", "b_address", "c_offset", "M", "N", "K", "lda", "ldb")
@@ -60,10 +63,20 @@ CONFIGS = {
 }
 
 
-def default_config(device: torch.device, dtype: torch.dtype) -> PointerConfig:
-    if device.type != "cuda":
+def illegal(config: PointerConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
+
+
+def fit(config: PointerConfig, dtype: torch.dtype, device: Device) -> PointerConfig:
+    """The config, or the nearest one that fits the GPU's shared memory."""
+    return fitted(config, lambda smaller: illegal(smaller, dtype, device))
+
+
+def default_config(device: Device, dtype: torch.dtype) -> PointerConfig:
+    if device.vendor == "cpu":
         return CONFIGS["cpu"]
-    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+    return fit(CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"], dtype, device)
 
 
 @triton.jit
@@ -179,10 +192,24 @@ def _prepare(
             raise ValueError(f"group {g}: cannot multiply {tuple(a.shape)} by {tuple(b.shape)}")
     require_runnable(*group_a, *group_b)
     device, dtype = group_a[0].device, group_a[0].dtype
-    config = config or default_config(device, dtype)
-    if reason := illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype):
-        raise ValueError(f"{config}: {reason}")
+    facts = device_of(device)
+    if config is not None:
+        if reason := illegal(config, dtype, facts):
+            raise ValueError(f"{config}: {reason}")
+        return _prepare_with(group_a, group_b, config)
+    configs = {"default": default_config(facts, dtype), "small": default_config(halved(facts), dtype)}
+    return first_that_runs(
+        "pointer",
+        [
+            Variant(f"{name} config", partial(_prepare_with, group_a, group_b, config), None, (config, dtype, device))
+            for name, config in configs.items()
+        ],
+    )
 
+
+def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig) -> Callable[[], Tensor]:
+    """`_prepare` for groups and a config that were checked."""
+    device, dtype = group_a[0].device, group_a[0].dtype
     matrices_a, a_k_unit = _one_direction(group_a)
     matrices_b, b_n_unit = _one_direction(group_b)
     rows: list[list[int]] = []

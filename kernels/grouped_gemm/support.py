@@ -12,12 +12,14 @@ Rows past offs[-1] belong to no group; every backend gives zeros there, like the
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of
+
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])  # e.g. (3, 7)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# What one thread block may use on Hopper: 228 KiB less 1 KiB that the system keeps.
-SHARED_MEMORY_BYTES = 227 * 1024
 TMA_BYTES = 16  # what addresses and strides must be a multiple of for the tensor memory accelerator
 
 
@@ -40,18 +42,20 @@ def unsupported(dtype: torch.dtype, interpreted: bool) -> str | None:
 
 
 def illegal_tile(
-    block_m: int, block_n: int, block_k: int, num_stages: int = 1, dtype: torch.dtype = torch.float16
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    num_stages: int = 1,
+    dtype: torch.dtype = torch.float16,
+    device: Device = INTERPRETER,
 ) -> str | None:
-    """Why a tile cannot be compiled, or None where it can; launchers, tests and pruners all ask here."""
+    """Why a tile cannot be compiled for a GPU, or None where it can; launchers, tests and pruners all ask here."""
     for name, size in (("block_m", block_m), ("block_n", block_n), ("block_k", block_k)):
         if size < 16 or size & (size - 1):
             return f"{name}={size}: tl.dot needs powers of two, 16 at least"
-    # Triton 3.7.1 on sm_90: wgmma reads its operands where they were loaded to, so every stage has a
-    # buffer; the FMA units of fp32 read registers, which are the last stage.
-    buffers = num_stages if dtype.itemsize == 2 else max(num_stages - 1, 1)
-    shared = (block_m + block_n) * block_k * dtype.itemsize * buffers
-    if shared > SHARED_MEMORY_BYTES:
-        return f"{num_stages} stages of A and B tiles take {shared} bytes of {SHARED_MEMORY_BYTES}"
+    shared = (block_m + block_n) * block_k * dtype.itemsize * device.buffers(num_stages, dtype.itemsize)
+    if shared > device.shared_bytes:
+        return f"{num_stages} stages of A and B tiles take {shared} bytes of {device.shared_bytes}"
     return None
 
 
@@ -123,7 +127,7 @@ def require_dense(offs: Tensor) -> None:
 def no_tma(columns: int, **operands: Tensor) -> str | None:
     """Why TMA cannot read these operands, by name, or write rows of so many columns of theirs; None where it can."""
     for name, x in operands.items():
-        if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (9, 0):
+        if not device_of(x.device).tma:
             return "TMA came with Hopper"
         if x.stride(-1) != 1:
             return f"{name} has no dimension of stride 1 where TMA wants it"
@@ -163,11 +167,10 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def can_chain(device: torch.device) -> bool:
     """Whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
-    return device.type == "cuda" and not interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
+    return not interpreted() and device_of(device).chains
 
 
 def worker_count(device: torch.device, per_sm: int = 1) -> int:
-    """Programs of a persistent grid: the GPU's SMs, or 4 on a CPU, enough to see them take turns."""
-    if device.type == "cuda":
-        return per_sm * torch.cuda.get_device_properties(device).multi_processor_count
-    return 4
+    """Programs of a persistent grid: as many as the GPU has SMs, a few in the interpreter."""
+    facts = device_of(device)
+    return facts.sms if facts.vendor == "cpu" else per_sm * facts.sms

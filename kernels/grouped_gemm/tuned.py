@@ -1,16 +1,23 @@
-"""Which config was found fastest for a problem: the files configs/<kernel>_<gpu>.json, and a problem's key in them.
+"""Which config was found fastest for a problem on a GPU: files of configs, and a problem's key in them.
 
-With GROUPBENCH_TUNE=1, a problem that no file knows is tuned where it is prepared, and what is found is kept for this
-GPU and Triton in GROUPBENCH_CONFIGS, else in the user's cache. Not otherwise: a search that comes out another way
-tomorrow would look like a change of the kernel.
+Two places are read, the first before the second:
+
+    folder/<kernel>_<gpu>_triton-<version>.json  the user's: the folder that GROUPBENCH_CONFIGS names, such as a
+                                                 team's, else ~/.cache/groupbench. <gpu> is the GPU's whole name, such
+                                                 as nvidia-h100-80gb-hbm3. Files of this Triton come before others.
+    configs/<kernel>_<model>.json                what ships. <model> is one whole word of the GPU's name: h100
+
+`groupbench tune` writes the user's files. With GROUPBENCH_TUNE=1, a problem that no file knows is also tuned where
+it is prepared. Not otherwise: a search that comes out another way tomorrow would look like a change of the kernel.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -19,10 +26,14 @@ from typing import Any, TypeVar
 import torch
 import triton
 
+from groupbench.kernels.device import Device
+
 Config = TypeVar("Config")
 
 TUNE, FOLDER = "GROUPBENCH_TUNE", "GROUPBENCH_CONFIGS"
 ROUNDS = 3  # over all candidates, since clocks drift
+# GPUs with the same processor beside another memory, in the order in which their files are looked for.
+STANDS_IN = {"h200": ("h100",), "gh200": ("h200", "h100")}
 
 
 def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
@@ -31,33 +42,100 @@ def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> 
 
 
 def problem_key(M: int, G: int, N: int, K: int, *more: str) -> str:
-    """`tuning_key` for whoever tells problems apart by something else than dtype and layout."""
+    """`tuning_key` for kernels that tell problems apart by something else than dtype and layout."""
     return ",".join([f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K}", *more])
 
 
-# The same processor beside another memory: what was tuned on the one suits the other better than what nobody tuned.
-STANDS_IN = {"h200": "h100"}
+def tuned_config(kernel: str, key: str, device: Device) -> dict[str, Any] | None:
+    """Return the fields of the config that was tuned for this problem on this GPU, or None."""
+    return tuned_configs(kernel, device.name).get(key)
 
 
 @cache
-def tuned_configs(kernel: str, gpu: str) -> dict[str, dict[str, Any]]:
-    """Fields of the config by problem, as tuned for a GPU of this name, else for one with the same processor.
+def tuned_configs(kernel: str, gpu: str, any_triton: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the fields of every config by problem, as tuned for a GPU of this name. Empty where there is none.
 
-    Empty where it was tuned for none such.
+    any_triton  also take what the user tuned with another Triton than this one
     """
-    names = [gpu.lower()]
-    names += [names[0].replace(asked, tuned) for asked, tuned in STANDS_IN.items() if asked in names[0]]
-    for name in names:
-        for path in sorted((Path(__file__).parent / "configs").glob(f"{kernel}_*.json")):
-            if path.stem.removeprefix(f"{kernel}_").lower() in name:
-                configs: dict[str, dict[str, Any]] = json.loads(path.read_text())["configs"]
-                return configs
-    return {}
+    found: dict[str, dict[str, Any]] = {}
+    for path in [*_user_files(kernel, gpu, any_triton), *_shipped_files(kernel, gpu)]:
+        found = read_configs(path) | found
+    return found
 
 
-def tuned_config(kernel: str, key: str, device: torch.device) -> dict[str, Any] | None:
-    """Fields of the config that was tuned for this problem on this GPU, or None."""
-    return tuned_configs(kernel, torch.cuda.get_device_name(device)).get(key)
+def configs_in_order(
+    kernel: str,
+    key: str,
+    device: Device,
+    default: Config,  # a frozen dataclass
+    illegal: Callable[[Config], str | None],
+    make: Callable[..., Config] | None = None,  # from a mapping of fields; None: the default's class
+) -> list[tuple[str, Config, str | None]]:
+    """Return (name, config, why it is illegal here) of the tuned config, where a file has one, and of the default."""
+    found: list[tuple[str, Config, str | None]] = []
+    fields = tuned_config(kernel, key, device)
+    if fields is not None:
+        try:
+            config = type(default)(**fields) if make is None else make(fields)
+        except TypeError as error:  # a file of another version of this package
+            found.append(("tuned", default, f"its file does not fit this version: {error}"))
+        else:
+            found.append(("tuned", config, illegal(config)))
+    return [*found, ("default", default, illegal(default))]
+
+
+def first_legal(configs: Sequence[tuple[str, Config, str | None]]) -> Config:
+    """Return the first config that is legal, or the last one."""
+    return next((config for _, config, reason in configs if reason is None), configs[-1][1])
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def slug(gpu: str) -> str:
+    """Return a GPU's name for a file: nvidia-h100-80gb-hbm3."""
+    return "-".join(_words(gpu))
+
+
+def user_folder() -> Path:
+    """Return the folder of the user's configs, which need not exist yet."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupbench"
+    return Path(os.environ.get(FOLDER) or cache_folder)
+
+
+def user_file(kernel: str, gpu: str) -> Path:
+    """Return the file of this kernel's configs for this GPU and this Triton."""
+    return user_folder() / f"{kernel}_{slug(gpu)}_triton-{triton.__version__}.json"
+
+
+def read_configs(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the fields of the config by problem; nothing where the file is missing or is no such file."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    found = found.get("configs", found) if isinstance(found, dict) else {}
+    return {key: fields for key, fields in found.items() if isinstance(fields, dict)}
+
+
+def _user_files(kernel: str, gpu: str, any_triton: bool) -> Iterator[Path]:
+    this = user_file(kernel, gpu)
+    yield this
+    if any_triton:
+        others = (path for path in this.parent.glob(f"{kernel}_{slug(gpu)}_triton-*.json") if path != this)
+        yield from sorted(others, key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)], reverse=True)
+
+
+def _shipped_files(kernel: str, gpu: str) -> list[Path]:
+    """The file of the GPU's own model, else of one with the same processor."""
+    words = _words(gpu)
+    models = [*words, *(model for word in words for model in STANDS_IN.get(word, ()))]
+    paths = (Path(__file__).parent / "configs" / f"{kernel}_{model}.json" for model in models)
+    return [path for path in paths if path.is_file()][:1]
+
+
+def _words(gpu: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", gpu.lower())
 
 
 # --- tuning where a problem is prepared -------------------------------------------------------------------------------
@@ -71,16 +149,16 @@ def tunes_here(device: torch.device) -> bool:
 def tune_here(
     kernel: str,
     key: str,
-    device: torch.device,
+    device: Device,
     candidates: Sequence[Config],  # frozen dataclasses
     prepare: Callable[[Config], Callable[[], object]],
 ) -> Config | None:
-    """The fastest candidate for a problem: kept from an earlier search, else timed now, and kept.
+    """Return the fastest candidate for a problem: kept from an earlier search, else timed now, and kept.
 
     None where no candidate runs; one that this Triton cannot compile is none.
     """
-    path = _kept_file(kernel, torch.cuda.get_device_name(device))
-    kept = _kept(path).get(key)
+    path = user_file(kernel, device.name)
+    kept = read_configs(path).get(key)
     for config in candidates:
         if asdict(config) == kept:  # type: ignore[call-overload]
             return config
@@ -98,7 +176,7 @@ def tune_here(
         min(round_) for round_ in zip(*([milliseconds(run) for _, run in runs] for _ in range(ROUNDS)), strict=True)
     ]
     best = runs[times.index(min(times))][0]
-    _keep(path, key, asdict(best))  # type: ignore[call-overload]
+    keep(path, device.name, {key: asdict(best)})  # type: ignore[call-overload]
     return best
 
 
@@ -107,24 +185,30 @@ def milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench(run, warmup=5, rep=40, return_mode="median"))
 
 
-def _kept_file(kernel: str, gpu: str) -> Path:
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupbench"
-    name = "-".join("".join(c if c.isalnum() else " " for c in gpu.lower()).split())
-    return Path(os.environ.get(FOLDER) or cache_folder) / f"{kernel}_{name}_triton-{triton.__version__}.json"
+def keep(
+    path: Path,
+    gpu: str,
+    configs: dict[str, dict[str, Any]],
+    margins: dict[str, dict[str, float]] | None = None,
+    measured: str = "",
+) -> None:
+    """Add configs to a user's file, and what was measured of each: `ms`, and `default_ms` of the default config.
 
-
-def _kept(path: Path) -> dict[str, dict[str, Any]]:
-    """What earlier searches found; nothing where there was none, or the file is no longer what was written."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _keep(path: Path, key: str, config: dict[str, Any]) -> None:
-    """Two processes that search at once leave both files whole; what one of them loses is searched again."""
+    Two processes that write at once leave the file whole; what one of them loses can be tuned again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        before = json.loads(path.read_text())["margins"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    content = {
+        "gpu": gpu,
+        "triton": triton.__version__,
+        "measured": measured or f"{gpu}, torch {torch.__version__}, triton {triton.__version__}",
+        "configs": read_configs(path) | configs,
+        "margins": before | (margins or {}),
+    }
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump(_kept(path) | {key: config}, file, indent=1)
+        json.dump(content, file, indent=1)
     Path(file.name).replace(path)
+    tuned_configs.cache_clear()

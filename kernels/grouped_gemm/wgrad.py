@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -33,8 +34,9 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import (
-    SHARED_MEMORY_BYTES,
+    TRITON,
     group_ends,
     illegal_tile,
     no_tma,
@@ -44,7 +46,8 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+from groupbench.kernels.variants import Variant, first_that_runs
 
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
@@ -94,44 +97,79 @@ def candidates(mean_rows: float) -> list[WgradConfig]:
     return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3)]
 
 
-def illegal(config: WgradConfig, dtype: torch.dtype) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype)
+def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU, or None where it can."""
+    reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype, device)
     if reason is not None:
         # illegal_tile names a forward tile's sides.
         for forward, ours in (("block_m=", "block_p="), ("block_n=", "block_q="), ("block_k=", "block_m=")):
             if reason.startswith(forward):
                 return reason.replace(forward, ours)
         return reason
-    shared = shared_bytes(config, dtype)
-    have = (SHARED_MEMORY_BYTES + 1024) // config.per_sm - 1024  # the system keeps 1 KiB of each program's
+    shared, have = shared_bytes(config, dtype, device), device.room(config.per_sm)
     if shared > have:
         return f"{config.num_stages} stages and the output tile take {shared} bytes of {have}"
     return None
 
 
-def shared_bytes(config: WgradConfig, dtype: torch.dtype) -> int:
-    """Shared memory of the operands' stages and the tile on its way out, which a dynamic schedule does not overlap."""
-    stages = config.num_stages * (config.block_p + config.block_q) * config.block_m * dtype.itemsize
+def shared_bytes(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> int:
+    """Return the bytes of shared memory that the operands' stages and the output tile take.
+
+    With a dynamic schedule they are not in use together. Triton up to 3.8 gives them the same memory; 3.9 does not.
+    """
+    buffers = device.buffers(config.num_stages)
+    stages = buffers * (config.block_p + config.block_q) * config.block_m * dtype.itemsize
     store = config.block_p * config.block_q * dtype.itemsize // (2 if config.split_store else 1)
-    return max(stages, store) if config.dynamic else stages + store
+    return max(stages, store) if config.dynamic and TRITON < (3, 9) else stages + store
 
 
-def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: torch.device, nk: bool) -> WgradConfig:
-    """The tuned config of this problem on this GPU, else by how many tiles there are and how much each has to do."""
-    if device.type == "cpu":
+def default_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device) -> WgradConfig:
+    """The config by how many tiles there are and how much each has to do, or the nearest one that fits the GPU."""
+    if device.vendor == "cpu":
         return CONFIGS["cpu"]
+    few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * device.sms
     if dtype == torch.float32:
-        return CONFIGS["fp32"]
-    tuned = tuned_config("wgrad", tuning_key(M, G, N, K, dtype, nk), device)
-    if tuned is not None:
-        return WgradConfig(**tuned)
-    if M <= 32 * G:
-        return CONFIGS["short"]
-    few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * worker_count(device)
-    if few_tiles or M <= 512 * G:
-        return CONFIGS["paired"] if G <= MOST_RANKED else replace(CONFIGS["paired"], num_stages=2, dynamic=False)
-    return CONFIGS["large"]
+        config = CONFIGS["fp32"]
+    elif M <= 32 * G:
+        config = CONFIGS["short"]
+    elif few_tiles or M <= 512 * G:
+        config = CONFIGS["paired"] if G <= MOST_RANKED else replace(CONFIGS["paired"], num_stages=2, dynamic=False)
+    else:
+        config = CONFIGS["large"]
+    return _fitted(config, dtype, device)
+
+
+def pointer_config(dtype: torch.dtype, device: Device) -> WgradConfig:
+    """The config for operands that TMA cannot read."""
+    if device.vendor == "cpu":
+        return CONFIGS["cpu"]
+    return _fitted(CONFIGS["fp32" if dtype == torch.float32 else "pointers"], dtype, device)
+
+
+def _fitted(config: WgradConfig, dtype: torch.dtype, device: Device) -> WgradConfig:
+    return fitted(config, lambda smaller: illegal(smaller, dtype, device), "block_p", "block_q")
+
+
+def configs_for(
+    M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
+) -> list[tuple[str, WgradConfig, str | None]]:
+    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    default = default_config(M, G, N, K, dtype, device)
+    if device.vendor == "cpu" or dtype == torch.float32:
+        return [("default", default, None)]
+    key = tuning_key(M, G, N, K, dtype, nk)
+    return configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
+
+
+def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> WgradConfig:
+    """The tuned config of this problem on this GPU, else the default."""
+    return first_legal(configs_for(M, G, N, K, dtype, device, nk))
+
+
+def _illegal_for(config: WgradConfig, G: int, dtype: torch.dtype, device: Device) -> str | None:
+    if config.dynamic and G > MOST_RANKED:
+        return f"{G} groups, but a dynamic schedule ranks {MOST_RANKED} at most"
+    return illegal(config, dtype, device)
 
 
 @triton.jit
@@ -313,25 +351,46 @@ def wgrad_launcher(
 
     if M == 0 or N == 0 or K == 0:
         return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
-    tma = needs_pointers(x, y) is None
-    if config is None:
-        config = choose_config(M, G, N, K, a.dtype, a.device, nk)
-        if not tma and a.device.type == "cuda" and a.dtype != torch.float32:
-            config = CONFIGS["pointers"]
-    if reason := illegal(config, a.dtype):
-        raise ValueError(f"{config}: {reason}")
-    if config.dynamic and G > MOST_RANKED:
-        raise ValueError(f"{config}: {G} groups, but a dynamic schedule ranks {MOST_RANKED} at most")
+    without_tma, device = needs_pointers(x, y), device_of(a.device)
+    if config is not None:
+        if reason := _illegal_for(config, G, a.dtype, device):
+            raise ValueError(f"{config}: {reason}")
+        run = _launcher(x, y, offs, config, without_tma is None)
+        return lambda: as_weights(run())
+    variants = []
+    compiled_for = (a.dtype, a.device)
+    if without_tma is None:
+        variants = [
+            Variant(f"tma, {name} config", partial(_launcher, x, y, offs, chosen, True), reason, (chosen, compiled_for))
+            for name, chosen, reason in configs_for(M, G, N, K, a.dtype, device, nk)
+        ]
+    pointers = pointer_config(a.dtype, device)
+    variants.append(Variant("pointers", partial(_launcher, x, y, offs, pointers, False)))
+    if without_tma is not None:
+        variants.insert(0, Variant("tma", variants[-1].prepare, without_tma))
+    run = first_that_runs("wgrad", variants)
+    return lambda: as_weights(run())
+
+
+def _launcher(
+    x: Tensor,  # [M, P]
+    y: Tensor,  # [M, Q]
+    offs: Tensor,  # [G]
+    config: WgradConfig,  # legal
+    tma: bool,  # which can read x and y
+) -> Callable[[], Tensor]:  # [G, P, Q]
+    """Make the descriptors; the callable allocates the output and launches."""
+    G, P, Q = offs.numel(), x.size(1), y.size(1)
     x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
     y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
     block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
-    programs = worker_count(a.device, config.per_sm)
+    programs = worker_count(x.device, config.per_sm)
 
     def run() -> Tensor:
-        out = torch.empty(G, P, Q, dtype=a.dtype, device=a.device)
+        out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
         plan = offs
         if config.dynamic:
-            plan = torch.empty(1 + G, dtype=torch.int32, device=a.device)
+            plan = torch.empty(1 + G, dtype=torch.int32, device=x.device)
             _plan_kernel[(triton.cdiv(G, RANKED_AT_ONCE),)](
                 offs, plan, G, programs, G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
             )
@@ -347,7 +406,7 @@ def wgrad_launcher(
             *x.stride(),
             *y.stride(),
             TMA=tma,
-            DTYPE=_TRITON_DTYPES[a.dtype],
+            DTYPE=_TRITON_DTYPES[x.dtype],
             NUM_PROGRAMS=programs,
             BLOCK_P=config.block_p,
             BLOCK_Q=config.block_q,
@@ -358,7 +417,7 @@ def wgrad_launcher(
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-        return as_weights(out)
+        return out
 
     return run
 

@@ -22,7 +22,9 @@ Sources: SonicMoE and Liger-Kernel (SwiGLU inside the first grouped GEMM); the h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -31,14 +33,16 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm import flat
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles
 from groupbench.kernels.grouped_gemm.flat import FlatConfig, store_rows
-from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES, illegal_tile, no_tma, worker_count
+from groupbench.kernels.grouped_gemm.support import illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.moe.product import product
 from groupbench.kernels.moe.swiglu import swiglu, swiglu_reference
+from groupbench.kernels.variants import Variant, first_that_runs
 
 TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -85,17 +89,17 @@ def candidates(mean_rows: float) -> list[GateUpConfig]:
     return [*wide, *plain, fewer, GateUpConfig(128, 64, 64, 4, 3, per_sm=2), *(narrow if mean_rows <= 600 else [])]
 
 
-def illegal(config: GateUpConfig, dtype: torch.dtype) -> str | None:
-    """Why a config cannot be compiled for Hopper, or None where it can."""
-    reason = illegal_tile(config.block_m, 2 * config.block_f, config.block_k, config.num_stages, dtype)
+def illegal(config: GateUpConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
+    reason = illegal_tile(config.block_m, 2 * config.block_f, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason.replace("block_n=", "2 block_f=")
     if config.block_f < 16:
         return f"block_f={config.block_f}: a tile has 16 columns at least"
     tile = (config.block_m + 2 * config.block_f) * config.block_k
-    shared = (config.num_stages * tile + config.block_m * config.block_f) * dtype.itemsize
-    if shared > SHARED_MEMORY_BYTES // config.per_sm:
-        return f"{config.num_stages} stages and a tile take {shared} bytes of {SHARED_MEMORY_BYTES // config.per_sm}"
+    shared = (device.buffers(config.num_stages) * tile + config.block_m * config.block_f) * dtype.itemsize
+    if shared > device.room(config.per_sm):
+        return f"{config.num_stages} stages and a tile take {shared} bytes of {device.room(config.per_sm)}"
     return None
 
 
@@ -115,16 +119,25 @@ def from_flat(config: FlatConfig) -> GateUpConfig:
     )
 
 
-def choose_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: torch.device) -> GateUpConfig:
+def configs_for(
+    M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device
+) -> list[tuple[str, GateUpConfig, str | None]]:
+    """(name, config, why it is illegal here): the tuned one of this problem, and what suits the product by itself."""
+
+    def legal(config: GateUpConfig) -> str | None:
+        return illegal(config, dtype, device)
+
+    product_config = flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True)
+    default = fitted(from_flat(product_config), legal, "block_m", "block_f")
+    if device.vendor == "cpu" or dtype.itemsize > 2:
+        return [("default", default, None)]
+    key = tuning_key(M, G, 2 * F, H, dtype, nk=True)
+    return configs_in_order("gate_up", key, device, default, legal)
+
+
+def choose_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
     """The tuned config of this problem on this GPU, else what suits the product by itself."""
-    if device.type == "cuda" and dtype.itemsize == 2:
-        tuned = tuned_config("gate_up", tuning_key(M, G, 2 * F, H, dtype, nk=True), device)
-        if tuned is not None:
-            return GateUpConfig(**tuned)
-    config = from_flat(flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True))
-    while illegal(config, dtype) and config.num_stages > 1:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
+    return first_legal(configs_for(M, G, F, H, dtype, device))
 
 
 @triton.jit
@@ -200,18 +213,46 @@ def gate_up(
     save: bool = False,
     config: GateUpConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # act [M, F]; with `save` the products [M, 2F]. Rows past offs[-1] are not written
-    """Allocate and launch, for operands that are known to fit. Raises ValueError for a config that does not compile."""
+    """Allocate and launch, for operands that are known to fit. Raises ValueError for a config that is illegal here."""
+    (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
+    if M == 0 or F == 0:
+        return a.new_empty(M, F), a.new_empty(M, 2 * F) if save else None
+    without_tma, device = no_tma(F, a=a, w=w), device_of(a.device)
+    if config is not None and without_tma is None:
+        if reason := illegal(config, a.dtype, device):
+            raise ValueError(f"{config}: {reason}")
+        return _by_tma(a, w, offs, save, config)
+
+    def apart() -> tuple[Tensor, Tensor | None]:
+        both = product(a, w.transpose(1, 2), offs)
+        return swiglu(both, offs), both if save else None
+
+    def together(config: GateUpConfig) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        return lambda: _by_tma(a, w, offs, save, config)
+
+    variants = [Variant("product, then swiglu", lambda: apart)]
+    if without_tma is not None:
+        variants.insert(0, Variant("tma", variants[0].prepare, without_tma))
+    else:
+        compiled_for = (a.dtype, a.device, G, save)
+        variants[:0] = [
+            Variant(f"tma, {name} config", partial(together, config), reason, (config, compiled_for))
+            for name, config, reason in configs_for(M, G, F, H, a.dtype, device)
+        ]
+    return first_that_runs("gate_up", variants)()
+
+
+def _by_tma(
+    a: Tensor,  # [M, H]
+    w: Tensor,  # [G, 2F, H]
+    offs: Tensor,  # [G]
+    save: bool,
+    config: GateUpConfig,  # legal
+) -> tuple[Tensor, Tensor | None]:
+    """`gate_up` for operands that TMA can read."""
     (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
     act = torch.empty(M, F, dtype=a.dtype, device=a.device)
     both = torch.empty(M, 2 * F, dtype=a.dtype, device=a.device) if save else None
-    if act.numel() == 0:
-        return act, both
-    if no_tma(F, a=a, w=w) is not None:
-        both = product(a, w.transpose(1, 2), offs)
-        return swiglu(both, offs), both if save else None
-    config = config or choose_config(M, G, F, H, a.dtype, a.device)
-    if reason := illegal(config, a.dtype):
-        raise ValueError(f"{config}: {reason}")
     tile = [config.block_m, config.block_f]
     programs = worker_count(a.device, config.per_sm)
     _gate_up_kernel[(programs,)](

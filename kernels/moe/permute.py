@@ -29,8 +29,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, require_tensors, worker_count
+from groupbench.kernels.masks import masked_if
 from groupbench.kernels.moe.permute_fused import choose_tokens, place_and_spread
 from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
+from groupbench.kernels.variants import Variant, first_that_runs
 
 VECTOR = 16  # bytes that a thread loads or stores at a time
 MOST_BYTES = 16384  # of a row in one program: 512 threads with two vectors each
@@ -97,7 +99,7 @@ def _spread_kernel(
     start = tl.program_id(1) * BLOCK_H
     columns = start + tl.arange(0, BLOCK_H)
     at = x_ptr + token * stride_x + columns.to(tl.int64) * stride_xh
-    row = tl.load(at, mask=(columns < H) & (token < early))
+    row = tl.load(at, mask=masked_if(token < early, columns < H))
     if CHAINED:
         gdc_wait()
     last = tl.load(position_ptr + token * K)
@@ -107,10 +109,10 @@ def _spread_kernel(
         columns = first + tl.arange(0, BLOCK_H)
         if (first > start) | (token >= early):
             at = x_ptr + token * stride_x + columns.to(tl.int64) * stride_xh
-            row = tl.load(at, mask=(columns < H) & (last >= 0))  # a token without rows is not read
+            row = tl.load(at, mask=masked_if(last >= 0, columns < H))  # a token without rows is not read
         for j in tl.static_range(K):
             to = tl.load(position_ptr + token * K + j).to(tl.int64)
-            tl.store(out_ptr + to * stride_out + columns, row, mask=(columns < H) & (to >= 0))
+            tl.store(out_ptr + to * stride_out + columns, row, mask=masked_if(to >= 0, columns < H))
 
 
 @triton.jit
@@ -159,7 +161,7 @@ def _combine_some(
             for more in tl.static_range(AT_ONCE):
                 this = number == done + more
                 row = tl.max(tl.where(this, position, -1), 0).to(tl.int64)
-                values = tl.load(at + row * stride_y, mask=(columns < H) & (row >= 0), other=0.0).to(tl.float32)
+                values = tl.load(at + row * stride_y, mask=masked_if(row >= 0, columns < H), other=0.0).to(tl.float32)
                 acc += values * tl.sum(tl.where(this, weights, 0.0), 0) if WEIGHTED else values
         tl.store(out_ptr + token * H + columns, acc.to(out_ptr.dtype.element_ty), mask=columns < H)
 
@@ -205,11 +207,19 @@ def permute_rows(
 ) -> tuple[Tensor, Routing]:  # rows [T*k, H], those that are no choice's not written
     """Allocate, route and copy. Raises ValueError for ids or a G that the kernels cannot take."""
     check_ids(ids, G)
-    together = choose_tokens(x, ids.size(1), G)
-    if together is not None:
-        return place_and_spread(x, ids, G, together)
-    routing = route(ids, G)
-    return _spread(x, routing.position, None, chained=routing.source.numel() > 0 and can_chain(x.device)), routing
+
+    def apart() -> tuple[Tensor, Routing]:
+        routing = route(ids, G)
+        return _spread(x, routing.position, None, chained=routing.source.numel() > 0 and can_chain(x.device)), routing
+
+    config = choose_tokens(x, ids.size(1), G)
+    if config is None:
+        return apart()
+    variants = [
+        Variant("together", lambda: lambda: place_and_spread(x, ids, G, config), key=(config, x.dtype, G, x.device)),
+        Variant("apart", lambda: apart),
+    ]
+    return first_that_runs("moe_permute", variants)()
 
 
 def spread_rows(

@@ -25,8 +25,11 @@ import triton
 from helion.autotuner import PowerOfTwoFragment
 from torch import Tensor
 
+from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.helion_configs import first_that_compiles
+from groupbench.kernels.split_k import tiled
 from groupbench.kernels.split_k.problem import require_product
-from groupbench.kernels.split_k.tiled import choose_config
+from groupbench.kernels.split_k.tiled import config_key
 
 WORKERS = 1  # programs on each SM: a barrier of 132 programs costs less than one of 264
 
@@ -56,9 +59,9 @@ def split_k_matmul_barrier(
     return out
 
 
-def default_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> helion.Config:
+def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> helion.Config:
     """The tile and the splits of tiled.py's rule, the splits a power of two; sums by tiles of 1024 partials."""
-    rule = choose_config(M, N, K, dtype, sms)
+    rule = tiled.default_config(M, N, K, dtype, device)
     splits = min(triton.next_power_of_2(rule.splits), 512)
     stretch = triton.next_power_of_2(triton.cdiv(K, splits))
     sum_n = min(max(triton.next_power_of_2(N), 1), 16)
@@ -88,9 +91,19 @@ def prepare_barrier(
     (M, K), N = a.shape, b.size(1)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    if config is None:
-        sms = torch.cuda.get_device_properties(a.device).multi_processor_count
-        config = default_config(M, N, K, a.dtype, sms)
+
+    def prepare(config: helion.Config) -> Callable[[], Tensor]:
+        return _prepare_with(a, b, config)
+
+    if config is not None:
+        return prepare(config)
+    default = default_config(M, N, K, a.dtype, device_of(a.device))
+    return first_that_compiles("helion_barrier", config_key(M, N, K, a.dtype), default, a.dtype, a.device, prepare)
+
+
+def _prepare_with(a: Tensor, b: Tensor, config: helion.Config) -> Callable[[], Tensor]:
+    """`prepare_barrier` with a config, for operands that were checked."""
+    M, N = a.size(0), b.size(1)
     compiled = split_k_matmul_barrier.bind(without_ones(a, b)).compile_config(config)
 
     def run() -> Tensor:

@@ -42,15 +42,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from groupbench.kernels.device import device_of
+from groupbench.kernels.gluon_names import barrier, not_hopper
 from groupbench.kernels.split_k.slots import EMPTY, NAN, chunk, most_adders, poll, poll_operands, polled_at_once
-from groupbench.kernels.split_k.tiled import LARGE_BYTES, even_splits, legal_splits
+from groupbench.kernels.split_k.splits import LARGE_BYTES, even_splits, legal_splits
 
 ROWS = 16  # of a tile: what mma.sync has
 LINE_K = 64  # 16-bit elements of a line of 128 bytes
 SHORT_K = 8192
 ALIGNED = 16  # bytes, of addresses and strides
-
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7's name, and 3.6's
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def illegal_stream(config: StreamConfig, K: int) -> str | None:
 
 def unsuitable(a: Tensor, b: Tensor) -> str | None:
     """Why this kernel cannot take a [M, K] and b [K, N], or None where it can."""
-    if a.device.type != "cuda" or torch.cuda.get_device_capability(a.device)[0] != 9:
-        return "written for Hopper"
+    if reason := not_hopper(device_of(a.device)):
+        return reason
     if a.dtype not in (torch.bfloat16, torch.float16):
         return f"{a.dtype} is not 16 bits"
     if a.size(0) > ROWS:
@@ -214,7 +214,7 @@ def _add_slots(
         empty = gl.join(gl.join(one, one), gl.join(one, one)).reshape([CHUNK, PART])
         slots = start + gl.arange(0, CHUNK, gl.SliceLayout(1, empty.type.layout))[:, None]
         at = first + gl.arange(0, PART, gl.SliceLayout(0, empty.type.layout))[None, :]
-        _barrier()  # several threads may wait for the same bytes
+        barrier()  # several threads may wait for the same bytes
         gl.store(slots_ptr + slots * SLOT + at, empty, mask=(slots < SPLITS) & (at // BLOCK_N < M))
         sum0 += gl.sum(gl.where(real, x0.to(gl.float32, bitcast=True), 0.0), 0)
         sum1 += gl.sum(gl.where(real, x1.to(gl.float32, bitcast=True), 0.0), 0)
@@ -364,7 +364,7 @@ def prepare_stream(
     """
     (M, K), N = a.shape, b.size(1)
     if config is None:
-        config = choose_stream(M, N, K, torch.cuda.get_device_properties(a.device).multi_processor_count)
+        config = choose_stream(M, N, K, device_of(a.device).sms)
     if reason := illegal_stream(config, K):
         raise ValueError(f"{config}: {reason}")
     grid = (triton.cdiv(N, config.block_n), config.splits)

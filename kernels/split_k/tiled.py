@@ -32,14 +32,18 @@ Splitting after Helion's examples/split_k_barrier.py, which puts a grid-wide bar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import can_chain, illegal_tile, interpreted
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, problem_key
+from groupbench.kernels.masks import masked_if
 from groupbench.kernels.split_k.problem import require_product
 from groupbench.kernels.split_k.slots import (
     EMPTY,
@@ -52,6 +56,8 @@ from groupbench.kernels.split_k.slots import (
     store_slot,
     store_sum,
 )
+from groupbench.kernels.split_k.splits import LARGE_BYTES, MAX_SPLITS, even_splits, legal_splits
+from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,6 @@ class SplitKConfig:
     num_stages: int = 4
     adders: int = 1
     streamed: bool = False
-
-
-MAX_SPLITS = 1024
-# Bytes of operands from which a product is bound by DRAM; below, by the latency of its steps.
-LARGE_BYTES = 16 << 20
 
 
 def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> SplitKConfig:
@@ -125,27 +126,15 @@ def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
     return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1)
 
 
-def even_splits(splits: int) -> int:
-    """A power of two where one is at most a tenth less: 33 slots are loaded as 64, in twice the time of 32."""
-    power = 1 << (splits.bit_length() - 1) if splits else 0
-    return power if 10 * power >= 9 * splits else splits
-
-
-def legal_splits(splits: int, K: int, block_k: int) -> int:
-    """The nearest number of splits that leaves a block of K to each, and whose product with blocks is an int32."""
-    blocks = max(triton.cdiv(K, block_k), 1)
-    return max(1, min(splits, blocks, MAX_SPLITS, (2**31 - 1) // blocks))
-
-
-def illegal(config: SplitKConfig, K: int, dtype: torch.dtype) -> str | None:
-    """Why a config cannot run, or None where it can."""
+def illegal(config: SplitKConfig, K: int, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
+    """Why a config cannot run on a GPU, or None where it can."""
     if config.splits != legal_splits(config.splits, K, config.block_k):
         blocks = triton.cdiv(K, config.block_k)
         return f"splits={config.splits}: 1 to {legal_splits(MAX_SPLITS, K, config.block_k)} for {blocks} blocks of K"
     adders, elements = config.adders, config.block_m * config.block_n
     if not 1 <= adders <= config.splits or adders & (adders - 1) or elements % adders:
         return f"adders={adders}: a power of two, 1 to {config.splits} of {config.splits} programs"
-    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype)
+    return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
 
 
 @triton.jit
@@ -193,7 +182,7 @@ def _multiply(
             left = K - block * BLOCK_K
             a = tl.load(a_ptrs, mask=row_ok if EVEN_K else row_ok & (k < left)[None, :], other=0.0)
             b_ptrs += step_b
-            ok = col_ok & (block + 1 < last) if EVEN_K else col_ok & (k < left - BLOCK_K)[:, None] & (block + 1 < last)
+            ok = masked_if(block + 1 < last, col_ok if EVEN_K else col_ok & (k < left - BLOCK_K)[:, None])
             next_b = tl.load(b_ptrs, mask=ok, other=0.0, eviction_policy="evict_first")
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
             a_ptrs += step_a
@@ -346,11 +335,26 @@ def prepare_fixup(
     Raises ValueError for operands or a config that cannot run. A call raises RuntimeError where several adders need
     more programs at once than the GPU holds.
     """
-    if config is None and (streamed := _stream(a, b)):
-        return streamed
-    M, N, config = _checked(a, b, config)
-    if config is None:
+    M, N, chosen = _checked(a, b, config)
+    if chosen is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    if config is not None:
+        return _fixup(a, b, config)
+    name = "default" if _tuned(a, b) is None else "tuned"
+    alone = replace(chosen, adders=1)  # waits for no program that cannot start
+    return first_that_runs(
+        "split_k",
+        [
+            Variant("stream", partial(_stream, a, b), _why_not_stream(a, b), (a.dtype, a.shape, b.shape, a.device)),
+            Variant(f"tiled, {name} config", partial(_fixup, a, b, chosen), None, (chosen, a.dtype, a.device)),
+            Variant("tiled, one adder", partial(_fixup, a, b, alone)),
+        ],
+    )
+
+
+def _fixup(a: Tensor, b: Tensor, config: SplitKConfig) -> Callable[[], Tensor]:
+    """`prepare_fixup` with a config that is legal."""
+    M, N = a.size(0), b.size(1)
     slots = torch.full((_slot_elements(M, N, config),), EMPTY.value, dtype=torch.int32, device=a.device)
     launch = _launcher(a, b, config, FIXUP)
 
@@ -362,16 +366,19 @@ def prepare_fixup(
     return run
 
 
-def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
-    """stream.py's callable, or None where it cannot take a and b."""
-    require_product(a, b)
+def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    from groupbench.kernels.split_k import stream
+
+    return stream.prepare_stream(a, b)
+
+
+def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
+    """Why stream.py cannot take a and b, or cannot be imported; None where it can."""
     try:
         from groupbench.kernels.split_k import stream
-    except ImportError:  # Gluon is experimental: another Triton's may be another
-        return None
-    if interpreted() or min(*a.shape, *b.shape) == 0 or stream.unsuitable(a, b):
-        return None
-    return stream.prepare_stream(a, b)
+    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
+        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
+    return "Gluon has no interpreter" if interpreted() else stream.unsuitable(a, b)
 
 
 def prepare_two_launches(
@@ -432,7 +439,7 @@ def _launcher(
     """Launches `_split_k_kernel` on (out, slots); `early` where the next kernel is launched before it has ended."""
     (M, K), N = a.shape, b.size(1)
     grid = (tile_count(M, N, config), config.splits)
-    compiled = a.device.type == "cuda" and not interpreted()
+    compiled = device_of(a.device).vendor == "cuda" and not interpreted()  # polls are written in PTX
     constants = kernel_constants(config, M, K, mode.value, compiled) | {"PDL": early}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if mode is FIXUP and config.adders > 1 and a.device.type == "cuda":
@@ -476,15 +483,40 @@ def _checked(a: Tensor, b: Tensor, config: SplitKConfig | None) -> tuple[int, in
     if M == 0 or N == 0 or K == 0:
         return M, N, None
     if config is None:
-        config = default_config(a, b)
-    if reason := illegal(config, K, a.dtype):
+        return M, N, _tuned(a, b) or default_config(M, N, K, a.dtype, device_of(a.device))
+    if reason := illegal(config, K, a.dtype, device_of(a.device)):
         raise ValueError(f"{config}: {reason}")
     return M, N, config
 
 
-def default_config(a: Tensor, b: Tensor) -> SplitKConfig:
-    """What `choose_config` says for these operands on their device."""
-    (M, K), N = a.shape, b.size(1)
-    if a.device.type == "cpu":
+def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> SplitKConfig:
+    """What `choose_config` says for a problem, or the nearest config that fits the GPU."""
+    if device.vendor == "cpu":
         return interpreter_config(M, N, K)
-    return choose_config(M, N, K, a.dtype, torch.cuda.get_device_properties(a.device).multi_processor_count)
+
+    def fit(config: SplitKConfig) -> SplitKConfig:
+        """With as many splits and adders as a smaller tile may have."""
+        splits = legal_splits(config.splits, K, config.block_k)
+        adders = min(config.adders, most_adders(config.block_m * config.block_n, splits))
+        return replace(config, splits=splits, adders=adders)
+
+    rule = choose_config(M, N, K, dtype, device.sms)
+    return fit(fitted(rule, lambda config: illegal(fit(config), K, dtype, device)))
+
+
+def config_key(M: int, N: int, K: int, dtype: torch.dtype) -> str:
+    """A problem's key in files of tuned configs."""
+    return problem_key(M, 1, N, K, str(dtype).removeprefix("torch."))
+
+
+def _tuned(a: Tensor, b: Tensor) -> SplitKConfig | None:
+    """The tuned config of this problem on this GPU, where a file has one that is legal here."""
+    (M, K), N, device = a.shape, b.size(1), device_of(a.device)
+    if device.vendor == "cpu":
+        return None
+    default = default_config(M, N, K, a.dtype, device)
+    configs = configs_in_order(
+        "split_k", config_key(M, N, K, a.dtype), device, default, lambda c: illegal(c, K, a.dtype, device)
+    )
+    name, config, reason = configs[0]
+    return config if name == "tuned" and reason is None else None

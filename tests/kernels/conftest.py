@@ -20,6 +20,9 @@ if not torch.cuda.is_available():
     # Read when triton is imported: before any test module imports a kernel.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A kernel that no longer compiles must not pass for a slower one.
+os.environ.setdefault("GROUPBENCH_FALLBACK", "off")
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

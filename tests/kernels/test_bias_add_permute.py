@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 from groupbench.kernels.bias_add_permute import fused
 from groupbench.kernels.bias_add_permute.fused import FusedConfig, prepare_fused
 from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
+from groupbench.kernels.device import KNOWN
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
@@ -298,9 +299,9 @@ def test_chooses(sizes: Sizes, op: str, tuned: str | None, name: str, monkeypatc
         return torch.empty(*size, dtype=torch.bfloat16, device="meta")
 
     group = Group(on_no_cpu(M, K), on_no_cpu(N, K), on_no_cpu(N), None if op == "none" else on_no_cpu(M, N), m, n)
-    monkeypatch.setattr(fused, "worker_count", lambda device, per_sm: 132 * per_sm)
-    monkeypatch.setattr(fused, "tuned_config", lambda *key: None if tuned is None else fused.CONFIGS[tuned].__dict__)
-    assert fused.choose_config([group], op) == fused.CONFIGS[name]
+    fields = None if tuned is None else fused.CONFIGS[tuned].__dict__
+    monkeypatch.setattr("groupbench.kernels.grouped_gemm.tuned.tuned_config", lambda *key: fields)
+    assert fused.choose_config([group], op, KNOWN["sm_90"]) == fused.CONFIGS[name]
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

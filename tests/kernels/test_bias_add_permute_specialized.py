@@ -16,6 +16,7 @@ from groupbench.kernels.bias_add_permute import fused, fused_specialized
 from groupbench.kernels.bias_add_permute.fused import CONFIGS, prepare_fused
 from groupbench.kernels.bias_add_permute.fused_specialized import LEAST_TILES, prepare_specialized, unsuitable
 from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
+from groupbench.kernels.device import INTERPRETER, KNOWN
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = pytest.mark.skipif(
@@ -133,7 +134,8 @@ def test_takes_what_has_tiles_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_says_what_it_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpus = {"meta": KNOWN["sm_90"], "cpu": INTERPRETER}
+    monkeypatch.setattr(fused_specialized, "device_of", lambda device: gpus[device.type])
     monkeypatch.setattr(fused_specialized, "worker_count", lambda device: 132)
     large: Sizes = ((8, 8, 256), (16, 128), 64)
 
@@ -148,8 +150,9 @@ def test_says_what_it_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "K is longer" in str(why_not(large, ((1, 1, 8), (1, 8), 264)))
     assert f"{LEAST_TILES} tiles" in str(why_not(((2, 8, 256), (8, 128), 64)))
     assert "interpreter" in str(why_not(((1, 1, 8), (1, 8), 8), device="cpu"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    assert "Hopper" in str(why_not(large))
+    for arch in ("sm_100", "gfx942"):
+        gpus["meta"] = KNOWN[arch]
+        assert f"Hopper's, and this GPU is {arch}" in str(why_not(large))
 
 
 def test_another_triton_without_this_gluon_takes_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from groupbench.kernels import elementwise, outer_k
-from groupbench.kernels.grouped_gemm.support import SHARED_MEMORY_BYTES
+from groupbench.kernels.device import KNOWN
 from groupbench.kernels.split_k import stream, tiled
 
-SMS = 132
+HOPPER = KNOWN["sm_90"]
+SMS = HOPPER.sms
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -78,7 +79,7 @@ def config_of(name: str) -> Any:
     if name in STREAM:
         case = STREAM[name]
         return stream.choose_stream(case.M, case.N, case.K, SMS)
-    return outer_k.default_config(torch.device("cuda"), DTYPES[OUTER_K[name].dtype])
+    return outer_k.default_config(HOPPER, DTYPES[OUTER_K[name].dtype])
 
 
 def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
@@ -104,7 +105,7 @@ def helion_kernel() -> tuple[Any, dict[str, str], dict[str, Any], Any]:
 
     a = torch.empty(16, 16384, dtype=torch.bfloat16)
     b = torch.empty(1024, 16384, dtype=torch.bfloat16).t()
-    config = helion_barrier.default_config(16, 1024, 16384, torch.bfloat16, SMS)
+    config = helion_barrier.default_config(16, 1024, 16384, torch.bfloat16, HOPPER)
     compiled = helion_barrier.split_k_matmul_barrier.bind((a, b)).compile_config(config)
     kernel = compiled.__globals__["_helion_split_k_matmul_barrier"]
     stretch = 16384 // config.config["split_k"]
@@ -131,7 +132,7 @@ def strided_add() -> int:
 
 
 def main() -> None:
-    from hopper import compiled
+    from compiling import compiled
 
     @dataclass
     class Plain:
@@ -164,7 +165,7 @@ def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any]) ->
     assert row["spilled_bytes"] == 0, row
     one_a_sm = name in SPLIT_K and not config_of(name).streamed
     programs = 1 if one_a_sm else 2  # on a SM, as the rule for splits reckons
-    assert row["shared_bytes"] <= SHARED_MEMORY_BYTES // programs, row
+    assert row["shared_bytes"] <= HOPPER.room(programs), row
 
 
 @pytest.mark.parametrize("name", [*SPLIT_K, *OUTER_K])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from groupbench.kernels.device import KNOWN
 from groupbench.kernels.grouped_gemm import flat, flat_pointers
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 from groupbench.kernels.grouped_gemm.support import no_tma
@@ -113,7 +114,7 @@ def test_pointers_read_offsets_on_the_device_too(views, make_case, make_inputs, 
 @pytest.mark.parametrize("rows", [8, 32, 90, 200])
 def test_every_pointer_config_is_right(rows, make_case, make_inputs, device, poisoned, check):
     a, b, offs = make_inputs(make_case("ragged", (129, 0, 30, 1), n=141, k=71, tail=3), torch.float16)
-    config = flat_pointers.choose_config(rows, torch.float16, torch.device("cuda"))
+    config = flat_pointers.choose_config(rows, torch.float16, KNOWN["sm_90"])
     with poisoned():
         out = flat_pointers.grouped_gemm_pointers(a, b, offs, config=config)
     check(out, grouped_gemm_reference(a, b, offs), torch.float16)
@@ -134,14 +135,13 @@ def test_illegal_configs_are_named():
         assert text in reason
 
 
-def test_tuned_configs_are_legal_and_found(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+def test_tuned_configs_are_legal_and_found():
     configs = tuned_configs("flat", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
         assert flat.illegal(flat.FlatConfig(**values), torch.bfloat16) is None, key
     values = configs[tuning_key(4096, 4, 1024, 1024, torch.bfloat16, nk=False)]
-    chosen = flat.choose_config(4000, 4, 1024, 1024, torch.bfloat16, torch.device("cuda"), nk=False)
+    chosen = flat.choose_config(4000, 4, 1024, 1024, torch.bfloat16, KNOWN["sm_90"], nk=False)
     assert chosen == flat.FlatConfig(**values)
 
 

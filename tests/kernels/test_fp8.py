@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from groupbench.kernels.device import KNOWN
 from groupbench.kernels.grouped_gemm import fp8, quantize
 from groupbench.kernels.grouped_gemm.fp8 import (
     BLOCKWISE,
@@ -188,6 +189,13 @@ def test_offsets_are_read_on_the_device_at_every_call(mode, device, poisoned, ch
         last = out
 
 
+def specialized_first(monkeypatch):
+    configs_for = fp8.configs_for
+    monkeypatch.setattr(
+        fp8, "configs_for", lambda *problem: [("default", fp8.SPECIALIZED, None), *configs_for(*problem)]
+    )
+
+
 def unsuitable_weights() -> dict[str, tuple[FIVE, str]]:
     few = drawn((21, 40), 48, 272, ROWWISE, device=DEVICE)
     stretched = torch.empty(2 * 48 * 288 + 16, dtype=quantize.E4M3, device=DEVICE)
@@ -201,7 +209,7 @@ def test_what_the_specialised_kernel_cannot_take_the_plain_one_does(name, check,
     x, reason = unsuitable_weights()[name]
     with pytest.raises(ValueError, match=reason):
         prepare_fp8(*x, config=fp8.SPECIALIZED)
-    monkeypatch.setattr(fp8, "choose_config", lambda *problem: fp8.SPECIALIZED)
+    specialized_first(monkeypatch)
     check(prepare_fp8(*x, out_dtype=torch.float16)(), grouped_gemm_fp8_reference(*x), torch.float16)
 
 
@@ -211,7 +219,7 @@ def test_the_specialised_kernel_needs_a_hopper(mode, check, monkeypatch):
     x = drawn((21, 40), 48, 272, mode, device=DEVICE)
     with pytest.raises(ValueError, match=r"Hopper|interpreter"):
         prepare_fp8(*x, mode == ROWWISE_FAST, config=fp8.SPECIALIZED)
-    monkeypatch.setattr(fp8, "choose_config", lambda *problem: fp8.SPECIALIZED)
+    specialized_first(monkeypatch)
     check(prepare_fp8(*x, mode == ROWWISE_FAST)(), grouped_gemm_fp8_reference(*x), torch.bfloat16)
 
 
@@ -222,7 +230,7 @@ def test_another_triton_without_this_gluon_takes_the_plain_kernel(check, monkeyp
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     with pytest.raises(ValueError, match="is another"):
         prepare_fp8(*x, config=fp8.SPECIALIZED)
-    monkeypatch.setattr(fp8, "choose_config", lambda *problem: fp8.SPECIALIZED)
+    specialized_first(monkeypatch)
     check(prepare_fp8(*x)(), grouped_gemm_fp8_reference(*x), torch.bfloat16)
 
 
@@ -316,8 +324,7 @@ def test_tuned_configs_are_found(monkeypatch):
         "groupbench.kernels.grouped_gemm.tuned.tuned_configs",
         lambda kernel, gpu: {problem_key(1000, 4, 128, 256, ROWWISE): asdict(tuned)},
     )
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    gpu = torch.device("cuda")
+    gpu = KNOWN["sm_90"]
     assert fp8.choose_config(ROWWISE, 900, 4, 128, 256, gpu) == tuned
     assert fp8.choose_config(ROWWISE_FAST, 900, 4, 128, 256, gpu) == fp8.CONFIGS[ROWWISE_FAST]["large"]
     assert fp8.choose_config(BLOCKWISE, 64, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["decode"]

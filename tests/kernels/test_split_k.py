@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.kernels.device import KNOWN
 from groupbench.kernels.split_k import helion_barrier, slots, tiled
 from groupbench.kernels.split_k.problem import MAX_SIZE, split_k_reference
 from groupbench.kernels.split_k.tiled import SplitKConfig
@@ -255,7 +256,7 @@ def test_helions_stages_with_one_worker(product, device, poisoned, check):
     import helion
 
     a, b = operands(product, torch.float16, device)
-    config = helion_barrier.default_config(product.M, product.N, product.K, a.dtype, sms=132)
+    config = helion_barrier.default_config(product.M, product.N, product.K, a.dtype, KNOWN["sm_90"])
     given = helion_barrier.without_ones(a, b)
     compiled = helion_barrier.split_k_matmul_barrier.bind(given).compile_config(config)
     with mock.patch.object(helion.runtime, "get_num_sm", lambda *args, **kwargs: 1), poisoned():

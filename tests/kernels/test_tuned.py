@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 
+from groupbench.kernels.device import INTERPRETER, KNOWN
 from groupbench.kernels.grouped_gemm import flat, tuned, wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
@@ -19,6 +20,7 @@ from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 def write(tmp_path, monkeypatch):
     """Writes configs/NAME.json for the length of a test, in place of what ships."""
     (tmp_path / "configs").mkdir()
+    monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "user"))
     monkeypatch.setattr(tuned, "__file__", str(tmp_path / "tuned.py"))
     tuned.tuned_configs.cache_clear()
     yield lambda name, configs: (tmp_path / f"configs/{name}.json").write_text(json.dumps({"configs": configs}))
@@ -50,12 +52,10 @@ def test_an_h200_takes_what_was_tuned_on_an_h100_until_it_has_its_own(write):
     [("NVIDIA H100 80GB HBM3", 4000, True), ("NVIDIA H100", 5000, False), ("A100", 4000, False)],
     ids=["same_power_of_two", "more_rows", "other_gpu"],
 )
-def test_a_config_is_found_by_gpu_and_problem(gpu, M, found, write, monkeypatch):
+def test_a_config_is_found_by_gpu_and_problem(gpu, M, found, write):
     config = replace(wgrad.CONFIGS["large"], group_p=3)
     write("wgrad_h100", {tuned.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True): config.__dict__})
-    monkeypatch.setattr(wgrad, "worker_count", lambda device: 132)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
-    chosen = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, torch.device("cuda"), nk=True)
+    chosen = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, replace(KNOWN["sm_90"], name=gpu), nk=True)
     assert (chosen == config) == found
 
 
@@ -85,10 +85,9 @@ def searching(tmp_path, monkeypatch):
         return run
 
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "kept"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(tuned, "milliseconds", lambda run: times[run.config.block_n])
     tried = [flat.FlatConfig(32, n, 32, 4, 1) for n in (16, 32, 64, 128)]
-    search = partial(tuned.tune_here, "flat", device=torch.device("cuda"), candidates=tried, prepare=prepare)
+    search = partial(tuned.tune_here, "flat", device=KNOWN["sm_90"], candidates=tried, prepare=prepare)
     return SimpleNamespace(times=times, asked=asked, search=search, folder=tmp_path / "kept")
 
 
@@ -102,7 +101,7 @@ def test_the_fastest_that_runs_is_kept(searching):
     assert searching.search(key="a").block_n == 32
     (file,) = searching.folder.iterdir()
     assert file.name == f"flat_nvidia-h100-80gb-hbm3_triton-{triton.__version__}.json"
-    assert set(json.loads(file.read_text())) == {"a", "b"}
+    assert set(json.loads(file.read_text())["configs"]) == {"a", "b"}
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"a": {"block_m": 1}}'], ids=["cut", "list", "other fields"])
@@ -111,7 +110,7 @@ def test_what_was_kept_and_makes_no_sense_is_searched_again(searching, damage):
     (file,) = searching.folder.iterdir()
     file.write_text(damage)
     assert searching.search(key="a").block_n == 32
-    assert json.loads(file.read_text())["a"]["block_n"] == 32
+    assert json.loads(file.read_text())["configs"]["a"]["block_n"] == 32
 
 
 def test_where_no_candidate_runs_there_is_none(searching):
@@ -122,7 +121,7 @@ def test_where_no_candidate_runs_there_is_none(searching):
 
 def test_a_search_is_asked_for_and_only_for_what_no_file_knows(write, monkeypatch, make_case, make_inputs, check):
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(flat, "device_of", lambda device: replace(INTERPRETER, name="NVIDIA H100"))
     found = []
 
     def search(kernel, key, device, candidates, prepare):

@@ -12,6 +12,7 @@ import torch
 from helion.runtime.kernel import BoundKernel
 from torch import Tensor
 
+from groupbench.kernels.device import KNOWN
 from groupbench.kernels.grouped_gemm import helion_wgrad, wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
 from groupbench.kernels.grouped_gemm.tuned import tuned_configs
@@ -181,10 +182,9 @@ def test_a_dynamic_schedule_refuses_more_groups_than_it_ranks(make_case, make_op
 @pytest.mark.parametrize("G", [1, 8, 256, wgrad.MOST_RANKED + 1])
 @pytest.mark.parametrize("mean_rows", [1, 200, 4000])
 @pytest.mark.parametrize("of", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def test_the_config_chosen_can_run(G, mean_rows, of, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some other GPU")
-    monkeypatch.setattr(wgrad, "worker_count", lambda device: 132)
-    config = wgrad.choose_config(G * mean_rows, G, 4096, 2048, of, torch.device("cuda"), nk=True)
+def test_the_config_chosen_can_run(G, mean_rows, of):
+    gpu = replace(KNOWN["sm_90"], name="some other GPU")
+    config = wgrad.choose_config(G * mean_rows, G, 4096, 2048, of, gpu, nk=True)
     assert wgrad.illegal(config, of) is None
     assert not (config.dynamic and G > wgrad.MOST_RANKED)
 
@@ -234,7 +234,13 @@ def test_illegal_configs_are_named():
         reason = wgrad.illegal(replace(large, **change), torch.float16)
         assert reason is not None, change
         assert text in reason
-    assert wgrad.illegal(replace(large, split_store=False, dynamic=True), torch.float16) is None
+
+
+@pytest.mark.parametrize(("triton_version", "legal"), [((3, 8), True), ((3, 9), False)], ids=["3.8", "3.9"])
+def test_a_dynamic_schedule_shares_memory_up_to_triton_3_8(triton_version, legal, monkeypatch):
+    monkeypatch.setattr(wgrad, "TRITON", triton_version)
+    config = replace(wgrad.CONFIGS["large"], split_store=False, dynamic=True)
+    assert (wgrad.illegal(config, torch.float16) is None) == legal
 
 
 def test_candidates_are_legal():

@@ -1,4 +1,4 @@
-"""A kernel compiled for Hopper (sm_90) without one, for the tests that run themselves as scripts (see conftest.py)."""
+"""A kernel compiled for a GPU that is not here, for the tests that run themselves as scripts (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 
-def compiled(
+def target_of(arch: str) -> GPUTarget:
+    """Triton's name of an architecture: sm_90, gfx942."""
+    if arch.startswith("gfx"):
+        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+
+
+def built(
     kernel: Any,
     types: dict[str, str],
     constants: dict[str, Any],
     config: Any,
     odd: Collection[str] = ("G",),  # sizes that may be no multiples of 16
-) -> dict[str, Any]:
-    """What ptxas says of registers and memory, and the memory instructions and wgmma that Triton made."""
+    arch: str = "sm_90",
+) -> Any:
+    """The compiled kernel, down to machine code. Raises what the compiler raises."""
     signature, aligned = {}, []
     for name in kernel.arg_names:
         signature[name] = "constexpr" if name in constants else types.get(name, "*i32" if "_ptr" in name else "i32")
@@ -39,22 +48,38 @@ def compiled(
         attrs={index[name]: [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": config.num_warps, "num_stages": getattr(config, "num_stages", 3)}
-    if getattr(config, "registers", None) is not None:
+    target = target_of(arch)
+    if getattr(config, "registers", None) is not None and target.backend == "cuda":
         options["maxnreg"] = config.registers
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    ptx = built.asm["ptx"]
+    return triton.compile(source, target=target, options=options)
+
+
+def compiled(
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    config: Any,
+    odd: Collection[str] = ("G",),
+    arch: str = "sm_90",
+) -> dict[str, Any]:
+    """What ptxas says of registers and memory, and the memory instructions and wgmma that Triton made."""
+    code = built(kernel, types, constants, config, odd, arch)
+    ptx = code.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
-        command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file, "-o", Path(folder) / "kernel.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    numbers = [re.search(rf"(\d+) {what}", said) for what in ("registers", "bytes spill stores", "bytes stack frame")]
+        gpu = re.search(r"\.target (\w+)", ptx)
+        assert gpu is not None
+        ptxas = get_ptxas(target_of(arch).arch).path
+        command = [ptxas, "-v", f"--gpu-name={gpu[1]}", file, "-o", Path(folder) / "kernel.cubin"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    numbers = [re.search(rf"(\d+) {what}", output) for what in ("registers", "bytes spill stores", "bytes stack frame")]
     registers, spilled, stack = (int(number[1]) for number in numbers if number)
     return {
         "registers": registers,
         "spilled_bytes": spilled,
         "local_bytes": stack,
-        "shared_bytes": built.metadata.shared,
+        "shared_bytes": code.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
         "stores": sorted(set(re.findall(r"st\.global[\w.:]*", ptx))),
         "once_loads": sorted(set(re.findall(r"ld\.global\.L1::evict_first[\w.:]*", ptx))),

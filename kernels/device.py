@@ -1,0 +1,160 @@
+"""What a GPU offers to a kernel. Nothing else in this package asks torch for it or holds a number of one GPU.
+
+`device_of` asks the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels are compiled for without one.
+Triton's interpreter takes the place of a Hopper GPU with four SMs, so that it runs the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+Config = TypeVar("Config")
+
+KIB = 1024
+RESERVED_BYTES = KIB  # of shared memory, that CUDA keeps of each program
+INTERPRETER_SMS = 4  # enough to see programs take turns
+
+
+@dataclass(frozen=True)
+class Device:
+    """The facts about one GPU that decide which kernel can run on it, and how large its tiles may be.
+
+    arch           sm_90, gfx942, or "cpu" for Triton's interpreter
+    sms            streaming multiprocessors, or compute units
+    shared_bytes   shared memory that one program may use at most
+    shared_per_sm  shared memory of all programs on an SM together
+    """
+
+    name: str
+    arch: str
+    sms: int
+    shared_bytes: int
+    shared_per_sm: int
+
+    @property
+    def vendor(self) -> str:
+        """Return "cuda", "hip", or "cpu" for the interpreter."""
+        return "hip" if self.arch.startswith("gfx") else "cuda" if self.arch.startswith("sm_") else "cpu"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Return CUDA's compute capability, (0, 0) elsewhere: ROCm's (9, 4) is not a Hopper GPU."""
+        number = int(self.arch.removeprefix("sm_")) if self.vendor == "cuda" else 0
+        return number // 10, number % 10
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it has wgmma and setmaxnreg, which no later GPU has."""
+        return self.capability[0] == 9
+
+    @property
+    def operands_in_shared_memory(self) -> bool:
+        """Whether tensor cores read operands from shared memory (wgmma, tcgen05), and not from registers (mma)."""
+        return self.vendor == "cpu" or self.capability[0] in (9, 10, 11)
+
+    @property
+    def tma(self) -> bool:
+        return self.vendor == "cpu" or self.capability >= (9, 0)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether programs of a cluster share memory and TMA multicasts to them."""
+        return self.capability[0] in (9, 10, 11)
+
+    @property
+    def chains(self) -> bool:
+        """Whether a launch may begin before the one in front has ended (programmatic dependent launch)."""
+        return self.capability >= (9, 0)
+
+    def room(self, per_sm: int = 1) -> int:
+        """Return the bytes of shared memory that each of `per_sm` programs on an SM may use."""
+        reserved = 0 if self.vendor == "hip" else RESERVED_BYTES
+        return min(self.shared_bytes, self.shared_per_sm // per_sm - reserved)
+
+    def buffers(self, num_stages: int, itemsize: int = 2) -> int:
+        """Return how many tiles of each operand a loop of `num_stages` holds in shared memory.
+
+        Operands that are read from registers, which IEEE fp32 always is, have left their buffer a stage earlier.
+        """
+        return num_stages if self.operands_in_shared_memory and itemsize <= 2 else max(num_stages - 1, 1)
+
+
+def _known(name: str, arch: str, sms: int, shared: int, per_sm: int) -> Device:
+    return Device(name, arch, sms, shared * KIB, per_sm * KIB)
+
+
+# CUDA C++ programming guide, compute capabilities; CDNA 3 instruction set guide, local data share.
+KNOWN = {
+    device.arch: device
+    for device in (
+        _known("NVIDIA A100-SXM4-80GB", "sm_80", 108, 163, 164),
+        _known("NVIDIA A10", "sm_86", 72, 99, 100),
+        _known("NVIDIA L40S", "sm_89", 142, 99, 100),
+        _known("NVIDIA H100 80GB HBM3", "sm_90", 132, 227, 228),
+        _known("NVIDIA B200", "sm_100", 148, 227, 228),
+        _known("NVIDIA GeForce RTX 5090", "sm_120", 170, 99, 100),
+        _known("AMD Instinct MI300X", "gfx942", 304, 64, 64),
+    )
+}
+INTERPRETER = replace(KNOWN["sm_90"], name="cpu", arch="cpu", sms=INTERPRETER_SMS)
+
+
+def device_of(device: torch.device) -> Device:
+    """Return the facts about a device of this machine."""
+    if device.type != "cuda":
+        return INTERPRETER
+    return _asked(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def cuda_capability() -> tuple[int, int]:
+    """Return the current GPU's compute capability, (0, 0) for one that is not NVIDIA's."""
+    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability()
+
+
+@cache
+def _asked(index: int) -> Device:
+    from triton.runtime import driver
+
+    properties = torch.cuda.get_device_properties(index)
+    # What Triton itself holds a kernel to when it loads it.
+    shared = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    if torch.version.hip:
+        arch, per_sm = properties.gcnArchName.split(":")[0], shared
+    else:
+        arch = f"sm_{properties.major}{properties.minor}"
+        per_sm = getattr(properties, "shared_memory_per_multiprocessor", shared + RESERVED_BYTES)
+    return Device(properties.name, arch, properties.multi_processor_count, shared, per_sm)
+
+
+def halved(device: Device) -> Device:
+    """Return the device with half its shared memory: what fits there also fits where a compiler needs more."""
+    return replace(device, shared_bytes=device.shared_bytes // 2, shared_per_sm=device.shared_per_sm // 2)
+
+
+def fitted(config: Config, illegal: Callable[[Config], str | None], *sides: str) -> Config:
+    """Return the config, or the one nearest to it that is legal here: fewer stages, then smaller tiles.
+
+    config  a dataclass with num_stages, perhaps per_sm
+    sides   names of its fields that are the tile's two sides
+
+    The config itself comes back where none of its smaller ones is legal either.
+    """
+    smaller = _smaller(config, sides or ("block_m", "block_n"))
+    return next((candidate for candidate in smaller if not illegal(candidate)), config)
+
+
+def _smaller(config: Any, sides: tuple[str, ...]) -> Iterator[Any]:
+    names = {field.name for field in fields(config)}
+    while True:
+        for per_sm in sorted({1, getattr(config, "per_sm", 1)}, reverse=True):
+            for num_stages in range(config.num_stages, min(config.num_stages, 2) - 1, -1):
+                yield replace(config, num_stages=num_stages, **({"per_sm": per_sm} if "per_sm" in names else {}))
+        side = max(sides, key=lambda name: getattr(config, name))
+        if getattr(config, side) <= 32:
+            return
+        config = replace(config, **{side: getattr(config, side) // 2})

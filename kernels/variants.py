@@ -1,0 +1,146 @@
+"""Several ways to compute one thing, the best first: the first that runs here is taken.
+
+A variant is passed over where it says itself that it is unsuitable, and where it cannot be imported, compiled or
+launched, whatever the exception: a newer Triton has other names, a smaller GPU less shared memory. `choices` collects
+what was taken and why, for the record of a measurement.
+
+GROUPBENCH_FALLBACK=off raises what a variant raises instead. Tests set it: a kernel that no longer compiles must not
+pass for a slower one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SETTING = "GROUPBENCH_FALLBACK"
+# The GPU's context is lost, or its memory full: no other variant would do better.
+FATAL = ("illegal memory access", "misaligned address", "launch failure", "illegal instruction", "CUDA error")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which variant of a kernel runs, and why those before it do not."""
+
+    kernel: str
+    variant: str
+    passed_over: tuple[tuple[str, str], ...] = ()  # (variant, reason)
+
+
+@dataclass(frozen=True)
+class Variant(Generic[T]):
+    """One way. `prepare` returns the callable that computes; both may raise.
+
+    unsuitable  why it cannot take this problem or this device, where that is known
+    key         what it is compiled for: a variant that failed is not tried again for an equal key
+    """
+
+    name: str
+    prepare: Callable[[], Callable[[], T]]
+    unsuitable: str | None = None
+    key: Hashable = None
+
+
+_collected: ContextVar[list[Choice] | None] = ContextVar("choices", default=None)
+_failed: dict[Hashable, str] = {}
+
+
+@contextmanager
+def choices() -> Iterator[list[Choice]]:
+    """Within, every choice between variants is added to the list, once for each kernel and outcome."""
+    collected: list[Choice] = []
+    token = _collected.set(collected)
+    try:
+        yield collected
+    finally:
+        _collected.reset(token)
+
+
+def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[[], T]:
+    """Return a callable that computes by the first variant that runs, which its first call finds out.
+
+    Raises what the last variant raises where none can be prepared; so does a call where none runs.
+    """
+    return _FirstThatRuns(kernel, variants)
+
+
+class _FirstThatRuns(Generic[T]):
+    def __init__(self, kernel: str, variants: Sequence[Variant[T]]) -> None:
+        self._kernel = kernel
+        self._left = list(variants)
+        self._passed_over: list[tuple[str, str]] = []
+        self._proven = False
+        self._prepare_next(None)
+
+    def __call__(self) -> T:
+        if self._proven:
+            return self._run()
+        while True:
+            try:
+                out = self._run()
+            except Exception as error:
+                self._pass_over(error)
+                self._prepare_next(error)
+                continue
+            self._proven = True
+            self._left = []
+            collected = _collected.get()
+            choice = Choice(self._kernel, self._variant.name, tuple(self._passed_over))
+            if collected is not None and choice not in collected:
+                collected.append(choice)
+            return out
+
+    def _prepare_next(self, error: Exception | None) -> None:
+        while self._left:
+            variant = self._variant = self._left.pop(0)
+            reason = variant.unsuitable or _failed.get(self._id(variant))
+            if reason is not None and self._left:
+                self._passed_over.append((variant.name, reason))
+                continue
+            try:
+                self._run = variant.prepare()
+            except Exception as raised:
+                error = raised
+                self._pass_over(raised)
+                continue
+            return
+        for name, reason in self._passed_over[:-1]:
+            assert error is not None
+            error.add_note(f"{self._kernel}: {name} does not run either: {reason}")
+        raise error or RuntimeError(f"{self._kernel} has no variant")
+
+    def _pass_over(self, error: Exception) -> None:
+        """Remember why the variant does not run. Raises the error where it says nothing about the variant."""
+        if os.environ.get(SETTING) == "off" or _fatal(error):
+            raise error
+        reason = describe(error)
+        self._passed_over.append((self._variant.name, reason))
+        if self._variant.key is not None:
+            _failed[self._id(self._variant)] = reason
+        if self._left:
+            warnings.warn(f"{self._kernel}: {self._variant.name} does not run: {reason}", RuntimeWarning, stacklevel=4)
+
+    def _id(self, variant: Variant[T]) -> Hashable:
+        return None if variant.key is None else (self._kernel, variant.name, variant.key)
+
+
+def describe(error: BaseException) -> str:
+    """Return the exception's name and its first line that says something, 200 characters at most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A compiler shows the source first, and what is wrong with it last.
+    text = lines[-1] if type(error).__name__ == "CompilationError" and lines else (lines or [""])[0]
+    return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
+
+
+def _fatal(error: Exception) -> bool:
+    """Whether it is about the GPU's memory or context."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in FATAL)
