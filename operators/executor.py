@@ -115,11 +115,13 @@ def probe(device: str) -> Machine:
 def _probe(device: str) -> Machine:
     import torch
 
+    from groupbench.kernels.device import cuda_capability
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
-    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    capability = cuda_capability() if device == "cuda" else None
     return Machine(environment.detect(device), capability)
 
 

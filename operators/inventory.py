@@ -64,9 +64,11 @@ def take(asked: str = "auto") -> Inventory:
     if not any(package.error or not package.version for package in packages[:1]):
         import torch
 
+        from groupbench.kernels.device import cuda_capability
+
         facts["cuda"] = torch.version.cuda
         if device == "cuda":
-            facts |= {"gpu": torch.cuda.get_device_name(0), "capability": torch.cuda.get_device_capability(0)}
+            facts |= {"gpu": torch.cuda.get_device_name(0), "capability": cuda_capability()}
     try:
         facts["operators"] = _operators(device, facts.get("capability"))
     except Exception as error:

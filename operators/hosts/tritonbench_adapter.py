@@ -35,6 +35,7 @@ try:
 except ImportError as error:
     sys.exit(f"TritonBench does not import here: {error}; install what it needs, or give --host builtin")
 
+from groupbench.kernels.device import cuda_capability
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.errors import GroupbenchError, Incomplete, Unavailable, UsageError
 from groupbench.operators.hosts import foreign
@@ -102,7 +103,7 @@ def _target(dtype: str) -> Target:
         device="cuda" if cuda else "cpu",
         dtype=dtype,
         interpreted=_interpreted(),
-        capability=torch.cuda.get_device_capability() if cuda else None,
+        capability=cuda_capability() if cuda else None,
     )
 
 

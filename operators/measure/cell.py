@@ -155,6 +155,7 @@ class _Cell:
         return "unloaded"
 
     def prepare(self) -> Prepared:
+        from groupbench.kernels.variants import choices
         from groupbench.operators.measure import accuracy, compiled
         from groupbench.operators.measure.given import Given
 
@@ -164,8 +165,9 @@ class _Cell:
         reference = self.operator.reference(self.inputs)
         _synchronize(job.device)
         start = time.perf_counter()
-        run = self.backend.prepare(self.inputs)
-        run()
+        with choices() as chosen:
+            run = self.backend.prepare(self.inputs)
+            run()
         _synchronize(job.device)
         prepare_ms = 1e3 * (time.perf_counter() - start)
         self.seen = accuracy.Seen()
@@ -177,7 +179,9 @@ class _Cell:
         self.timer = self._timer(run, job.protocol)
         timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if interpreted else "cpu"
         self.nvml = _nvml() if job.device == "cuda" else None
-        return Prepared(timing, prepare_ms, self.timer.enqueue_ms, measured, problem, tuple(kernels))
+        return Prepared(
+            timing, prepare_ms, self.timer.enqueue_ms, measured, problem, compiled.with_variants(kernels, chosen)
+        )
 
     def recheck(self) -> Rechecked:
         """After the timed runs, what was timed: a kernel that counts on what it left in a buffer may be right until

@@ -8,11 +8,14 @@ returns it is watched, here and nowhere else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import msgspec
+
+from groupbench.kernels.variants import Choice
 from groupbench.tracker.record import Kernel
 
 _SCALARS = (bool, int, float, str)
@@ -41,6 +44,21 @@ def watched() -> Iterator[list[Kernel]]:
     with mock.patch.object(JITFunction, "run", run):
         yield found
     found.extend(kernels.values())
+
+
+def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
+    """Return the kernels with, in `config`, the variant that ran of each choice, and why those before it did not.
+
+    `variant` maps what was chosen between to the variant; `passed_over`, where there is one, to reasons by variant.
+    """
+    choices = list(chosen)
+    more: dict[str, Any] = {"variant": {choice.kernel: choice.variant for choice in choices}}
+    passed_over = {choice.kernel: dict(choice.passed_over) for choice in choices if choice.passed_over}
+    if passed_over:
+        more["passed_over"] = passed_over
+    return tuple(
+        msgspec.structs.replace(kernel, config=kernel.config | more) if choices else kernel for kernel in kernels
+    )
 
 
 @contextmanager

@@ -163,11 +163,12 @@ def probe(device: str) -> dict[str, Any]:
     """What this side runs on; in a process of its own, since it opens the device."""
     import torch
 
+    from groupbench.kernels.device import cuda_capability
     from groupbench.operators.measure import environment
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
-    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    capability = cuda_capability() if device == "cuda" else None
     return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
 
 

@@ -1,0 +1,157 @@
+"""The default configs, compiled for GPUs that are not here: each within its GPU's shared memory.
+
+By default a few kernels for each GPU; all of them with --exhaustive. Nothing of this runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+
+import pytest
+import torch
+
+from groupbench.kernels.device import KNOWN, Device
+from groupbench.kernels.grouped_gemm import contiguous, flat, flat_pointers, fp8, pointer, wgrad
+from groupbench.kernels.moe import gate_up, permute, routing
+from groupbench.kernels.split_k import tiled
+
+BF16 = torch.bfloat16
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
+# By architecture, what the default run compiles: what is reached there and comes closest to the limit.
+FEW = {
+    "sm_80": ("contiguous", "split_k_128"),
+    "sm_86": ("contiguous",),
+    "sm_89": ("pointer",),
+    "sm_100": ("fp8_rowwise_fast_plain", "flat_large"),
+    "sm_120": ("flat_large", "fp8_blockwise_large"),
+    "gfx942": ("contiguous", "route"),
+}
+Source = tuple[Any, dict[str, str], dict[str, Any], Any]  # kernel, types of its arguments, constants, config
+
+
+def grouped(gpu: Device) -> dict[str, Callable[[], Source]]:
+    """Kernels that TMA feeds."""
+    import test_compile as hopper
+
+    cases: dict[str, Callable[[], Source]] = {}
+    for rows, name in ((8, "decode"), (20, "decode_32"), (60, "small"), (4000, "large")):
+        M, G = 64 * rows, 64
+        flat_config = flat.default_config(M, G, BF16, gpu)
+        cases[f"flat_{name}"] = lambda c=flat_config: (*hopper.of_flat(c, nk=True), c)  # type: ignore[misc]
+        up = gate_up.choose_config(M, G, 4096, 4096, BF16, gpu)
+        cases[f"gate_up_{name}"] = lambda c=up: (*hopper.of_gate_up(c), c)  # type: ignore[misc]
+        of_wgrad = wgrad.default_config(M, G, 4096, 4096, BF16, gpu)
+        cases[f"wgrad_{name}"] = lambda c=of_wgrad: (*hopper.of_wgrad(c), c)  # type: ignore[misc]
+        for mode in fp8.MODES:
+            for which, config, _ in fp8.configs_for(mode, M, G, 4096, 4096, gpu):
+                if not config.specialized and which in ("default", "plain"):
+                    label = f"fp8_{mode}_{'plain' if which == 'plain' else name}"
+                    cases[label] = lambda c=config, mode=mode: (*hopper.of_fp8(c, mode), c)  # type: ignore[misc]
+        if f"fp8_{fp8.BLOCKWISE}_large" not in cases:
+            cases[f"fp8_{fp8.BLOCKWISE}_large"] = cases[f"fp8_{fp8.BLOCKWISE}_plain"]
+    many = flat.default_config(256 * 500, 256, BF16, gpu)
+    cases["flat_many"] = lambda: (*hopper.of_flat(many, nk=True, G=256), many)
+    return cases
+
+
+def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
+    """Kernels that read by pointers."""
+    import test_compile as hopper
+
+    def of_pointer() -> Source:
+        config = pointer.default_config(gpu, BF16)
+        constants = {name.upper(): getattr(config, name) for name in ("block_m", "block_n", "block_k", "group_m")}
+        constants |= {"A_K_UNIT": True, "B_N_UNIT": False, "ALIGN": 8, "PRECISION": "ieee"}
+        return pointer._pointer_kernel, {"table_ptr": "*i64", "c_ptr": "*bf16"}, constants, config
+
+    def of_contiguous() -> Source:
+        config = contiguous.default_config(gpu, BF16)
+        names = ("block_m", "block_n", "block_k", "super_group_m", "group_size_m")
+        constants = {name.upper(): getattr(config, name) for name in names}
+        constants |= {"HAS_MAP": True, "EVEN_K": True, "PRECISION": "ieee", "stride_ak": 1, "stride_wk": 1}
+        types = dict.fromkeys(("a_ptr", "w_ptr", "out_ptr"), "*bf16")
+        return contiguous._contiguous_kernel, types, constants, config
+
+    def of_split_k(M: int, dtype: str = "bf16") -> Source:
+        of = {"bf16": BF16, "fp32": torch.float32}[dtype]
+        config = tiled.default_config(M, 4096, 14336, of, gpu)
+        types = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}") | {"slots_ptr": "*i32"}
+        constants = tiled.kernel_constants(config, M, 14336, tiled.FIXUP.value, gpu.vendor == "cuda")
+        return tiled._split_k_kernel, types, constants | {"stride_ak": 1, "stride_bk": 1}, config
+
+    def of_route(kernel: str) -> Source:
+        config = permute.RowConfig(0, routing.WARPS)
+        found, types, constants = hopper.of_by_row(config, kernel, G=256)
+        return found, types, constants | {"CHAINED": gpu.chains}, config
+
+    def of_pointers(rows: int) -> Source:
+        config = flat_pointers.choose_config(rows, BF16, gpu)
+        return (*hopper.of_pointers(config), config)
+
+    def of_wgrad(dtype: str) -> Source:
+        config = wgrad.pointer_config({"bf16": BF16, "fp32": torch.float32}[dtype], gpu)
+        return (*hopper.of_wgrad(config, dtype, tma=False), config)
+
+    cases: dict[str, Callable[[], Source]] = {"pointer": of_pointer, "contiguous": of_contiguous}
+    cases |= {f"pointers_{rows}": lambda rows=rows: of_pointers(rows) for rows in (8, 60, 999)}  # type: ignore[misc]
+    cases |= {f"wgrad_pointers_{dtype}": lambda d=dtype: of_wgrad(d) for dtype in ("bf16", "fp32")}  # type: ignore[misc]
+    cases |= {f"split_k_{M}": lambda M=M: of_split_k(M) for M in (16, 64, 128)}  # type: ignore[misc]
+    cases["split_k_fp32"] = lambda: of_split_k(64, "fp32")
+    cases |= {kernel: lambda k=kernel: of_route(k) for kernel in ("count", "scan", "place", "route")}  # type: ignore[misc]
+    return cases
+
+
+def cases_of(arch: str) -> dict[str, Callable[[], Source]]:
+    gpu = replace(KNOWN[arch], name="untuned")
+    return anywhere(gpu) | (grouped(gpu) if gpu.tma else {})
+
+
+def main() -> None:
+    from compiling import built
+
+    rows: dict[str, Any] = {}
+    for asked in sys.argv[1:]:
+        arch, _, name = asked.partition(":")
+        kernel, types, constants, config = cases_of(arch)[name]()
+        try:
+            rows[asked] = built(kernel, types, constants, config, kernel.arg_names, arch).metadata.shared
+        except Exception as error:
+            rows[asked] = f"{type(error).__name__}: {error}"[-400:]
+    print(json.dumps(rows))
+
+
+def asked(which: dict[str, tuple[str, ...]]) -> list[str]:
+    return [f"{arch}:{name}" for arch, names in which.items() for name in names]
+
+
+def check(rows: dict[str, Any], names: list[str]) -> None:
+    assert list(rows) == names
+    limits = {arch: gpu.shared_bytes for arch, gpu in KNOWN.items()}
+    wrong = {
+        name: found for name, found in rows.items() if not isinstance(found, int) or found > limits[name.split(":")[0]]
+    }
+    assert not wrong
+
+
+def test_the_largest_defaults_fit_their_gpus(compile_for_hopper: Callable[..., Any]) -> None:
+    names = asked(FEW)
+    check(compile_for_hopper(__file__, *names), names)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_default_fits_its_gpu(arch: str, compile_for_hopper: Callable[..., Any]) -> None:
+    names = asked({arch: tuple(cases_of(arch))})
+    check(compile_for_hopper(__file__, *names), names)
+
+
+if __name__ == "__main__":
+    main()
