@@ -4,6 +4,7 @@
 #   bash ci/test.sh                         as many tests at once as there are cores
 #   bash ci/test.sh --exhaustive            also the tests that add volume: whole products of parameters, long runs
 #   bash ci/test.sh -n 0 -x tests/tracker   arguments go to pytest
+#   bash ci/test.sh --toolchain NAME [--compile-only]   the kernels with other versions of torch and Triton: toolchain.sh
 #
 # GROUPBENCH_TRITONBENCH  checkout or archive of TritonBench, for the tests of it as the host. Unless set, they run where
 #                         it is installed; elsewhere they are skipped, and the last lines say so.
@@ -11,6 +12,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . ci/environment.sh
 groupbench_help ci/test.sh "$@"
+if [ "${1:-}" = --toolchain ]; then
+  exec bash ci/toolchain.sh "${@:2}"
+fi
 groupbench_environment "measure,report,test"
 
 scratch=$(mktemp -d)

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Tests of the kernels and operators with the versions of a file in ci/toolchains. Arguments go to pytest.
+#
+#   bash ci/toolchain.sh torch-2.15                 in an environment of its own: torch, Triton and Helion of that set
+#   bash ci/toolchain.sh triton-3.9 --compile-only  compiles every kernel for sm_90 by that Triton, beside the default
+#                                                   torch; needs no GPU, and no CUDA build of torch
+#   bash ci/toolchain.sh --list                     prints the names
+#
+# Environments are kept in .toolchains/NAME until their versions change; a set with a CUDA build of torch takes 6 GB.
+# PYTHON and GROUPBENCH_VENV are those of ci/environment.sh; with the latter, --compile-only adds Triton to that
+# environment's packages, without changing it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. ci/environment.sh
+groupbench_help ci/toolchain.sh "${@:---help}"
+if [ "$1" = --list ]; then
+    basename -s .txt ci/toolchains/*.txt
+    exit
+fi
+name=$1 versions=ci/toolchains/$1.txt compile_only=
+shift
+if [ ! -f "$versions" ]; then
+    echo "groupbench: no toolchain $name; there are: $(basename -s .txt ci/toolchains/*.txt | xargs)" >&2
+    exit 2
+fi
+if [ "${1:-}" = --compile-only ]; then
+    compile_only=1
+    shift
+fi
+if [ -z "$compile_only" ] && ! grep -q '^torch==' "$versions"; then
+    echo "groupbench: $name names no torch: use --compile-only" >&2
+    exit 2
+fi
+folder=$PWD/.toolchains/$name${compile_only:+-compile}
+stamp=$folder/made-$({ cat "$versions" pyproject.toml ci/constraints.txt; echo "$PWD"; } | cksum | tr ' ' -)
+
+if [ -n "$compile_only" ]; then
+    groupbench_environment "measure,report,test"
+    if [ ! -e "$stamp" ]; then
+        rm -rf "$folder"
+        python -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" \
+            "$(grep '^triton==' "$versions")"
+        touch "$stamp"
+    fi
+    PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}" TRITON_CACHE_DIR=$folder/cache \
+        pytest -n 0 tests/kernels/test_compile.py tests/kernels/test_compile_products.py \
+        tests/kernels/test_compile_bias_add_permute.py tests/kernels/test_compile_targets.py "$@"
+    exit
+fi
+if [ ! -e "$stamp" ]; then
+    rm -rf "$folder"
+    "${PYTHON:-python3}" -m venv "$folder"
+    { grep -vE '^(torch|triton|helion)==' ci/constraints.txt; cat "$versions"; } >"$folder/constraints.txt"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c "$folder/constraints.txt" \
+        -e ".[measure,report,test]"
+    touch "$stamp"
+fi
+PATH=$folder/bin:$PATH pytest -n auto --dist worksteal tests/kernels tests/operators "$@"
