@@ -24,7 +24,6 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.schema import Point
-from groupbench.tracker.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int
     at = where.get(row.span.head.pk)
     if at is None or any(mark.kind == "change" and mark.at == at for mark in marks):
         return []
-    return [Mark("verdict", at, f"{row.verdict} {100 * row.change:+.1f}%", good=row.verdict is Verdict.IMPROVED)]
+    return [Mark("verdict", at, f"{row.verdict} {100 * row.change:+.1f}%", good=row.change < 0)]
 
 
 def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:

@@ -251,6 +251,22 @@ def test_a_speedup_within_its_noise_is_none(ms: float, spread: dict[str, float],
     assert map_["text"][0][0] == "1.00×", "the baseline over itself is sure"
 
 
+@pytest.mark.parametrize(
+    ("mark", "ink"),
+    [
+        (Mark("alert", 1, "alert 1 new"), "var(--bad)"),
+        (Mark("closed", 1, "alert 1 fixed"), "var(--faint)"),
+        (Mark("verdict", 1, "regressed +3.0%"), "var(--change)"),
+        (Mark("verdict", 1, "improved -3.0%", good=True), "var(--good)"),
+    ],
+    ids=["open alert", "closed alert", "slower", "faster"],
+)
+def test_only_bad_news_is_red(mark: Mark, ink: str) -> None:
+    figure = figures.latency_history(history([1.0] * 3, marks=(mark,)), RUNS)
+    (label,), (line,) = figure["layout"]["annotations"], figure["layout"]["shapes"]
+    assert (figure["data"][-1]["marker"]["color"], label["font"]["color"], line["line"]["color"]) == (ink, ink, ink)
+
+
 # ---- from the store
 
 
