@@ -22,6 +22,7 @@ from groupbench.tracker.cli.output import (
 )
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds, printable
+from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison
@@ -47,10 +48,20 @@ COLUMNS = (
 )
 
 
+WORSE = (Verdict.WRONG, Verdict.REGRESSED)
+CHANGED = (*WORSE, Verdict.IMPROVED)
+
+
 @click.command()
 @click.argument("a")
 @click.argument("b")
 @click.option("--force", is_flag=True, help="Compare unlike environments, too.")
+@click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["regressed"]),
+    help="Exit with 1 where a series regressed or is wrong.",
+)
 @series_filters
 @min_effect_option
 @output_formats
@@ -60,6 +71,8 @@ def compare(
     a: str,
     b: str,
     force: bool,
+    only_changed: bool,
+    fail_on: str | None,
     min_effect: float | None,
     form: Format | None,
     **fields: Any,
@@ -68,7 +81,8 @@ def compare(
 
     A and B are the start of a hash, a branch, a tag, `latest` or `previous`; HASH+ is the dirty tree of a commit;
     run:ID is one run; a date (2026-01-31, 7d, @7d) is the newest run that had begun by its end; and a file of records
-    needs no database. Series whose environments differ are not compared. Exits with 4 where nothing can be.
+    needs no database. Rows come by severity, the largest change first. Series whose environments differ are not
+    compared. Exits with 4 where nothing can be, and with 1 where --fail-on says so.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare as compare_sides
@@ -77,7 +91,7 @@ def compare(
     files = sides.is_file(a) and sides.is_file(b)
     with nullcontext(None) if files else reading(context.obj) as session:
         found = compare_sides(session, a, b, force=force, min_effect=min_effect, where=Filter(**fields))
-    rows = [pair.flat() for pair in found.pairs]
+    rows = [pair.flat() for pair in found.pairs if not only_changed or pair.verdict in CHANGED]
     counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
     head = f"A {printable(str(found.a))}  B {printable(str(found.b))}: {counts}"
     if form == "json":
@@ -101,6 +115,8 @@ def compare(
         click.echo("\n" + _tail(found))
     if found.differences:
         say(f"not compared, environments differ: {' | '.join(found.differences[:3])}; --force compares all the same")
+    if fail_on and any(pair.verdict in WORSE for pair in found.pairs):
+        context.exit(ExitCode.FAILED)
     context.exit(ExitCode.OK if found.comparable else ExitCode.INCOMPARABLE)
 
 

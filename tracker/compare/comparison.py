@@ -111,15 +111,33 @@ def compare(
     if found[0].points == found[1].points:
         commit = "commit " if found[0].title == str(found[0].state) else ""
         raise QueryError(f"{a!r} and {b!r} are the same {commit}{found[0]}; give two")
-    series = {point.series.sort_key: point.series for side in found for point in side.points}
+    return compare_sides(*found, force=force, min_effect=min_effect, where=where)
+
+
+def compare_sides(
+    a: Side,
+    b: Side,
+    *,
+    force: bool = False,
+    min_effect: float | None = None,
+    where: Filter = Filter(),  # noqa: B008
+) -> Comparison:
+    """Compare every series of either side, the most severe verdict and the largest change first.
+
+    Raises QueryError where `where` names what neither side has, or both sides are the same.
+    """
+    if a.points == b.points:
+        raise QueryError(f"A and B are the same {a.title}; give two")
+    series = {point.series.sort_key: point.series for side in (a, b) for point in side.points}
     allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
-    found = [replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in found]
-    at_a, at_b = (sides.by_series(side.points) for side in found)
-    pairs = []
-    for key in sorted({*at_a, *at_b}):
-        points = (at_a.get(key, []), at_b.get(key, []))
-        pairs.append(compare_series(series[key], *points, force=force, min_effect=min_effect))
-    return Comparison(found[0], found[1], tuple(pairs))
+    a, b = (replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in (a, b))
+    at_a, at_b = sides.by_series(a.points), sides.by_series(b.points)
+    pairs = [
+        compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force, min_effect=min_effect)
+        for key in sorted({*at_a, *at_b})
+    ]
+    pairs.sort(key=lambda pair: (ORDER.index(pair.verdict), -abs(math.log(pair.ratio or 1.0))))
+    return Comparison(a, b, tuple(pairs))
 
 
 def compare_series(

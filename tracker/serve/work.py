@@ -111,8 +111,7 @@ class Place:
 def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> SideBySide:
     """Every series of either side. Raises TrackerError."""
     from groupbench.tracker.compare import sides
-    from groupbench.tracker.compare.comparison import Comparison, compare_series
-    from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.compare.comparison import compare_sides
     from groupbench.tracker.query import points as query
     from groupbench.tracker.serve.database import open_to_read
 
@@ -130,25 +129,14 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
                 found.append(sides.Side(place.title, tuple(points), place.state))
     finally:
         database.close()
-    if found[0].points == found[1].points:
-        raise QueryError(f"A and B are the same {a.title}; give two")
-    series = {point.series.sort_key: point.series for side in found for point in side.points}
-    allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
-    at_a, at_b = (
-        sides.by_series([point for point in side.points if point.series.sort_key in allowed]) for side in found
-    )
-    pairs = [
-        compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force) for key in sorted({*at_a, *at_b})
-    ]
-    whole = Comparison(found[0], found[1], tuple(pairs))
-    ordered = sorted(pairs, key=lambda pair: (pair.verdict.severity, -abs((pair.ratio or 1.0) - 1.0)))
+    whole = compare_sides(found[0], found[1], force=force, where=where)
     return SideBySide(
         a=a.title,
         b=b.title,
         counts=whole.counts,
         geometric_mean=whole.geometric_mean,
-        compared=sum(pair.ratio is not None for pair in pairs),
+        compared=sum(pair.ratio is not None for pair in whole.pairs),
         differences=whole.differences,
-        rows=tuple({"series": pair.series.pk, **pair.flat()} for pair in ordered),
+        rows=tuple({"series": pair.series.pk, **pair.flat()} for pair in whole.pairs),
         seconds=time.perf_counter() - began,
     )

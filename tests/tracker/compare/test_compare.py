@@ -126,3 +126,15 @@ def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
     assert "no previous commit" in said
     assert "run:ID names one run of a commit" in said
     assert cli("compare", "latest").exit_code == 2
+
+
+def test_rows_come_by_severity_and_a_regression_can_set_the_exit_code(cli: Cli, stored: Any, make: Any) -> None:
+    now = {"same": 1.0, "slower": 1.2, "slowest": 1.5, "faster": 0.5}
+    nights = [make(0, 1.0, backend=name) for name in now]
+    stored([*nights, *(make(1, ms, backend=name) for name, ms in now.items())])
+    listed = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    assert [row["backend"] for row in listed] == ["slowest", "slower", "faster", "same"]
+    failed = cli("compare", "000", "001", "--only-changed", "--fail-on", "regressed", "--json")
+    assert failed.exit_code == 1
+    assert [row["backend"] for row in json.loads(failed.stdout)["series"]] == ["slowest", "slower", "faster"]
+    assert cli("compare", "001", "000", "--fail-on", "regressed", "--backend", "slower").exit_code == 0
