@@ -124,7 +124,7 @@ def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
     if at is None or any(mark.kind == "change" and mark.at == at for mark in history.marks):
         return history
-    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%", good=row["verdict"] == Verdict.IMPROVED)
+    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%", good=row["change"] < 0)
     return replace(history, marks=tuple(sorted((*history.marks, mark), key=lambda mark: mark.at)))
 
 
