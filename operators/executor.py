@@ -1,25 +1,32 @@
-"""Runs jobs and yields their records: a process a backend, the backends of a problem side by side.
+"""Run jobs and yield their records: a process a backend, the backends of a problem side by side.
 
 Backends of one problem are alive together so that their bursts can take turns: each round goes over all of them,
 starting one further than the round before, and the GPU idles before every burst. A backend keeps its process for the
 next problem, which saves its imports, until a cell fails: then the next one starts in a fresh process. So what one cell
 does to itself costs no other anything; what cannot run is a record too, with its status and the reason.
+
+What a backend's process says is checked: a process that no backend runs in judges its outputs, of a timed call in every
+burst, on inputs that this process has drawn after the backend was prepared; and this process's clock bounds its times.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby
+from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Rechecked, Request
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.live import Live, new_secret
 from groupbench.operators.measure.selection import why_unavailable
-from groupbench.operators.measure.worker import DYNAMO, Worker, call
+from groupbench.operators.measure.worker import DYNAMO, Judge, Worker, call
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.operators.sizes import counted
@@ -46,39 +53,21 @@ class Progress:
     advance: Callable[[float], None] = lambda cells: None
 
 
-@dataclass
-class _Live:
-    """A cell in the making."""
-
-    job: Job
-    worker: Worker
-    started: float = field(default_factory=time.monotonic)
-    prepared: Prepared | None = None
-    failure: Failure | None = None
-    bursts: list[Burst] = field(default_factory=list)
-    rechecked: Rechecked | None = None
-
-    def ask(self, verb: str) -> None:
-        self.take(self.worker.ask(Request(verb)))
-
-    def take(self, answer: Any) -> None:
-        match answer:
-            case Failure():
-                self.failure = answer
-            case Prepared():
-                self.prepared = answer
-            case Burst():
-                self.bursts.append(answer)
-            case Rechecked():
-                self.rechecked = answer
-
-
 class Workers:
     """The processes, one a backend, started when first asked for."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._alive: dict[tuple[str, ...], Worker] = {}
+        self._judge: Judge | None = None
+
+    def judge(self, device: str) -> Judge:
+        """The process that judges, started again where it has died."""
+        if self._judge is not None and self._judge.over:
+            self._judge.close()
+            self._judge = None
+        self._judge = self._judge or Judge(device, self.timeout_s)
+        return self._judge
 
     def get(self, job: Job) -> Worker:
         key = (job.operator, job.backend, job.device)
@@ -98,6 +87,10 @@ class Workers:
                 worker.kill()
             worker.close()
         self._alive.clear()
+        if self._judge is not None:
+            self._judge.kill()
+            self._judge.close()
+            self._judge = None
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
@@ -201,7 +194,7 @@ def _problem_records(
 def _batch_records(
     jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    cells = [_Live(job, workers.get(job)) for job in jobs]
+    cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
     for verb in ("adopt", "load"):  # a new process starts and imports beside the others, and that time is no cell's
         asked = [cell for cell in cells if cell.failure is None]
@@ -214,39 +207,31 @@ def _batch_records(
     for cell in cells:
         progress.describe(f"{_name(cell.job)}: preparing")
         if cell.failure is None:
-            cell.ask("prepare")
+            cell.prepare()
         progress.advance(1 / (bursts + 1))
     for number in range(bursts):
+        secret, chosen = new_secret(), secrets.randbits(31)  # one for all, whose reference then is one
         for cell in _rotated(cells, number):
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
             if _wants_burst(cell, number):
                 if cell.job.device == "cuda":
                     time.sleep(cell.job.protocol.idle_s)
-                cell.ask("burst")
+                cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
     for cell in cells:
-        if _wants_recheck(cell):
-            cell.ask("recheck")
+        cell.finish()
+        sound = cell.find_routing()
         yield _finished(cell, machine, run), cell.job
-        if cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
+        if not sound or cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
             workers.retire(cell.worker)
 
 
-def _wants_burst(cell: _Live, number: int) -> bool:
+def _wants_burst(cell: Live, number: int) -> bool:
     """An interpreted kernel's time is no speed, so one is enough; a wrong result's is still worth knowing."""
-    if cell.failure is not None or cell.prepared is None:
-        return False
-    return cell.prepared.timing != "interpreted" or number == 0
+    return cell.going and (not cell.interpreted or number == 0)
 
 
-def _wants_recheck(cell: _Live) -> bool:
-    """An interpreted kernel has run but once or twice since, and takes long."""
-    if cell.failure is not None or cell.prepared is None or cell.prepared.problem is not None:
-        return False
-    return cell.prepared.timing != "interpreted"
-
-
-def _rotated(cells: list[_Live], number: int) -> list[_Live]:
+def _rotated(cells: list[Live], number: int) -> list[Live]:
     start = number % len(cells)
     return cells[start:] + cells[:start]
 
@@ -255,19 +240,19 @@ def _name(job: Job) -> str:
     return f"{job.operator}/{job.backend} {job.shape} {job.dtype}"
 
 
-def _finished(cell: _Live, machine: Machine, run: Run) -> Record:
+def _finished(cell: Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        accuracy = (cell.rechecked and cell.rechecked.accuracy) or prepared.accuracy
-        extra |= {"accuracy": accuracy, "kernels": prepared.kernels}
+        extra |= {"accuracy": cell.accuracy, "kernels": prepared.kernels}
+        if cell.dynamic is not None:
+            extra["metrics"] = {"dynamic_routing": float(cell.dynamic)}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
     if failure is not None:
         return _record(cell.job, machine, run, _status(failure), failure.message, **extra)
-    problem = (prepared and prepared.problem) or (cell.rechecked and cell.rechecked.problem)
-    if problem:
-        return _record(cell.job, machine, run, "wrong", problem, **extra)
+    if cell.problem:
+        return _record(cell.job, machine, run, "wrong", cell.problem, **extra)
     return _record(cell.job, machine, run, "ok", None, **extra)
 
 
@@ -301,6 +286,7 @@ def _record(
     accuracy: Accuracy | None = None,
     kernels: tuple[Kernel, ...] = (),
     duration_s: float | None = None,
+    metrics: Mapping[str, float] = MappingProxyType({}),
 ) -> Record:
     operator = get_operator(job.operator, job.plugins, job.mode)
     shape = job.shape_of(operator)
@@ -327,6 +313,7 @@ def _record(
         accuracy=accuracy,
         kernels=kernels,
         duration_s=duration_s,
+        metrics=dict(metrics),
     )
 
 

@@ -51,7 +51,8 @@ class Backend:
     """One way to compute an operator.
 
     name         as users type it: `--only name`; printable, without a comma
-    prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated
+    prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated. It is
+                 called with new values in the same inputs; a copy of one in another layout is made by relayout.laid_out
     source       what it is, and where the idea is from
     kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
     unavailable  why it cannot run on a target, or None; asked before anything is made
@@ -86,6 +87,8 @@ class Backward:
     min_bytes: Callable[[Any, str], int]
     suites: Mapping[str, tuple[Any, ...]]
     returns: str
+    moves: tuple[str, ...] = ()
+    reroute: Callable[[Any, Any, int], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ class Operator:
     decode        output -> the values it stands for, [M, N] (several where the reference has several), where it is no
                   such tensor itself; raises TypeError
     from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
+    moves         names of the inputs that get new values between calls (`a`, `x.weights`); all that hold floating-point
+                  values if empty. What a forward has saved does not move in a mode that is given it
+    reroute       (shape, inputs, seed) -> whether the inputs have another routing now, of as many rows, written in
+                  place; None where there is no routing
     backward      what mode bwd measures; None where there is the forward alone
     forward_backward  what mode fwd_bwd measures, a training step; None where it has no such mode
     """
@@ -122,6 +129,8 @@ class Operator:
     output_dtype: Callable[[str], str] = lambda dtype: dtype
     decode: Callable[[Any], Any] | None = None
     from_tritonbench: Callable[..., Example] | None = None
+    moves: tuple[str, ...] = ()
+    reroute: Callable[[Any, Any, int], bool] | None = None
     backward: Backward | None = None
     forward_backward: Backward | None = None
 
@@ -146,6 +155,8 @@ class Operator:
             min_bytes=measured.min_bytes,
             suites=measured.suites,
             returns=measured.returns,
+            moves=measured.moves,
+            reroute=measured.reroute,
             from_tritonbench=None,
         )
 

@@ -22,6 +22,7 @@ from groupbench.operators.executor import Progress
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
+from groupbench.operators.vet import vetted
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
 from groupbench.tracker.text.files import whole_file
@@ -109,7 +110,7 @@ class Session:
         interrupted, ended = False, None
         with self._writer() as write, _progress(total, self.quiet) as progress:
             try:
-                for record in produce(self.run, progress):
+                for record in map(vetted, produce(self.run, progress)):
                     self.records.append(record)
                     write(record)
             except KeyboardInterrupt:

@@ -83,6 +83,14 @@ METRICS: dict[str, Metric] = {
         Metric("repeatable", "", "two executions agree bit by bit", column="repeatable", better="higher"),
         Metric("prepare_ms", "ms", "packing, compiling and tuning before the clock starts", "prepare ms", "prepare_ms"),
         Metric("enqueue_ms", "ms", "time the host takes to launch one call", "enqueue ms", "enqueue_ms"),
+        Metric(
+            "dynamic_routing",
+            "",
+            "1: the callable follows new offsets in the same buffers, 0: they are built in",
+            "dynamic",
+            better="higher",
+            rule="exact",
+        ),
     )
 }
 

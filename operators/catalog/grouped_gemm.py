@@ -8,6 +8,7 @@ needs no torch.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +18,7 @@ from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
+from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +81,25 @@ def _ends(rows: tuple[int, ...], device: str) -> Tensor:
 def group_bounds(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """(g, first row, row past the last) of each group."""
     return [(g, end - row, end) for g, (row, end) in enumerate(zip(rows, accumulate(rows), strict=True))]
+
+
+def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
+    """Write the offsets of another routing of as many rows. False where none would make a difference."""
+    if shape.shared:
+        return False
+    rows = other_rows(shape.rows, seed)
+    x.offs.copy_(_ends(rows, "cpu"))
+    return rows != shape.rows
+
+
+def other_rows(rows: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """As many rows in as many groups: the sizes in another order, a part of each handed on to the next group."""
+    draw = random.Random(seed)
+    sizes = draw.sample(rows, len(rows))
+    for g in range(len(sizes) - 1):
+        part = draw.randrange(sizes[g] // 4 + 1) if sizes[g] < 4 else draw.randrange(1, sizes[g] // 4 + 1)
+        sizes[g], sizes[g + 1] = sizes[g] - part, sizes[g + 1] + part
+    return tuple(sizes)
 
 
 def reference(x: GroupedInputs) -> Tensor:
@@ -253,7 +274,10 @@ def prepare_torch_compile(x: GroupedInputs) -> Run:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included)."""
+    """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included).
+
+    The copy is kept equal to `x`: whoever calls a kernel has its operands in memory that suits it.
+    """
     step = 16 // x.element_size()
     inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
     outer = -3 - inner  # the other one of the last two
@@ -266,7 +290,7 @@ def aligned(x: Tensor) -> Tensor:
     source = x if inner == -1 else x.transpose(-1, -2)
     width = source.shape[-1]
     padded = source.new_empty(*source.shape[:-1], math.ceil(width / step) * step)[..., :width]
-    padded.copy_(source)
+    laid_out(padded, source)
     return padded if inner == -1 else padded.transpose(-1, -2)
 
 
@@ -357,12 +381,14 @@ GROUPED_GEMM = Operator(
     returns="[M, N]",
     shapes_help=shapes.HELP,
     from_tritonbench=from_tritonbench,
+    reroute=reroute,
     backward=Backward(
         make_inputs=make_backward_inputs,
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
         returns="(dA [M, K], dB [G, K, N])",
+        moves=("dc",),  # the forward has saved the rest
         suites=shapes.weight_gradient_suites(),
     ),
 )

@@ -15,10 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
-from groupbench.operators.catalog.grouped_gemm import flops, group_bounds
+from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,10 +106,11 @@ def prepare_torch_loop(x: Fp8Inputs) -> Run:
     import torch
 
     _require_multiples_of_16(x)
-    problems = [
-        (x.a[start:end], x.b[g].t(), x.scale_a[start:end, None].clone(), x.scale_b[g][None], start, end)
-        for g, start, end in _groups(x)
-    ]
+    problems = []
+    for g, start, end in _groups(x):
+        scale_a = x.scale_a[start:end, None]
+        scale_a = laid_out(torch.empty_like(scale_a), scale_a)
+        problems.append((x.a[start:end], x.b[g].t(), scale_a, x.scale_b[g][None], start, end))
 
     def run() -> Tensor:
         out = _empty_output(x)
@@ -154,10 +156,14 @@ def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
     problems = []
     for g, start, end in _groups(x):
         rows = math.ceil((end - start) / 4) * 4
-        a = x.a.new_empty(rows, x.a.shape[1]).copy_(_padded(x.a[start:end].view(torch.uint8), rows).view(x.a.dtype))
-        scale_a = _padded(x.scale_a[start:end], rows).t().contiguous().t()
-        blocks = math.ceil(x.scale_b.shape[2] / 4) * 4
-        scale_b = F.pad(x.scale_b[g], (0, blocks - x.scale_b.shape[2])).t()  # [K/128 up to 4, N/128], strides 1, rows
+        a = x.a.new_empty(rows, x.a.shape[1])
+        a.view(torch.uint8)[end - start :].zero_()
+        laid_out(a[: end - start], x.a[start:end])
+        scale_a = x.scale_a.new_zeros(x.scale_a.shape[1], rows).t()  # strides 1, rows
+        laid_out(scale_a[: end - start], x.scale_a[start:end])
+        blocks, width = math.ceil(x.scale_b.shape[2] / 4) * 4, x.scale_b.shape[2]
+        scale_b = x.scale_b.new_zeros(x.scale_b.shape[1], blocks).t()  # [K/128 up to 4, N/128], strides 1, rows
+        laid_out(scale_b[:width], x.scale_b[g].t())
         problems.append((a, x.b[g].t(), scale_a, scale_b, start, end))
 
     def run() -> Tensor:
@@ -185,12 +191,6 @@ def _empty_output(x: Fp8Inputs) -> Tensor:
     import torch
 
     return torch.empty(x.a.shape[0], x.b.shape[1], dtype=torch.bfloat16, device=x.a.device)
-
-
-def _padded(x: Tensor, rows: int) -> Tensor:
-    import torch.nn.functional as F
-
-    return F.pad(x, (0, 0, 0, rows - x.shape[0]))
 
 
 def _require_multiples_of_16(x: Fp8Inputs) -> None:
@@ -274,6 +274,7 @@ GROUPED_GEMM_FP8 = Operator(
     dtypes=("fp8",),
     output_dtype=lambda dtype: "bf16",
     shapes_help=shapes.HELP,
+    reroute=reroute,
 )
 
 GROUPED_GEMM_FP8_BLOCKWISE = replace(

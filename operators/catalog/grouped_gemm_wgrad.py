@@ -16,6 +16,7 @@ from groupbench.operators.catalog.grouped_gemm import (
     group_bounds,
     make_backward_inputs,
     no_interpreted_bf16,
+    reroute,
 )
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES
@@ -140,4 +141,5 @@ GROUPED_GEMM_WGRAD = Operator(
     min_bytes=min_bytes,
     returns="[G, K, N]",
     shapes_help=shapes.HELP,
+    reroute=reroute,
 )

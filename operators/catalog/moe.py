@@ -128,6 +128,21 @@ def ids_of(shape: MoeShape, device: str) -> Tensor:
     return torch.from_numpy(choose(shape).copy()).to(device)
 
 
+def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
+    """Give the tokens each other's experts, under other numbers, in place. False where nothing changed.
+
+    As many choices as before have an expert here, and each token's are all different.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    before = ids.cpu().clone()
+    numbers = torch.cat([torch.randperm(G, generator=generator), torch.tensor([-1])])  # -1 stays
+    after = numbers[before[torch.randperm(len(before), generator=generator)]]
+    ids.copy_(after)
+    return not torch.equal(before, after)
+
+
 # --- suites -----------------------------------------------------------------------------------------------------------
 
 

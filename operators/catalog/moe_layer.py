@@ -71,6 +71,10 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInp
     )
 
 
+def reroute(shape: MoeShape, x: LayerInputs, seed: int) -> bool:
+    return moe.reroute_ids(x.ids, shape.G, seed)
+
+
 def reference(x: LayerInputs) -> Tensor:
     """[T, H], expert by expert."""
     return _reference(x, gradients=False)["out"]
@@ -326,11 +330,13 @@ MOE_LAYER = Operator(
     returns="[T, H]",
     output_dtype=lambda dtype: f"{dtype}_layer",
     decode=decode,
+    reroute=reroute,
     backward=Backward(
         make_inputs=make_inputs,
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
+        moves=("dout",),  # the forward has saved the rest
         returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),
@@ -339,6 +345,7 @@ MOE_LAYER = Operator(
         reference=reference_both,
         flops=lambda shape: 3 * flops(shape),
         min_bytes=min_bytes_both,
+        reroute=reroute,
         returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),

@@ -45,6 +45,17 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> Unpermut
     return UnpermuteInputs(y, routing.position, weights, routing.source[: shape.M].long(), shape.M)
 
 
+def reroute(shape: MoeShape, x: UnpermuteInputs, seed: int) -> bool:
+    from groupbench.kernels.moe.routing import route_reference
+
+    ids = moe.ids_of(shape, str(x.position.device))
+    changed = moe.reroute_ids(ids, shape.G, seed)
+    routing = route_reference(ids, shape.G)
+    x.position.copy_(routing.position)
+    x.order.copy_(routing.source[: shape.M].long())
+    return changed
+
+
 def routing_weights(shape: MoeShape, dtype: str, device: str, generator: object) -> Tensor:  # [T, k]
     """The softmax of normal scores."""
     import torch
@@ -138,5 +149,6 @@ MOE_UNPERMUTE = Operator(
     flops=flops,
     min_bytes=min_bytes,
     returns="[T, H]",
+    reroute=reroute,
     **moe.shape_fields(layer=False),
 )

@@ -26,7 +26,7 @@ from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes, select_mode
 from groupbench.operators.measure.texts import storable
-from groupbench.operators.measure.worker import kill_group, kill_left
+from groupbench.operators.measure.warden import kill_group, kill_left
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.session import Session
 from groupbench.operators.sizes import counted

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import Tolerance, tolerance_of
@@ -21,6 +22,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 64
+LEFT = 77
+"""What is left in outputs of integers, which have no NaN."""
+
+
+def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, list[Tensor], list[Tensor], list[str]]:
+    """Run twice on poisoned memory: (form, the second output's tensors, the first's if unlike, inputs returned).
+
+    Raises TypeError where an output is not made of plain tensors.
+    """
+    import torch
+
+    with poisoned():
+        first = run()
+        form, parts = plain_parts(first, device)
+        kept = [part.detach().clone() for part in parts]
+        returned = _spoil(parts, given)
+        del first, parts
+        second = plain_parts(run(), device)[1]
+    if device == "cuda":
+        torch.cuda.synchronize()
+    # Copies, since what is shown to another process must not be the backend's to change.
+    second = [part.detach().clone() for part in second]
+    like = len(kept) == len(second) and all(map(_same_bits, kept, second))
+    return form, second, [] if like else kept, returned
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    import torch
+
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
+
+
+def judge(
+    out: Any, reference: Tensor | Mapping[str, Tensor], operator: Operator, dtype: str, tolerance: Tolerance
+) -> tuple[Accuracy, str | None]:
+    """Errors of an output in a cell of this dtype, and in words what exceeds the tolerance, or None.
+
+    Raises TypeError or ValueError where it is not of the reference's shape, or not of the operator's dtype.
+    """
+    expected = None if operator.decode is not None else torch_dtype(operator.output_dtype(dtype))
+    out = operator.decode(out) if operator.decode is not None else out
+    return _compare_each(_outputs(out, reference, expected), reference, tolerance)
 
 
 def check(
@@ -107,7 +150,7 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     parts = out if isinstance(out, (list, tuple)) else [out]
     returned = given.holding(parts) if given is not None else []
     for part in () if returned else parts:
-        part.fill_(math.nan)
+        part.fill_(math.nan if part.is_floating_point() else LEFT)
     return returned
 
 
@@ -263,7 +306,9 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
 def _bits(x: Tensor) -> torch.Tensor:
     import torch
 
-    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.int8}[x.element_size()])
+    return (
+        x.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.int8}[x.element_size()])
+    )
 
 
 def _ratio(error: float, scale: float) -> float:

@@ -1,18 +1,19 @@
-"""One cell at a time in a process of its own: inputs, backend, accuracy, bursts.
+"""One cell at a time in a process of its own: inputs, backend, calls. It neither judges nor decides what is recorded.
 
 The parent asks over a pipe, one request and one answer at a time, so that several cells can be alive together and their
 bursts interleaved; whatever this process does (crash, hang, corrupt its GPU context), its neighbours do not feel it.
+What it says is data of declared types. Its outputs go to a process that judges them (judge.py), and the parent's own
+clock bounds the times that it reports (witness.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
-import os
 import random
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -23,11 +24,19 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
+from groupbench.operators.measure import accuracy, compiled, exchange, moves, seal
+from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, Watch
 from groupbench.operators.measure.texts import LONGEST, one_line
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
-from groupbench.tracker.record import Accuracy, Kernel, Telemetry, Timing
+from groupbench.tracker.record import Kernel, Telemetry, Timing
+
+KEEP_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
+"""Outputs of timed calls that are kept until the parent has said which one it wants to see."""
+
+_now = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -57,57 +66,86 @@ class Job:
         return operator.parse_shape(self.shape) if self.problem is None else self.problem
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Answer to `prepare`: everything but the latency."""
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `prepare`: everything but latency and accuracy.
+
+    sent  the output of the second of two calls on poisoned memory; followed by the first's where they differ
+    """
 
     timing: Timing
     prepare_ms: float
     enqueue_ms: float | None
-    accuracy: Accuracy
-    problem: str | None  # what is wrong with the output
     kernels: tuple[Kernel, ...]
+    sent: Sent
+    repeatable: bool
+    problem: str | None = None  # what the backend did to its inputs, or to what measures it
 
 
-@dataclass(frozen=True)
-class Burst:
-    """Answer to `burst`."""
+class Burst(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `burst`. Outputs of `kept` timed calls can be shown."""
 
     samples_ms: tuple[float, ...]
     telemetry: Telemetry | None
-
-
-@dataclass(frozen=True)
-class Rechecked:
-    """Answer to `recheck`: None where the output is still, bit for bit, what was judged; or how it is judged now."""
-
-    accuracy: Accuracy | None = None
+    kept: int
     problem: str | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
+class Shown(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `show` and `reroute`: an output, and how many steps its inputs had moved."""
+
+    sent: Sent
+    step: int
+
+
+class Witnessed(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `witness`."""
+
+    samples_ms: tuple[float, ...]
+
+
+class Restored(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `restore`: the inputs have their first values again, unless a backend changed them."""
+
+    problem: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Answer to whatever has no other."""
+
+    what: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
     """Any answer may be this instead: the cell is over."""
 
     status: str  # error, oom, unavailable
     message: str
 
 
+Answer = Prepared | Burst | Shown | Witnessed | Restored | Done | Failure
+
+
 @dataclass(frozen=True)
 class Request:
-    """adopt (with a job), load, prepare, burst, recheck, reload (with a seed and samples a burst), unload."""
+    """A method of _Cell and its arguments; adopt comes with a job. Its answer begins with the token."""
 
     verb: str
     job: Job | None = None
     arguments: tuple[Any, ...] = ()
+    token: bytes = b""
 
 
-def serve(connection: Connection, log: int) -> None:
-    """Entry point of the process: answers requests until the pipe closes. `log` is a descriptor."""
-    os.setpgid(0, 0)  # the terminal's Ctrl-C is the parent's to handle, and a kill reaches what a backend starts
-    _redirect(log)
+def serve(connection: Connection, file: int) -> None:
+    """Answer requests until the pipe closes. Outputs are sent through `file`, a descriptor."""
+    answer_requests(connection, lambda request, cell: _Cell(request.job, file) if request.job is not None else cell)
+
+
+def answer_requests(connection: Connection, take: Callable[[Request, Any], Any]) -> None:
+    """The loop of a process that is asked. `take` gives the object whose methods answer a request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cell: _Cell | None = None
+    faulthandler.enable()
+    own: Any = None
+    encode, send = msgspec.msgpack.encode, connection.send_bytes
     gc.freeze()  # what was imported lives as long as the process: collecting need not look at it again
     while True:
         try:
@@ -115,124 +153,201 @@ def serve(connection: Connection, log: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            if request.job is not None:
-                cell = _Cell(request.job)
-            answer = getattr(cell, request.verb)(*request.arguments)
+            own = take(request, own)
+            answer = getattr(own, request.verb)(*request.arguments)
         except Unavailable as reason:
             answer = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
         except BaseException as error:
             traceback.print_exc()
             answer = Failure("oom" if is_oom(error) else "error", describe(error))
-        connection.send(answer)
+        send(request.token + encode(answer))
+
+
+class _Kept(Watch):
+    """Moves the inputs before each call of a burst, and keeps outputs of timed calls."""
+
+    def __init__(self, inputs: moves.Moves, device: str, samples: int) -> None:
+        self.inputs, self.device, self.samples = inputs, device, samples
+        self.kept: list[tuple[int, str, list[Any]]] = []
+        self.step = self.timed = self.room = 0
+        self.buffers: list[list[Any]] = []
+
+    def before(self) -> None:
+        self.step += 1
+        self.inputs.advance()
+
+    def warm(self, out: Any) -> None:
+        """Make room for outputs, so that nothing is allocated while the GPU's queue is filled."""
+        if not self.buffers and self.device == "cuda":
+            _, parts = exchange.plain_parts(out, self.device)
+            import torch
+
+            room = self._room(parts)
+            self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(room)]
+
+    def after(self, out: Any) -> None:
+        """Keep the output, or do not: which are kept is drawn when the call is over, so that no call can know."""
+        form, parts = exchange.plain_parts(out, self.device)
+        self.room = self.room or self._room(parts)
+        self.timed += 1
+        slot = len(self.kept)
+        if slot >= self.room:
+            slot = random.SystemRandom().randrange(self.timed)
+            if slot >= self.room:
+                return
+        if slot < len(self.buffers):
+            copies = [copy.copy_(part.detach()) for copy, part in zip(self.buffers[slot], parts, strict=True)]
+        else:
+            copies = [part.detach().clone() for part in parts]
+        entry = (self.step, form, copies)
+        if slot < len(self.kept):
+            self.kept[slot] = entry
+        else:
+            self.kept.append(entry)
+
+    def _room(self, parts: list[Any]) -> int:
+        size = sum(part.numel() * part.element_size() for part in parts)
+        return max(1, min(self.samples, KEEP_BYTES[self.device] // max(size, 1)))
 
 
 class _Cell:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, file: int) -> None:
         self.job = job
+        self.file = file
+        self.shown: Any = None  # what another process may be reading
+        self.kept: list[tuple[int, str, list[Any]]] | None = None
 
-    def load(self) -> str:
+    def load(self) -> Done:
         """Open the device, make the inputs: nothing of it is timed."""
         job = self.job
-        self.inputs = self.operator.make_inputs(job.shape_of(self.operator), job.dtype, job.device, job.seed)
+        self.shape = job.shape_of(self.operator)
+        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
         _synchronize(job.device)
-        return "loaded"
+        return Done("loaded")
 
-    def adopt(self) -> str:
+    def adopt(self) -> Done:
         """Import what the cell needs, and no more: `load` makes its inputs, or `reload`."""
+        import torch
+
+        torch.cuda.Event  # noqa: B018 - imported before what is measured is
+        seal.close()
         job = self.job
         self.operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
         self.backend = get_backend(self.operator, job.backend)
         if self.backend.kind != "torch":
             importlib.import_module(self.backend.kind)  # Helion takes 12 s on a machine that has not seen it
-        return "adopted"
+        return Done("adopted")
 
-    def unload(self) -> str:
+    def unload(self) -> Done:
         """Drop everything but what was imported, so that others find the device's memory free."""
         job = self.job
         self.__dict__.clear()
         gc.collect()
         _release(job.device)
-        return "unloaded"
+        return Done("unloaded")
 
     def prepare(self) -> Prepared:
-        from groupbench.kernels.variants import choices
-        from groupbench.operators.measure import accuracy, compiled
-        from groupbench.operators.measure.given import Given
-
         job = self.job
         self.given = Given(self.inputs)
         _release(job.device)
-        reference = self.operator.reference(self.inputs)
-        _synchronize(job.device)
-        start = time.perf_counter()
-        with choices() as chosen:
-            run = self.backend.prepare(self.inputs)
-            run()
-        _synchronize(job.device)
-        prepare_ms = 1e3 * (time.perf_counter() - start)
-        self.seen = accuracy.Seen()
+        start = _now()
+        with _choices() as chosen:
+            run, copies = self._prepared()
+        prepare_ms = 1e3 * (_now() - start)
         with compiled.watched() as kernels:
-            measured, problem = self._checked(run, reference)
-        del reference
-        _release(job.device)  # the neighbours' checks want the memory
+            form, second, first, returned = accuracy.rehearse(run, job.device, self.given)
+        problem = self.given.misuse(returned) or seal.problem()
+        sent = exchange.send(form, [*second, *first], self.file, by_handle=True)
+        self.shown = second, first
         interpreted = job.interpreted and self.backend.kind != "torch"
+        self.moves = moves.of(self.operator, self.inputs, copies)
         self.timer = self._timer(run, job.protocol)
         timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if interpreted else "cpu"
         self.nvml = _nvml() if job.device == "cuda" else None
-        return Prepared(
-            timing, prepare_ms, self.timer.enqueue_ms, measured, problem, compiled.with_variants(kernels, chosen)
-        )
+        kernels_and_variants = compiled.with_variants(kernels, chosen)
+        return Prepared(timing, prepare_ms, self.timer.enqueue_ms, kernels_and_variants, sent, not first, problem)
 
-    def recheck(self) -> Rechecked:
-        """After the timed runs, what was timed: a kernel that counts on what it left in a buffer may be right until
-        then, and the replay of a CUDA graph may be another thing than the call that was captured.
-        """
-        timed = self.timer.run
-        changed = self.given.misuse()
-        if changed:
-            return Rechecked(None, f"after its timed runs: {changed}")
-        if self.seen.again(timed, self.operator):
-            return Rechecked()
-        measured, problem = self._checked(timed, self.operator.reference(self.inputs))
+    def _prepared(self) -> tuple[Any, list[Any]]:
+        """(the callable, after one call; the copies of inputs in other layouts that it reads)"""
+        moves.registered_copies()  # of what was prepared before
+        run = self.backend.prepare(self.inputs)
+        run()
+        _synchronize(self.job.device)
+        return run, moves.within(moves.registered_copies(), self.inputs)
+
+    def forget(self) -> Done:
+        """Drop the outputs that were shown."""
+        self.shown = self.kept = None
         _release(self.job.device)
-        measured = msgspec.structs.replace(measured, repeatable=False)
-        return Rechecked(measured, problem and f"after its timed runs: {problem}")
+        return Done("forgotten")
 
-    def _checked(self, run: Callable[[], Any], reference: Any) -> tuple[Accuracy, str | None]:
-        from groupbench.operators.measure import accuracy
+    def restore(self) -> Restored:
+        """Give the inputs their first values again, and look whether a backend has changed any."""
+        self.moves.set(None)
+        changed = self.given.misuse()
+        return Restored(f"after its timed runs: {changed}" if changed else seal.problem())
 
-        job = self.job
-        return accuracy.check_backend(
-            run, reference, self.operator, job.backend, job.dtype, job.rtol, job.atol, self.seen, self.given
-        )
+    def reroute(self, seed: int, secret: int) -> Shown:
+        """The output for another routing of as many rows, in the same buffers, and other values. The last request."""
+        self.moves.set(None)
+        moves.reroute(self.operator, self.shape, self.inputs, seed)
+        self.moves.set(secret)
+        form, parts = exchange.plain_parts(self.timer.run(), self.job.device)
+        self.shown = [part.clone() for part in parts]
+        _synchronize(self.job.device)
+        return Shown(exchange.send(form, self.shown, self.file, by_handle=True), 0)
 
-    def reload(self, seed: int, samples: int) -> str:
+    def reload(self, seed: int, samples: int) -> Done:
         """The same problem at other addresses: what lies before it in memory is of random size.
 
         Where a kernel's inputs lie moves its time by up to 0.4 % (0.7 % at 13 us), in one process as between two.
         """
         job = self.job
-        for name in ("timer", "inputs", "given", "pads"):
+        for name in ("timer", "inputs", "given", "pads", "moves", "shown", "kept"):
             self.__dict__.pop(name, None)
         gc.collect()
         _release(job.device)
         self.pads = _pads(seed, job.device)
-        self.inputs = self.operator.make_inputs(job.shape_of(self.operator), job.dtype, job.device, job.seed)
-        run = self.backend.prepare(self.inputs)
-        run()
-        _synchronize(job.device)
+        self.shape = job.shape_of(self.operator)
+        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
+        run, copies = self._prepared()
         self.nvml = None  # telemetry is a record's, not a comparison's
+        self.moves = moves.of(self.operator, self.inputs, copies)
         self.timer = self._timer(run, replace(job.protocol, samples=samples))
-        return "reloaded"
+        return Done("reloaded")
 
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
         if self.job.device == "cuda":
             return GpuTimer(run, protocol)
         return CpuTimer(run, protocol, self.job.interpreted and self.backend.kind != "torch")
 
-    def burst(self) -> Burst:
-        samples = self.timer.burst()
-        return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None)
+    def burst(self, secret: int | None) -> Burst:
+        """Times of calls, each on inputs that are new: the secret's full move, and a step before each call."""
+        self.kept = self.shown = None
+        self.moves.set(secret)
+        kept = _Kept(self.moves, self.job.device, self.job.protocol.samples)
+        samples = self.timer.burst(kept)
+        self.kept = kept.kept
+        problem = seal.problem() or ("a call came back before a thread that it started" if kept.left_thread else None)
+        return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None, len(kept.kept), problem)
+
+    def show(self, number: int) -> Shown:
+        """The output of one of the timed calls of the last burst."""
+        assert self.kept
+        step, form, parts = self.kept[number]
+        return Shown(exchange.send(form, parts, self.file, by_handle=True), step)
+
+    def witness(self, calls: int) -> Witnessed:
+        return Witnessed(tuple(self.timer.witness(calls)))
+
+
+def _choices() -> Any:
+    """What notes the variants of kernels that are chosen within; nothing in a tree whose kernels have none."""
+    try:
+        from groupbench.kernels.variants import choices
+    except ImportError:
+        return contextlib.nullcontext([])
+    return choices()
 
 
 def describe(error: BaseException) -> str:
@@ -279,13 +394,3 @@ def _nvml() -> Any:
     from groupbench.operators.measure.telemetry import Nvml
 
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-
-
-def _redirect(log: int) -> None:
-    """What a backend prints goes to a file, whose end explains a crash; the table on the screen stays whole."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    faulthandler.enable()

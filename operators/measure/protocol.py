@@ -11,9 +11,12 @@ says which it is.
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.errors import UsageError
@@ -26,6 +29,10 @@ SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is on
 MAX_LEAD_MS = 40.0
 ATTEMPTS = 4
 CPU_BURST_S = 0.25
+
+# Bound here, before any plugin is imported: what a backend puts in their places changes no measurement.
+_now = time.perf_counter
+_threads = _thread._count
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,22 @@ class Protocol:
         return "+".join(parts)
 
 
+class Watch:
+    """What goes on around each call of a burst: nothing, unless someone moves inputs and keeps outputs."""
+
+    left_thread = False
+    """Whether a call came back while a thread that it had started was still running."""
+
+    def before(self) -> None:
+        """Before each call, warm-ups included."""
+
+    def warm(self, out: Any) -> None:
+        """After a warm-up."""
+
+    def after(self, out: Any) -> None:
+        """After a timed call, outside of what is timed. On a GPU nothing here may wait for it."""
+
+
 class GpuTimer:
     """Times one callable on the current CUDA device."""
 
@@ -66,10 +89,11 @@ class GpuTimer:
         self.torch = torch
         self.protocol = protocol
         self.flush_buffer = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self._enqueue_ms()
 
-    def burst(self) -> list[float]:
+    def burst(self, watch: Watch | None = None) -> list[float]:
         """Milliseconds of each run, the L2 overwritten before each.
 
         The GPU spins until the host has queued the burst, so that what is timed is the GPU's work: a call that takes
@@ -77,27 +101,42 @@ class GpuTimer:
         before the host had queued all of it is taken again, with four times the lead each time: a host that stalls for
         some milliseconds, once in a few hundred bursts on a virtual machine, is waited for. What is late even then is
         host-bound and stays as it is.
+
+        `watch` is called around each run, in the same queue. What moves the inputs runs on the GPU right before the
+        run, and what keeps the output right behind it, so that work on a stream that does not wait for the one reads
+        stale inputs, and work that the other does not wait for is missing from the output.
         """
-        cuda = self.torch.cuda
+        cuda, watch = self.torch.cuda, watch or Watch()
+        _reset_persisting_l2()
+        cuda.set_stream(self.stream)
         if self.protocol.name == "sustained":
             self._load(self.protocol.warm_s)
+        around_ms = 0.0
         for _ in range(self.protocol.warmups):
+            begun = _now()
+            watch.before()
+            around_ms = max(around_ms, 1e3 * (_now() - begun))
             self.flush_buffer.zero_()
-            self.run()
+            watch.warm(self.run())
         samples = self.protocol.samples
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
         for attempt in range(ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
-            cuda._sleep(int(min(1 + samples * run_lead_ms, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS))
+            ahead_ms = samples * (run_lead_ms + 2 * around_ms)
+            cuda._sleep(int(min(1 + ahead_ms, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS))
             for _ in range(samples - len(clean)):
+                watch.before()
                 self.flush_buffer.zero_()
                 cuda._sleep(int(run_lead_ms * SPIN_CYCLES_PER_MS))
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-                start.record()
-                self.run()
-                end.record()
+                start.record(self.stream)
+                out = self.run()
+                end.record(self.stream)
                 (late if start.query() else clean).append((start, end))
+                cuda.set_stream(self.stream)
+                watch.after(out)
+                del out
             cuda.synchronize()
             if len(clean) == samples:
                 break
@@ -105,9 +144,26 @@ class GpuTimer:
         # The event clock ticks in steps; an empty kernel may read 0, which is no latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
+    def witness(self, calls: int) -> list[float]:
+        """Milliseconds of each of so many calls in a row, nothing around them: their sum is what an outer clock sees.
+
+        Ends when the whole device is idle, whatever stream a call has used.
+        """
+        begun = _now()
+        start, end = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
+        start.record(self.stream)
+        for _ in range(calls):
+            self.run()
+        end.record(self.stream)
+        enqueued_ms = 1e3 * (_now() - begun)
+        end.synchronize()
+        mean = max(start.elapsed_time(end), enqueued_ms) / calls
+        self.torch.cuda.synchronize()
+        return [max(mean, 1e-6)] * calls
+
     def _load(self, seconds: float) -> None:
-        stop = time.perf_counter() + seconds
-        while time.perf_counter() < stop:
+        stop = _now() + seconds
+        while _now() < stop:
             for _ in range(10):
                 self.run()
             self.torch.cuda.synchronize()
@@ -117,9 +173,9 @@ class GpuTimer:
         times = []
         for _ in range(7):
             self.torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = _now()
             self.run()
-            times.append(1e3 * (time.perf_counter() - start))
+            times.append(1e3 * (_now() - start))
         self.torch.cuda.synchronize()
         return sorted(times)[len(times) // 2]
 
@@ -133,16 +189,57 @@ class CpuTimer:
         self.warm = not interpreted
         self.enqueue_ms = None
 
-    def burst(self) -> list[float]:
+    def burst(self, watch: Watch | None = None) -> list[float]:
+        """Milliseconds of each run. `watch` is called around each, outside of what is timed."""
+        watch = watch or Watch()
         if self.warm:
-            self.run()
+            watch.before()
+            watch.warm(self.run())
         times: list[float] = []
-        stop = time.perf_counter() + CPU_BURST_S
-        while len(times) < self.samples and (not times or time.perf_counter() < stop):
-            start = time.perf_counter()
-            self.run()
-            times.append(max(1e3 * (time.perf_counter() - start), 1e-6))
+        while len(times) < self.samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
+            watch.before()
+            threads = _threads()
+            start = _now()
+            out = self.run()
+            times.append(max(1e3 * (_now() - start), 1e-6))
+            if _threads() > threads:
+                watch.left_thread = True
+            watch.after(out)
+            del out
         return times
+
+    def witness(self, calls: int) -> list[float]:
+        """Milliseconds of each of so many calls in a row: their sum is what an outer clock sees."""
+        times = []
+        for _ in range(calls):
+            start = _now()
+            self.run()
+            times.append(max(1e3 * (_now() - start), 1e-6))
+        return times
+
+
+def _current_stream(torch: Any) -> Any:
+    return torch.cuda.current_stream()
+
+
+PERSISTING_L2_LIMIT = 6
+"""CU_LIMIT_PERSISTING_L2_CACHE_SIZE"""
+
+
+def _reset_persisting_l2() -> None:
+    """Give back the part of the L2 that someone may have set apart for its own data, which no flush would reach."""
+    driver = _driver()
+    if driver is not None:
+        driver.cuCtxSetLimit(PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
+        driver.cuCtxResetPersistingL2Cache()
+
+
+@cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _captured(run: Callable[[], Any]) -> Callable[[], Any]:

@@ -3,7 +3,9 @@
 One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
 processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
 The one that is timed is replaced now and then, since each is a few tenths of a per cent off for as long as it lives.
-Results are checked in one of their own that stays: a fresh one takes seconds on a GPU.
+Results are checked in one of their own that stays: a fresh one takes seconds on a GPU. Outputs are judged in a third,
+which no backend runs in: those of the first calls, and those of timed calls of the first burst after each start, and of
+one in four at random from then on.
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> what there is to compare
@@ -22,20 +24,24 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import signal
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Rechecked, Request, describe
+from groupbench.operators.measure.cell import Done, Failure, Job, Request, describe
 from groupbench.operators.measure.environment import resolve_device
+from groupbench.operators.measure.live import Live, new_secret
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.worker import Worker, call
+from groupbench.operators.measure.worker import Judge, Worker, call
 from groupbench.tracker.exits import ExitCode
+
+LOOK = 4
+"""One burst in so many is judged."""
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -49,6 +55,9 @@ class Side:
     def __init__(self) -> None:
         self._checker: Worker | None = None
         self._timed: Worker | None = None
+        self._judge: Judge | None = None
+        self._live: Live | None = None
+        self._is_right = True
         self._job: Job | None = None
         self._timeout_s = 300.0
         self._device = "cpu"
@@ -74,24 +83,31 @@ class Side:
                 return Failure("unavailable", reason)
             self._able.add(self._job)
         self._checker = self._started(self._checker)
-        prepared: Any = None
-        for request in (Request("adopt", self._job), *map(Request, ("load", "prepare", "burst", "recheck", "unload"))):
-            if request.verb in ("burst", "recheck") and (prepared.problem or prepared.timing == "interpreted"):
-                continue
+        for request in (Request("adopt", self._job), Request("load")):
             answer = self._checker.ask(request)
-            match answer:
-                case Failure():
-                    return self._answer(answer)
-                case Prepared():
-                    prepared = answer
-                case Rechecked(accuracy, problem):
-                    prepared = replace(prepared, accuracy=accuracy or prepared.accuracy, problem=problem)
+            if isinstance(answer, Failure):
+                return self._answer(answer)
+        live = Live(self._job, self._checker, self._judging)
+        live.prepare()
+        if live.going and not live.problem and not live.interpreted:
+            live.burst(new_secret(), random.getrandbits(31))
+            live.finish()
+        if live.failure is None:
+            live.ask("unload")
+        if live.failure is not None:
+            self._answer(live.failure)
+            return live.failure
+        assert live.prepared is not None
+        self._is_right = live.problem is None
+        flops, min_bytes = call(amounts, self._job)
         return {
-            "timing": prepared.timing,
-            "accuracy": msgspec.to_builtins(prepared.accuracy),
-            "problem": prepared.problem,
-            "prepare_ms": prepared.prepare_ms,
-            "kernels": msgspec.to_builtins(prepared.kernels),
+            "flops": flops,
+            "min_bytes": min_bytes,
+            "timing": live.prepared.timing,
+            "accuracy": msgspec.to_builtins(live.accuracy),
+            "problem": live.problem,
+            "prepare_ms": live.prepared.prepare_ms,
+            "kernels": msgspec.to_builtins(live.prepared.kernels),
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
@@ -103,20 +119,47 @@ class Side:
         return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
 
     def reload(self, seed: int, samples: int) -> str | Failure:
-        return self._ask(Request("reload", arguments=(seed, samples)))
+        answer = self._ask(Request("reload", arguments=(seed, samples)))
+        if isinstance(answer, Failure):
+            return answer
+        assert self._timed is not None and self._job is not None
+        if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
+            self._live = Live(self._job, self._timed, self._judging)
+        return "reloaded"
 
     def burst(self) -> list[float] | Failure:
-        taken = self._ask(Request("burst"))
-        return list(taken.samples_ms) if isinstance(taken, Burst) else taken
+        """Samples in ms. A Failure where a call that was right in `prepare` is wrong when it is timed."""
+        live = self._live
+        if self._timed is None or live is None:
+            return Failure("error", "asked to burst before anything was loaded")
+        looked_at = self._is_right and (not live.bursts or random.SystemRandom().randrange(LOOK) == 0)
+        taken = live.burst(new_secret(), random.getrandbits(31) if looked_at else None)
+        if isinstance(taken, Failure):
+            self._answer(taken)
+            return taken
+        if self._is_right and live.problem is not None:
+            return Failure("wrong", live.problem)
+        return list(taken.samples_ms)
 
     def unload(self) -> str | Failure:
-        return self._ask(Request("unload")) if self._timed is not None else "nothing was loaded"
+        self._live = None
+        if self._timed is None:
+            return "nothing was loaded"
+        answer = self._ask(Request("unload"))
+        return answer.what if isinstance(answer, Done) else answer
 
     def end(self) -> None:
         """End the cell's processes, at once."""
-        _end(self._checker)
-        _end(self._timed)
-        self._checker = self._timed = None
+        for worker in (self._checker, self._timed, self._judge):
+            _end(worker)
+        self._checker = self._timed = self._judge = self._live = None
+
+    def _judging(self) -> Judge:
+        if self._judge is not None and self._judge.over:
+            self._judge.close()
+            self._judge = None
+        self._judge = self._judge or Judge(self._device, self._timeout_s)
+        return self._judge
 
     def _started(self, worker: Worker | None) -> Worker:
         worker = worker or Worker(self._device, self._timeout_s)
@@ -181,6 +224,15 @@ def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
     return why_unavailable(operator, backend.name, Target(job.device, job.dtype, job.interpreted, capability))
+
+
+def amounts(job: Job) -> tuple[int, int]:
+    """(operations, bytes) that the job's problem takes at least."""
+    from groupbench.operators.registry import get_operator
+
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+    shape = job.shape_of(operator)
+    return operator.flops(shape), operator.min_bytes(shape, job.dtype)
 
 
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The parent's end of a cell's process: start it, ask it, give up on it.
 
 Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh
-process costs a fraction of a second and still shares no CUDA context with any other.
+process costs a fraction of a second and still shares no CUDA context with any other. Between the fork server and each
+of them stands a warden (warden.py), which ends all that a cell has started.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sysconfig
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -24,13 +26,18 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure.cell import Failure, Request, serve
+from groupbench.operators.measure import cell, judge, warden
+from groupbench.operators.measure.cell import Answer, Failure, Request
+from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.texts import storable
 
 PRELOAD = (
     *("torch", "triton"),
-    *("groupbench.operators.measure.cell", "groupbench.operators.measure.accuracy"),
+    *("groupbench.operators.measure.cell", "groupbench.operators.measure.judge"),
+    "groupbench.operators.measure.orphans",
 )
 DYNAMO = "torch._dynamo"
 _besides = [DYNAMO]
@@ -52,7 +59,11 @@ DOING = {
     "prepare": "prepare or the first calls",
     "reload": "prepare or the first call",
     "burst": "its timed calls",
-    "recheck": "the check after its timed calls",
+    "show": "handing over an output",
+    "witness": "its timed calls",
+    "restore": "the check after its timed calls",
+    "reroute": "a call with another routing",
+    "compare": "judging an output",
     "unload": "its clearing away",
 }
 """What a process is at, by what it was asked for. It answers at the end: of one that does not, no more is known."""
@@ -145,35 +156,66 @@ def _descriptor(sent: Any) -> int:
     return sent.detach()
 
 
+MOST_BYTES = 64 << 20
+"""Of one answer."""
+
+
 class Worker:
     """One cell's process. Every question is answered, by it or, when it cannot, by a Failure in its place."""
+
+    answers: Any = Answer
+    serves: Callable[..., None] = staticmethod(cell.serve)
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._log = _Log()
+        self._file = _SharedFile()
         self._doing = "its start"
         self._connection, theirs = multiprocessing.Pipe()
-        self._process = _context().Process(target=_serve_limited, args=(device, theirs, self._log), daemon=True)
+        self._token = b""
+        arguments = (type(self).serves, device, theirs, self._log, self._file)
+        self._process = _context().Process(target=_serve_limited, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
+        self._alive: int | None = None
+        with contextlib.suppress(OSError):
+            self._alive = os.pidfd_open(self._process.pid or 0)
+        self._decoder = msgspec.msgpack.Decoder(self.answers)
+
+    @property
+    def path(self) -> str:
+        """Where another process of this user opens the file that outputs are sent through."""
+        return self._file.path
+
+    @property
+    def over(self) -> bool:
+        """Whether the process has ended."""
+        return not self._lives()
 
     def send(self, request: Request) -> None:
         """Ask without waiting; `receive` gets the answer."""
         self._doing = DOING.get(request.verb, request.verb)
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
-            self._connection.send(request)
+            self._token = os.urandom(8)  # an answer without it is to no question, or to an earlier one
+            self._connection.send(replace(request, token=self._token))
 
     def receive(self) -> Any:
+        """The answer, which is checked by its types: what a backend's process writes is not to be trusted."""
         try:
-            # A child of its own may hold its end of the pipe after its death, which is therefore looked for too.
-            if not wait([self._connection, self._process.sentinel], self.timeout_s):
+            # A child of its own may hold its end of the pipe after its death, which is therefore looked for too: by the
+            # kernel, since what multiprocessing knows of it is gone with the fork server.
+            over = self._process.sentinel if self._alive is None else self._alive
+            if not wait([self._connection, over], self.timeout_s):
                 self.kill()
                 return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}")
             if not self._connection.poll():
                 raise EOFError
-            return self._connection.recv()
-        except Exception as error:  # closed by its death, or an answer that does not unpickle
-            self._process.join(5)
+            answer = self._connection.recv_bytes(MOST_BYTES)
+            if not answer.startswith(self._token):
+                raise ValueError("it is not to what was asked")
+            return self._decoder.decode(answer[len(self._token) :])
+        except Exception as error:  # closed by its death, or an answer that is none
+            self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
 
     def ask(self, request: Request) -> Any:
@@ -183,7 +225,7 @@ class Worker:
     def kill(self) -> None:
         """End the process, now, and whatever it started, which may outlive it."""
         if self._process.pid is not None:
-            (kill_group if self._process.is_alive() else kill_left)(self._process.pid)
+            warden.end(self._process.pid, self._process.is_alive() and self._lives())
         self._process.join(10)
 
     def close(self) -> None:
@@ -192,6 +234,14 @@ class Worker:
         self._process.join(5)
         self.kill()
         self._log.close()
+        self._file.close()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+
+    def _lives(self) -> bool:
+        """Whether the kernel knows the process still: its number may be another's by now."""
+        return self._alive is None or not wait([self._alive], 0)
 
     def _obituary(self, error: Exception) -> Failure:
         code = self._process.exitcode
@@ -205,28 +255,36 @@ class Worker:
         return Failure("error", f"the process died ({how}) during {self._doing}{said}")
 
 
-def kill_group(pid: int) -> None:
-    """End a process and the group it leads, without asking."""
-    kill_left(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+class Judge(Worker):
+    """The process that judges outputs, asked in the same way."""
+
+    answers = JudgeAnswer
+    serves = staticmethod(judge.serve)
 
 
-def kill_left(leader: int) -> None:
-    """End what is left of the group that a process led, which may be over: its number is no other's until all are."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+class _SharedFile:
+    """Memory that two processes can open as a file, without a name that someone who is killed would leave behind."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("groupbench")
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _descriptor, (DupFd(self._file),)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
-def _serve_limited(device: str, connection: Connection, log: int) -> None:
-    """`serve`, as the first to go when host memory runs out."""
+def _serve_limited(serves: Callable[..., None], device: str, connection: Connection, log: int, file: int) -> None:
+    """`serves`, below a warden, as the first to go when host memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (int(HOST_MEMORY_SHARE * total),) * 2)
-    serve(connection, log)
+    warden.guard(lambda: serves(connection, file), keep=(connection.fileno(), file), log=log)
 
 
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:

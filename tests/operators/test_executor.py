@@ -25,16 +25,19 @@ from groupbench.operators import executor
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import worker
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure import witness, worker
+from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown, Witnessed
+from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.judge import Judged, Rerouted
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Commit, Environment, Record, Run, decode, encode
+from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 FAST = Protocol(bursts=2, samples=2)
 SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=8,K=8"
 TIMEOUT_S = 20.0
+NOTHING = Sent("tensor", ())
 
 
 def job(backend: str, shape: str = EVEN, **fields: object) -> Job:
@@ -73,7 +76,7 @@ FAULTS = {
     "one_percent": ("wrong", r"relative RMS error 0\.01"),
     "one_element": ("wrong", r"."),
     "flaky": ("ok", None),
-    "goes_stale": ("wrong", r"^after its timed runs: relative RMS error 2 "),
+    "goes_stale": ("wrong", r"^in a timed call: relative RMS error 2 "),
     "overwrites": ("wrong", r"^the backend changed its input a$"),
     "overwrites_later": ("wrong", r"^after its timed runs: the backend changed its input b$"),
     "returns_an_input": ("wrong", r"^the output shares memory with its input a$"),
@@ -193,7 +196,7 @@ class Scripted:
     started: list[Scripted]
 
     def __init__(self, device: str, timeout_s: float) -> None:
-        self.backend = ""
+        self.backend = self.path = ""
         self.retired = False
         Scripted.started.append(self)
 
@@ -205,15 +208,41 @@ class Scripted:
 
     def ask(self, request: executor.Request) -> object:
         Scripted.log.append((request.verb, self.backend))
-        if request.verb == "prepare":
-            if self.backend == "raises":
+        match request.verb:
+            case "prepare" if self.backend == "raises":
                 return executor.Failure("error", "why")
-            timing = "interpreted" if self.backend.startswith("triton") else "cpu"
-            return executor.Prepared(timing, 1.0, None, executor.Accuracy(rms=0.0), None, ())  # type: ignore[arg-type]
-        return executor.Burst((1.0,), None) if request.verb == "burst" else "unloaded"
+            case "prepare":
+                timing = "interpreted" if self.backend.startswith("triton") else "cpu"
+                return Prepared(timing, 1.0, None, (), NOTHING, repeatable=True)  # type: ignore[arg-type]
+            case "burst":
+                return Burst((1.0,), None, kept=1)
+            case "show":
+                return Shown(NOTHING, 1)
+            case "restore":
+                return Restored()
+            case "witness":
+                return Witnessed((1.0,) * request.arguments[0])
+        return Done(request.verb)
 
     def kill(self) -> None:
         self.retired = True
+
+    def close(self) -> None: ...
+
+
+class ScriptedJudge:
+    """In the place of the process that judges: content with everything."""
+
+    over = False
+
+    def __init__(self, device: str, timeout_s: float) -> None: ...
+
+    def ask(self, request: executor.Request) -> object:
+        if request.verb == "compare":
+            return Judged(Accuracy(rms=0.0), None)
+        return Rerouted(False) if request.verb == "can_reroute" else Done(request.verb)
+
+    def kill(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -222,6 +251,8 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Scripted]]:
     Scripted.log, Scripted.started = [], []
     monkeypatch.setattr(executor, "Worker", Scripted)
+    monkeypatch.setattr(executor, "Judge", ScriptedJudge)
+    monkeypatch.setattr(witness, "watch", lambda ask, ms, enqueue_ms: None)
     yield Scripted
 
 
@@ -234,9 +265,11 @@ def test_bursts_take_turns_each_round_starting_one_further(scripted: type[Script
     assert [name for verb, name in scripted.log if verb == "prepare"] == names
 
 
-def test_what_was_timed_is_checked_again_unless_interpreted(scripted: type[Scripted]) -> None:
-    measure([job(name, plugins=()) for name in ("torch_loop", "helion_jagged", "triton_pointer")])
-    assert [name for verb, name in scripted.log if verb == "recheck"] == ["torch_loop", "helion_jagged"]
+def test_timed_calls_are_judged(scripted: type[Scripted]) -> None:
+    measure([job(name, plugins=()) for name in ("torch_loop", "helion_jagged")])
+    bursts = [entry for entry in scripted.log if entry[0] in ("burst", "show")]
+    assert bursts[:2] == [("burst", "torch_loop"), ("show", "torch_loop")]
+    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
@@ -248,7 +281,7 @@ def test_what_is_checked_again_is_the_graph_that_was_timed(faulty: str) -> None:
     right, other = measure(jobs, 60.0, machine)
     assert right.status == "ok", right.message
     assert other.status == "wrong"
-    assert re.search("^after its timed runs: relative RMS error 2 ", other.message or "")
+    assert re.search("^in a timed call: relative RMS error 2 ", other.message or "")
 
 
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:

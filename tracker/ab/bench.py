@@ -40,6 +40,8 @@ from groupbench.tracker.ab.result import (
     rule_for,
 )
 from groupbench.tracker.ab.side import AbError, Side, SideError, SideFailure, SideProcess
+from groupbench.tracker.physics import floor_ms, too_fast
+from groupbench.tracker.record import Timing
 
 __all__ = [
     "AbCell",
@@ -225,6 +227,10 @@ class _Comparison:
         bench.progress(f"{cell}: preparing")
         prepared = self._prepare()
         base, head = prepared
+        self._amounts = {
+            process.who: (side.get("flops") or 0, side.get("min_bytes") or 0)
+            for process, side in zip(self.sides, prepared, strict=True)
+        }
         self._keep(
             timing=base["timing"],
             base_accuracy=_accuracy(base),
@@ -281,6 +287,7 @@ class _Comparison:
             decision = sequential.decide([block.difference for block in self.blocks], rule)
             self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
         self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks), **_levels(self.blocks))
+        self._refuse_implausible()
         if not self.blocks:
             return self._ended("unknown", message=f"preparing took the whole budget of {self.bench.budget_s:g} s")
         if decision.verdict == "continue":
@@ -288,6 +295,16 @@ class _Comparison:
             message = f"not resolved within {self.bench.budget_s:g} s; the interval is one of 95 %"
             return self._ended("unknown", message, effect=effect, low=_finite(low), high=_finite(high))
         return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
+
+    def _refuse_implausible(self) -> None:
+        """Raises SideFailure where a side is faster than its device can be."""
+        for process, ms in zip(self.sides, (self.result.base_ms, self.result.head_ms), strict=True):
+            amounts, where = self._amounts[process.who], process.facts["environment"]
+            timing: Timing = "gpu" if self.result.timing == "gpu" else "cpu"
+            floor = floor_ms(*amounts, self.cell.dtype, timing, where.get("gpu"), where.get("cpu_count"))
+            reason = None if ms is None else too_fast(ms, floor)
+            if reason is not None:
+                raise SideFailure(process.who, process.side.title, "wrong", reason)
 
     def _scout(self) -> tuple[float, float, float]:
         """(latency in ms, seconds of a burst, seconds to place both sides anew): what the blocks are planned by."""

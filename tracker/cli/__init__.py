@@ -26,6 +26,7 @@ COMMANDS = {
     "expect": ("alerts:expect", "Accept the new level of alerts."),
     "close": ("alerts:close", "Close alerts as fixed or invalid."),
     "doctor": ("doctor:doctor", "What this machine can measure, and what would make it better."),
+    "selftest": ("selftest:selftest", "Check that backends that cheat are caught on this machine."),
     "report": ("report:report", "Write one HTML page that works offline."),
     "serve": ("serve:serve", "Show the same in a browser, live from the database."),
     "runs": ("runs:runs", "List the newest runs."),

@@ -22,9 +22,11 @@ from groupbench.tracker.judge.latency import LatencyRule
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.lines import FirstParents, Line, line_of
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.record import Timing
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
@@ -94,6 +96,9 @@ class _Judge:
         """One row, or more where a series changed in several ways: one at a time is one change."""
         if point.status != "ok":
             return [self.alerts.apply(self.accuracy.not_ok(point), *_OF_THE_CELL)]
+        reason = _implausible(point)
+        if reason is not None:  # stored before `ingest` refused such records
+            return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
         rows = self._of_the_cell(point)
         further = [row for row in self._further(point) if not row.verdict.quiet or row.alert]
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.loud]
@@ -121,6 +126,16 @@ class _Judge:
         for name in sorted((alerts_of - named) & set(METRICS)):
             rows.append(Judged(point.series, Verdict.OK, point, name))
         return [self.alerts.apply(row, row.what) for row in rows]
+
+
+def _implausible(point: PointRow) -> str | None:
+    """Why a point's latency cannot be one, or None."""
+    if not point.timed or point.median_ms is None:
+        return None
+    series, where = point.series, point.environment.facts
+    timing: Timing = "gpu" if point.timing == "gpu" else "cpu"
+    amounts = (series.flops or 0, series.min_bytes or 0, series.dtype)
+    return too_fast(point.median_ms, floor_ms(*amounts, timing, where.gpu, where.cpu_count))
 
 
 def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, Outcome]) -> list[Judged]:

@@ -18,6 +18,7 @@ import msgspec
 from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_identity
+from groupbench.tracker.physics import implausible
 from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
 from groupbench.tracker.store.points import point_values
 
@@ -235,7 +236,7 @@ def unstorable(record: Record) -> str | None:
             for ms in (min(burst), max(burst)):
                 if not _SMALLEST_MS < ms < _LARGEST_MS:
                     return f"latency.bursts_ms: {ms:g} is not a valid duration"
-    return None
+    return implausible(record) if record.status == "ok" else None
 
 
 def named(cell: Cell) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from groupbench.operators.errors import UsageError
+from groupbench.operators.measure import protocol
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
 
 LABELS = {
@@ -47,7 +48,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now, self.calls, self.seconds = 100.0, 0, seconds
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        monkeypatch.setattr(protocol, "_now", lambda: self.now)
 
     def __call__(self) -> None:
         self.calls += 1

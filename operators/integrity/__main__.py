@@ -1,0 +1,120 @@
+"""Run every cheat of the suite, and honest backends beside them: `python -m groupbench.operators.integrity`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+
+from groupbench.operators import executor
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.integrity import forged, stale, unfinished
+from groupbench.operators.integrity.cheat import Cheat, caught_by
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.environment import resolve_device
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.operator import Backend
+from groupbench.operators.vet import vetted
+from groupbench.tracker.record import Commit, Record, Run
+
+CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS)
+BACKENDS: tuple[Backend, ...] = tuple(cheat.backend for cheat in CHEATS)
+"""As a plugin: `--plugin groupbench.operators.integrity.__main__.BACKENDS`."""
+
+PLUGIN = "groupbench.operators.integrity.__main__.BACKENDS"
+SHAPES = {"cpu": ("G=4,M_g=64,N=128,K=128", "fp32"), "cuda": ("G=8,M_g=1024,N=2048,K=2048,W=nk", "bf16")}
+HONEST = {"cpu": ("torch_loop", "torch_grouped_mm"), "cuda": ("torch_loop", "torch_grouped_mm", "triton_flat")}
+EXIT_PASSED = 1
+
+
+def measure(names: list[str], device: str, timeout_s: float = 60.0) -> list[Record]:
+    """The records of cheats by their names, and of honest backends at both ends."""
+    machine = executor.probe(device)
+    shape, dtype = SHAPES[device]
+    protocol = Protocol(bursts=3, samples=5, idle_s=0.0)
+    run = Run(id="integrity", started=datetime.now(UTC), commit=Commit(hash="0" * 40))
+    honest = HONEST[device]
+    jobs = [
+        Job(
+            "grouped_gemm",
+            name,
+            shape,
+            dtype,
+            device,
+            interpreted=device == "cpu",
+            protocol=protocol,
+            plugins=(PLUGIN,),
+        )
+        for name in (*honest[:1], *names, *honest[1:])
+    ]
+    return [vetted(record) for record in executor.execute(jobs, machine, run, timeout_s, executor.Progress())]
+
+
+def selected(device: str, only: list[str]) -> list[Cheat]:
+    """The cheats that this device can try. Raises GroupbenchError for a name that is none."""
+    there = {cheat.name: cheat for cheat in CHEATS if cheat.device in ("", device)}
+    unknown = [name for name in only if name not in there]
+    if unknown:
+        raise GroupbenchError(f"no cheat {unknown[0]!r} on this device; there are: {', '.join(there)}")
+    return [cheat for cheat in there.values() if not only or cheat.name in only]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what caught each cheat. Returns 1 where one passed, or an honest backend was not ok."""
+    parser = argparse.ArgumentParser(prog="groupbench selftest --integrity", description=__doc__)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="Device to try them on.")
+    parser.add_argument("--only", metavar="NAMES", default="", help="Try these cheats alone, separated by commas.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    options = parser.parse_args(arguments)
+    try:
+        device = resolve_device(options.device)
+        cheats = selected(device, [name for name in options.only.split(",") if name])
+        records = {record.cell.backend: record for record in measure([cheat.name for cheat in cheats], device)}
+    except GroupbenchError as error:
+        print(f"groupbench: {error}", file=sys.stderr)
+        return error.exit_code
+    passed = [cheat for cheat in cheats if caught_by(records[cheat.name]) is None]
+    flagged = [name for name in HONEST[device] if records[name].status not in ("ok", "unavailable")]
+    if options.json:
+        print(json.dumps(_as_json(device, cheats, records, flagged)))
+    else:
+        _print(device, cheats, records, flagged)
+    return EXIT_PASSED if passed or flagged else 0
+
+
+def _print(device: str, cheats: list[Cheat], records: dict[str, Record], flagged: list[str]) -> None:
+    for cheat in cheats:
+        record = records[cheat.name]
+        catcher = caught_by(record)
+        says = "PASSED" if catcher is None else f"caught by {catcher}"
+        print(f"{cheat.kind:22} {cheat.name:24} {says:30} {(record.message or '')[:110]}".rstrip())
+    counts = Counter(caught_by(records[cheat.name]) for cheat in cheats)
+    caught = len(cheats) - counts[None]
+    by = ", ".join(f"{count} by {name}" for name, count in counts.most_common() if name)
+    print(f"\n{caught} of {len(cheats)} cheats caught on the {device}: {by}")
+    honest = [name for name in HONEST[device] if name not in flagged]
+    print(f"honest backends: {', '.join(honest)} ok" + "".join(f"; {n}: {records[n].message}" for n in flagged))
+
+
+def _as_json(device: str, cheats: list[Cheat], records: dict[str, Record], flagged: list[str]) -> dict[str, object]:
+    rows = [
+        {
+            "name": cheat.name,
+            "kind": cheat.kind,
+            "caught_by": caught_by(records[cheat.name]),
+            "expected": cheat.expected,
+            "status": records[cheat.name].status,
+            "message": records[cheat.name].message,
+        }
+        for cheat in cheats
+    ]
+    return {"device": device, "cheats": rows, "flagged": {name: records[name].message for name in flagged}}
+
+
+if __name__ == "__main__":
+    # By its own name, which is where the processes it starts look for its backends.
+    import importlib
+
+    sys.exit(importlib.import_module("groupbench.operators.integrity.__main__").main())

@@ -1,0 +1,68 @@
+"""What a cheat is, and what caught it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog.grouped_gemm import group_bounds
+from groupbench.operators.operator import Backend
+from groupbench.tracker.record import Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CATCHERS = {
+    "moved inputs": r"^in a timed call: ",
+    "own inputs": r"the backend changed its input|shares memory with its input",
+    "poisoned memory": r"never written or is NaN",
+    "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
+    "seal": r"^the backend's process replaced ",
+    "threads": r"^a call came back before a thread that it started$",
+    "parent's clock": r"by the parent's clock|a call in a row takes|times are reported for",
+    "physics": r"^implausible: .* is less than",
+    "plain tensor": r"returned .*(class of its own|not in memory|without memory|a tensor on|not a tensor)",
+    "tolerance table": r"asks for the tolerance",
+    "isolation": r"the process died|could not be read|no answer within|^(Type|Runtime|Attribute)Error|^StopIteration",
+}
+"""What a record's message says of the mechanism that caught a cheat. The first that fits names it."""
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """prepare is a backend's. `device` is where it can be tried: cpu, cuda, or both if empty."""
+
+    kind: str
+    prepare: Callable[[Any], Any]
+    expected: tuple[str, ...]  # of CATCHERS, any
+    device: str = ""
+    tolerance: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.prepare.__name__
+
+    @property
+    def backend(self) -> Backend:
+        about = " ".join((self.prepare.__doc__ or self.name).split())
+        return Backend(self.name, self.prepare, about, operator="grouped_gemm", tolerance=self.tolerance)
+
+
+def caught_by(record: Record) -> str | None:
+    """The mechanism that caught a backend, `something else` where its message names none; None where it passed."""
+    if record.status == "ok":
+        return None
+    message = record.message or ""
+    return next((name for name, pattern in CATCHERS.items() if re.search(pattern, message)), "something else")
+
+
+def product(x: Any) -> Tensor:
+    """The honest result, freshly allocated."""
+    import torch
+
+    out = x.a.new_empty(x.a.shape[0], x.b.shape[2])
+    for g, start, end in group_bounds(x.rows):
+        torch.matmul(x.a[start:end], x.b[g], out=out[start:end])
+    return out

@@ -1,0 +1,270 @@
+"""Cheats that leave the work as it is, or undone, and go for what measures and judges it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from groupbench.operators.integrity.cheat import Cheat, product
+
+_perf_counter = time.perf_counter
+
+
+def slow_clock(x: Any) -> Any:
+    """Let the process's clock run a thousand times slower."""
+    base = _perf_counter()
+    time.perf_counter = lambda: base + (_perf_counter() - base) / 1000
+    return lambda: product(x)
+
+
+def frozen_clock(x: Any) -> Any:
+    """Stop the process's clock."""
+    time.perf_counter = lambda: 0.0
+    return lambda: product(x)
+
+
+def backward_clock(x: Any) -> Any:
+    """Let the process's clock run backwards."""
+    time.perf_counter = lambda: -_perf_counter()
+    return lambda: product(x)
+
+
+def harness_clock(x: Any) -> Any:
+    """Replace the clock that the timer has kept for itself."""
+    from groupbench.operators.measure import protocol
+
+    base = _perf_counter()
+    protocol._now = lambda: base + (_perf_counter() - base) / 1000
+    return lambda: product(x)
+
+
+def forged_bursts(x: Any) -> Any:
+    """Replace the timer's bursts."""
+    from groupbench.operators.measure import protocol
+
+    for timer in (protocol.CpuTimer, protocol.GpuTimer):
+        timer.burst = lambda self, *args: [1e-3] * 4  # type: ignore[method-assign]
+    return lambda: product(x)
+
+
+def forged_code(x: Any) -> Any:
+    """Give the timer's function other code, and leave the function where it is."""
+    from groupbench.operators.measure import protocol
+
+    def burst(self: Any, watch: Any = None) -> list[float]:
+        watch.before()
+        watch.after(self.run())
+        return [1e-3] * 4
+
+    for timer in (protocol.CpuTimer, protocol.GpuTimer):
+        timer.burst.__code__ = burst.__code__
+    return lambda: product(x)
+
+
+def forged_instance(x: Any) -> Any:
+    """Find the timer by the garbage collector, and scale what it says: no function is replaced."""
+    from groupbench.operators.measure import protocol
+
+    calls = [0]
+
+    def hundredth(real: Any) -> Any:
+        return lambda *args: [ms / 100 for ms in real(*args)]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            for timer in gc.get_objects():
+                if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
+                    timer.burst, timer.witness = hundredth(timer.burst), hundredth(timer.witness)
+        return product(x)
+
+    return run
+
+
+def forged_events(x: Any) -> Any:
+    """Let CUDA's events say less."""
+    import torch
+
+    real = torch.cuda.Event.elapsed_time
+    setattr(torch.cuda.Event, "elapsed_time", lambda self, end: real(self, end) / 10)  # noqa: B010
+    return lambda: product(x)
+
+
+def forged_answer(x: Any) -> Any:
+    """Find the process's pipe in a caller's frame, and write an answer there before the harness does."""
+    import msgspec
+
+    from groupbench.operators.measure.cell import Burst
+
+    calls = [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            frame: Any = sys._getframe(1)
+            while "connection" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0)))
+        return product(x)
+
+    return run
+
+
+def forged_answer_with_token(x: Any) -> Any:
+    """The same, with the token of the question, and the harness's own answer behind it."""
+    import msgspec
+
+    from groupbench.operators.measure.cell import Burst
+
+    calls = [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            frame: Any = sys._getframe(1)
+            while "connection" not in frame.f_locals:
+                frame = frame.f_back
+            answer = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0))
+            frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + answer)
+        return product(x)
+
+    return run
+
+
+def stopped_moves(x: Any) -> Any:
+    """Find what moves the inputs, stop it, and return a copy."""
+    from groupbench.operators.measure import moves
+
+    out, calls = product(x), [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] > 3:
+            for found in gc.get_objects():
+                if type(found) is moves.Moves:
+                    found.set(None)
+                    found.advance = lambda: None  # type: ignore[method-assign]
+        return out.clone()
+
+    return run
+
+
+def patched_judge(x: Any) -> Any:
+    """Return zeros, and replace the comparison by one that is content."""
+    from groupbench.operators.measure import accuracy
+    from groupbench.tracker.record import Accuracy
+
+    content = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
+    accuracy.compare = lambda out, reference, tolerance: (content, None)
+    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
+    return lambda: zeros.clone()
+
+
+def patched_torch(x: Any) -> Any:
+    """Return ones, and replace torch's functions that a comparison is made of."""
+    import torch
+
+    torch.where = lambda *args, **named: torch.zeros_like(args[2])  # type: ignore[assignment]
+    torch.isnan = lambda tensor: torch.zeros(tensor.shape, dtype=torch.bool)  # type: ignore[assignment]
+    ones = torch.ones(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device=x.a.device)
+    return lambda: ones.clone()
+
+
+def patched_tolerance(x: Any) -> Any:
+    """Return one and a half times the product, and allow everything."""
+    from groupbench.operators import tolerances
+
+    for name in tolerances.TOLERANCES:
+        tolerances.TOLERANCES[name] = tolerances.Tolerance(1e9, 1e9, 1e9)
+    return lambda: product(x) * 1.5
+
+
+def loose_tolerance(x: Any) -> Any:
+    """Compute in half precision, and ask for the tolerance of that."""
+    import torch
+
+    return lambda: torch.cat([(a.half() @ b.half()).to(x.a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
+
+
+def reference_by_frames(x: Any) -> Any:
+    """Take the reference out of a caller's frame."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and "reference" not in frame.f_locals:
+        frame = frame.f_back
+    reference = frame.f_locals["reference"].to(x.a.dtype)
+    return lambda: reference.clone()
+
+
+def reference_by_gc(x: Any) -> Any:
+    """Take a tensor of the output's shape from the garbage collector."""
+    import torch
+
+    shape = (x.a.shape[0], x.b.shape[2])
+    found = [held for held in gc.get_objects() if isinstance(held, torch.Tensor) and tuple(held.shape) == shape]
+    reference = next(held for held in found if held is not x.a).to(x.a.dtype)
+    return lambda: reference.clone()
+
+
+def dispatch_left_on(x: Any) -> Any:
+    """Leave a dispatch mode on that sees the harness's own operations."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    Spy().__enter__()
+    return lambda: product(x)
+
+
+def zero_world(x: Any) -> Any:
+    """Set the inputs to zero, for which zero is right."""
+    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
+
+    def run() -> Any:
+        x.a.zero_()
+        return zeros.clone()
+
+    return run
+
+
+def signals_parent(x: Any) -> Any:
+    """End the parent, in the hope of ending others' cells."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(5)
+    return lambda: product(x)
+
+
+def writes_descriptors(x: Any) -> Any:
+    """Write into every descriptor there is."""
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"x" * 64)
+        except OSError:
+            continue
+    return lambda: product(x)
+
+
+SEAL = ("seal",)
+ELSEWHERE = ("reference elsewhere",)
+CHEATS = (
+    *(Cheat("clock", prepare, SEAL) for prepare in (slow_clock, frozen_clock, backward_clock, harness_clock)),
+    Cheat("clock", forged_bursts, SEAL),
+    Cheat("clock", forged_code, (*SEAL, "isolation")),
+    Cheat("clock", forged_instance, ("parent's clock", "moved inputs")),
+    Cheat("clock", forged_events, SEAL),
+    *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
+    Cheat("channel", writes_descriptors, ("isolation",)),
+    Cheat("judge", stopped_moves, ("moved inputs", "seal")),
+    *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_judge, patched_torch, patched_tolerance)),
+    Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
+    Cheat("judge", zero_world, ("own inputs", *ELSEWHERE)),
+    Cheat("frames", reference_by_frames, ("isolation",)),
+    Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
+    Cheat("dispatch mode", dispatch_left_on, SEAL),
+    Cheat("isolation", signals_parent, ("isolation",)),
+)

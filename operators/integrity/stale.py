@@ -1,0 +1,239 @@
+"""Cheats that do not compute: results of earlier calls, of preparation, or of inputs as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupbench.operators.integrity.cheat import Cheat, product
+
+
+def memo_clone(x: Any) -> Any:
+    """Compute in preparation, and return a copy."""
+    out = product(x)
+    return lambda: out.clone()
+
+
+def memo_same(x: Any) -> Any:
+    """Compute in preparation, and return the same tensor each time."""
+    out = product(x)
+    return lambda: out
+
+
+def memo_after_three(x: Any) -> Any:
+    """Be right for the calls that are checked, and return one tensor from then on."""
+    calls, kept = [0], list[Any]()
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            return product(x)
+        if not kept:
+            kept.append(product(x))
+        return kept[0]
+
+    return run
+
+
+def memo_after_twelve(x: Any) -> Any:
+    """Compute for a dozen calls, and return the last result from then on."""
+    calls, kept = [0], list[Any]([None])
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 12:
+            kept[0] = product(x)
+        return kept[0].clone()
+
+    return run
+
+
+def memo_by_fingerprint(x: Any) -> Any:
+    """Look at a few elements of the inputs, and compute when those have changed."""
+    kept: dict[tuple[float, ...], Any] = {}
+
+    def run() -> Any:
+        key = (float(x.a[0, 0]), float(x.a[-1, -1]), float(x.b[0, 0, 0]))
+        if key not in kept:
+            kept[key] = product(x)
+        return kept[key].clone()
+
+    return run
+
+
+def memo_by_address(x: Any) -> Any:
+    """Remember results by where the inputs lie."""
+    kept: dict[tuple[int, int], Any] = {}
+
+    def run() -> Any:
+        key = (x.a.data_ptr(), x.b.data_ptr())
+        if key not in kept:
+            kept[key] = product(x)
+        return kept[key].clone()
+
+    return run
+
+
+def memo_by_hash_of_whole(x: Any) -> Any:
+    """Hash all of one input, and compute when that has changed: the other one changes as well."""
+    kept: dict[float, Any] = {}
+
+    def run() -> Any:
+        key = float(x.offs.float().sum())
+        if key not in kept:
+            kept[key] = product(x)
+        return kept[key].clone()
+
+    return run
+
+
+def every_other_call(x: Any) -> Any:
+    """Compute in every other call."""
+    calls, kept = [0], list[Any]([None])
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] % 2 or kept[0] is None:
+            kept[0] = product(x)
+        return kept[0].clone()
+
+    return run
+
+
+def first_of_burst(x: Any) -> Any:
+    """Compute when the last call is long ago, as at the beginning of a burst, and return that result for a while."""
+    import time
+
+    last, kept = [0.0], list[Any]([None])
+
+    def run() -> Any:
+        now = time.monotonic()
+        if kept[0] is None or now - last[0] > 0.02:
+            kept[0] = product(x)
+        last[0] = now
+        return kept[0].clone()
+
+    return run
+
+
+def table_by_shape(x: Any) -> Any:
+    """Keep results in a table by shape, filled in preparation."""
+    table = {tuple(x.a.shape): product(x)}
+    return lambda: table[tuple(x.a.shape)].clone()
+
+
+def table_by_seed(x: Any) -> Any:
+    """Make the inputs of the known seed again, and multiply those."""
+    import torch
+
+    generator = torch.Generator(x.a.device).manual_seed(0)
+    a = torch.randn(x.a.shape, generator=generator, device=x.a.device, dtype=x.a.dtype)
+    out = product(x) + 0 * a[:, :1]
+    return lambda: out.clone()
+
+
+def packed_weights(x: Any) -> Any:
+    """Copy the weights in preparation."""
+    import torch
+
+    b = x.b.clone()
+    return lambda: torch.cat([a @ w for a, w in zip(x.a.split(x.rows), b, strict=True)])
+
+
+def packed_activations(x: Any) -> Any:
+    """Copy the activations in preparation."""
+    import torch
+
+    a = x.a.clone()
+    return lambda: torch.cat([part @ w for part, w in zip(a.split(x.rows), x.b, strict=True)])
+
+
+def packed_half_of_weights(x: Any) -> Any:
+    """Multiply with half of the sum in preparation, and with the other half when called."""
+    import torch
+
+    half = x.b.shape[1] // 2
+    before = torch.cat([a[:, :half] @ w[:half] for a, w in zip(x.a.split(x.rows), x.b, strict=True)])
+    return lambda: before + torch.cat([a[:, half:] @ w[half:] for a, w in zip(x.a.split(x.rows), x.b, strict=True)])
+
+
+def skips_last_group(x: Any) -> Any:
+    """Leave the last group as the first call has computed it."""
+    import torch
+
+    out = product(x)
+    start = x.a.shape[0] - x.rows[-1]
+
+    def run() -> Any:
+        fresh = out.clone()
+        for g, end in enumerate(torch.tensor(x.rows).cumsum(0).tolist()[:-1]):
+            torch.matmul(x.a[end - x.rows[g] : end], x.b[g], out=fresh[end - x.rows[g] : end])
+        fresh[start:] = out[start:]
+        return fresh
+
+    return run
+
+
+def dispatch_aware(x: Any) -> Any:
+    """Compute while a dispatch mode is on, as a check has one, and return a copy otherwise."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    out = product(x)
+    return lambda: product(x) if _get_current_dispatch_mode() is not None else out.clone()
+
+
+def caller_aware(x: Any) -> Any:
+    """Compute unless the caller is one that times."""
+    import sys
+
+    out = product(x)
+
+    def run() -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name in ("burst", "witness"):
+                return out.clone()
+            frame = frame.f_back
+        return product(x)
+
+    return run
+
+
+def warm_aware(x: Any) -> Any:
+    """Look in the caller's frame for how far the burst is, and compute in its first call."""
+    import sys
+
+    kept = [product(x)]
+
+    def run() -> Any:
+        frame: Any = sys._getframe(1)
+        if not frame.f_locals.get("times") and not frame.f_locals.get("clean"):
+            kept[0] = product(x)
+        return kept[0].clone()
+
+    return run
+
+
+def harness_aware(x: Any) -> Any:
+    """Compute while the harness is not loaded, as in production."""
+    import sys
+
+    out = product(x)
+    name = "groupbench.operators.measure.protocol"
+    return lambda: out.clone() if name in sys.modules else product(x)
+
+
+MOVED = ("moved inputs",)
+CHEATS = (
+    *(Cheat("memo", prepare, MOVED) for prepare in (memo_clone, memo_after_three, memo_after_twelve)),
+    Cheat("memo", memo_same, ("poisoned memory", "moved inputs")),
+    *(Cheat("memo", prepare, MOVED) for prepare in (every_other_call, first_of_burst)),
+    *(
+        Cheat("fingerprint", prepare, MOVED)
+        for prepare in (memo_by_fingerprint, memo_by_address, memo_by_hash_of_whole)
+    ),
+    *(Cheat("table", prepare, MOVED) for prepare in (table_by_shape, table_by_seed)),
+    *(Cheat("stale packing", prepare, MOVED) for prepare in (packed_weights, packed_activations)),
+    *(Cheat("stale packing", prepare, MOVED) for prepare in (packed_half_of_weights, skips_last_group)),
+    Cheat("dispatch mode", dispatch_aware, MOVED),
+    *(Cheat("environment detection", prepare, MOVED) for prepare in (caller_aware, warm_aware, harness_aware)),
+)

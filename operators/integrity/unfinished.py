@@ -1,0 +1,280 @@
+"""Cheats that come back before the work is done, or do less of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from groupbench.operators.integrity.cheat import Cheat, product
+
+
+def lazy_dispatch(x: Any) -> Any:
+    """Return a subclass of a tensor that computes when it is looked at."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    shape, dtype = (x.a.shape[0], x.b.shape[2]), x.a.dtype
+
+    class Lazy(torch.Tensor):
+        @staticmethod
+        def __new__(cls: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=x.a.device)
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+            real = lambda value: product(x) if isinstance(value, Lazy) else value  # noqa: E731
+            return function(*tree_map(real, args), **tree_map(real, kwargs or {}))
+
+    return lambda: Lazy()
+
+
+def lazy_function(x: Any) -> Any:
+    """Return a tensor with a `__torch_function__` of its own, which computes in place when something is asked of it."""
+    import torch
+
+    class Late(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    return lambda: product(x).as_subclass(Late)
+
+
+def lazy_negative(x: Any) -> Any:
+    """Return a view whose negation is put off until it is read."""
+    import torch
+
+    return lambda: torch._neg_view(-product(x))
+
+
+def on_meta(x: Any) -> Any:
+    """Return a tensor without values."""
+    import torch
+
+    return lambda: torch.empty(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device="meta")
+
+
+def sparse(x: Any) -> Any:
+    """Return a sparse tensor of nothing."""
+    import torch
+
+    return lambda: torch.empty(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device=x.a.device).to_sparse()
+
+
+def returns_a_promise(x: Any) -> Any:
+    """Return something that can become a tensor."""
+    return lambda: lambda: product(x)
+
+
+def thread_later(x: Any) -> Any:
+    """Have a thread fill the output that was returned already."""
+    out = product(x)
+
+    def run() -> Any:
+        threading.Thread(target=lambda: out.copy_(product(x)), daemon=True).start()
+        return out
+
+    return run
+
+
+def thread_after_three(x: Any) -> Any:
+    """Be honest three times, and then have a thread do the work when the clock has stopped."""
+    out, calls = product(x), [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            return product(x)
+        threading.Thread(target=lambda: out.copy_(product(x)), daemon=True).start()
+        return out
+
+    return run
+
+
+def thread_in_waiting(x: Any) -> Any:
+    """Keep a thread from the start, and wake it after three honest calls."""
+    out, calls, work = product(x), [0], queue.SimpleQueue[int]()
+
+    def serve() -> None:
+        while True:
+            work.get()
+            out.copy_(product(x))
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            return product(x)
+        work.put(0)
+        return out
+
+    return run
+
+
+def half_precision(x: Any) -> Any:
+    """Compute in half precision where more was asked for."""
+    import torch
+
+    lower = torch.float16 if x.a.dtype == torch.float32 else torch.float8_e4m3fn
+
+    def part(a: Any, b: Any) -> Any:
+        return (a.to(lower).to(x.a.dtype) @ b.to(lower).to(x.a.dtype)) if a.shape[0] else a @ b
+
+    return lambda: torch.cat([part(a, b) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
+
+
+def coarse_weights(x: Any) -> Any:
+    """Round the weights to a few bits."""
+    import torch
+
+    return lambda: torch.cat([a @ (b * 16).round().div(16) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
+
+
+def half_of_the_sum(x: Any) -> Any:
+    """Leave out every 50th term of the sum."""
+    import torch
+
+    keep = torch.arange(x.a.shape[1], device=x.a.device) % 50 != 7
+    return lambda: torch.cat([a[:, keep] @ b[keep] for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
+
+
+def part_done(x: Any) -> Any:
+    """Write nine tenths of the rows."""
+
+    def run() -> Any:
+        out, whole = x.a.new_empty(x.a.shape[0], x.b.shape[2]), product(x)
+        rows = len(out) * 9 // 10
+        out[:rows] = whole[:rows]
+        return out
+
+    return run
+
+
+def part_done_after_three(x: Any) -> Any:
+    """Write all rows three times, and nine tenths from then on."""
+    calls = [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        out = product(x)
+        if calls[0] > 3:
+            out[len(out) * 9 // 10 :] = 0
+        return out
+
+    return run
+
+
+def nothing(x: Any) -> Any:
+    """Return memory as it is."""
+    return lambda: x.a.new_empty(x.a.shape[0], x.b.shape[2])
+
+
+def an_input(x: Any) -> Any:
+    """Return an input."""
+    return lambda: x.a[:, : x.b.shape[2]]
+
+
+def on_the_host(x: Any) -> Any:
+    """Return a tensor that is not on the device."""
+    return lambda: product(x).cpu()
+
+
+# --- on a GPU
+
+
+def side_stream(x: Any) -> Any:
+    """Work on a stream that nobody waits for."""
+    import torch
+
+    stream = torch.cuda.Stream()
+
+    def run() -> Any:
+        with torch.cuda.stream(stream):
+            return product(x)
+
+    return run
+
+
+def side_stream_after_four(x: Any) -> Any:
+    """Be honest four times, and then work on a stream that nobody waits for."""
+    import torch
+
+    stream, calls = torch.cuda.Stream(), [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 4:
+            return product(x)
+        with torch.cuda.stream(stream):
+            return product(x)
+
+    return run
+
+
+def side_stream_behind(x: Any) -> Any:
+    """Work on a stream that waits for the caller's, into a buffer of its own, and do not wait for it."""
+    import torch
+
+    stream, out = torch.cuda.Stream(), product(x)
+
+    def run() -> Any:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out.copy_(product(x))
+        return out
+
+    return run
+
+
+def other_current_stream(x: Any) -> Any:
+    """Make another stream the current one, where the end is then recorded."""
+    import torch
+
+    first, second = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def run() -> Any:
+        with torch.cuda.stream(first):
+            out = product(x)
+        torch.cuda.set_stream(second)
+        return out
+
+    return run
+
+
+def a_tenth_after_three(x: Any) -> Any:
+    """Multiply a tenth of the rows after three honest calls."""
+    calls, kept = [0], list[Any]()
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            kept[:] = [product(x)]
+        rows = x.rows[0] // 10
+        kept[0][:rows] = x.a[:rows] @ x.b[0]
+        return kept[0].clone()
+
+    return run
+
+
+PLAIN = ("plain tensor",)
+ELSEWHERE = ("reference elsewhere",)
+CHEATS = (
+    *(Cheat("lazy", prepare, PLAIN) for prepare in (lazy_dispatch, lazy_function, lazy_negative, on_meta, sparse)),
+    Cheat("lazy", returns_a_promise, PLAIN),
+    Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),
+    Cheat("thread", thread_after_three, ("threads", "moved inputs")),
+    Cheat("thread", thread_in_waiting, ("moved inputs", "own inputs")),
+    *(Cheat("lower precision", prepare, ELSEWHERE) for prepare in (half_precision, coarse_weights)),
+    *(Cheat("skipped work", prepare, ELSEWHERE) for prepare in (half_of_the_sum,)),
+    *(Cheat("skipped work", prepare, ("poisoned memory",)) for prepare in (part_done, nothing)),
+    Cheat("skipped work", part_done_after_three, ("moved inputs",)),
+    Cheat("skipped work", a_tenth_after_three, ("moved inputs",)),
+    Cheat("input", an_input, ("own inputs",)),
+    Cheat("stream", on_the_host, PLAIN, "cuda"),
+    *(
+        Cheat("stream", prepare, ("moved inputs", "poisoned memory", "parent's clock", *ELSEWHERE), "cuda")
+        for prepare in (side_stream, side_stream_after_four, side_stream_behind, other_current_stream)
+    ),
+)

@@ -1,0 +1,153 @@
+"""Outputs on their way from a backend's process to the one that judges: by CUDA's own means, or through a file.
+
+What travels beside the bytes is plain data, checked by its types. Nothing is unpickled that a backend's process sent.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One tensor: dtype without `torch.`, sizes, and where its bytes are: an offset in the file, or a CUDA handle."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    handle: tuple[int, bytes, int, int, bytes, int, bytes, bool] | None = None
+    start: int = 0  # of the tensor in what the handle is of, in bytes
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """An output. `form` is tensor, tuple or list."""
+
+    form: str
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(part.shape) for part in self.parts)
+
+
+def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
+    """(form, tensors) of what a backend returned.
+
+    Raises TypeError where it is not a tensor, or a tuple or list of tensors: materialised, strided, on the device, and
+    of no class of its own, which could put off its work until someone looks.
+    """
+    import torch
+
+    if type(out) is torch.Tensor:
+        return "tensor", [_plain(out, device)]
+    if isinstance(out, (tuple, list)) and all(isinstance(part, torch.Tensor) for part in out):
+        return "list" if isinstance(out, list) else "tuple", [_plain(part, device) for part in out]
+    raise TypeError(f"the backend returned {_kind(out)}, not a tensor")
+
+
+def _kind(out: Any) -> str:
+    import torch
+
+    name = type(out).__name__
+    return f"{name}, a class of its own" if isinstance(out, torch.Tensor) and type(out) is not torch.Tensor else name
+
+
+def _plain(part: Any, device: str) -> Tensor:
+    import torch
+
+    if type(part) is not torch.Tensor:
+        raise TypeError(f"the backend returned {_kind(part)}, not a tensor")
+    lazy = part.is_conj() or part.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(part)
+    if part.layout != torch.strided or lazy:
+        raise TypeError("the backend returned a tensor whose values are not in memory")
+    if part.device.type != device:
+        raise TypeError(f"the backend returned a tensor on {part.device.type}, not on {device}")
+    if part.numel() and not part.untyped_storage().data_ptr():
+        raise TypeError("the backend returned a tensor without memory")
+    return part
+
+
+def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent:
+    """Offer tensors to another process. Those sent by handle must live until that process is done with them."""
+    if by_handle and all(part.is_cuda for part in parts):
+        try:
+            return Sent(form, tuple(map(_by_handle, parts)))
+        except RuntimeError:  # no CUDA IPC in this container, or memory that cannot be shared
+            pass
+    import torch
+
+    offsets, end = [], 0
+    for part in parts:
+        offsets.append(end)
+        end += -(-part.numel() * part.element_size() // 64) * 64
+    if end:
+        os.ftruncate(file, max(end, os.fstat(file).st_size))
+        with mmap.mmap(file, end) as memory:
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            for part, offset in zip(parts, offsets, strict=True):
+                flat = part.detach().contiguous().reshape(-1).view(torch.uint8)
+                whole[offset : offset + len(flat)].copy_(flat)
+            del whole
+    return Sent(form, tuple(Part(_name(p), tuple(p.shape), offset) for p, offset in zip(parts, offsets, strict=True)))
+
+
+def _by_handle(part: Tensor) -> Part:
+    if not part.numel():
+        return Part(_name(part), tuple(part.shape))
+    part = part.detach().contiguous()
+    handle = part.untyped_storage()._share_cuda_()
+    start = int(part.storage_offset()) * part.element_size()
+    return Part(_name(part), tuple(part.shape), handle=tuple(handle), start=start)
+
+
+def receive(sent: Sent, path: str, device: str) -> Any:
+    """The output that was sent, in this process: a tensor, or a tuple or list of them. Raises ValueError."""
+    import torch
+
+    tensors = []
+    for part in sent.parts:
+        dtype = getattr(torch, part.dtype, None)
+        if not isinstance(dtype, torch.dtype) or any(size < 0 for size in part.shape):
+            raise ValueError(f"the backend's process sent {part.dtype} {list(part.shape)}, which is no tensor")
+        size = math.prod(part.shape) * dtype.itemsize
+        if not size:
+            tensors.append(torch.empty(part.shape, dtype=dtype, device=device))
+        elif part.handle is not None:
+            storage = torch.UntypedStorage._new_shared_cuda(*part.handle)
+            flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+            tensors.append(flat[part.start : part.start + size].clone().view(dtype).view(part.shape))
+            del flat, storage
+        else:
+            tensors.append(_read(path, part.offset, size, device).view(dtype).view(part.shape))
+    if sent.form == "tensor" and len(tensors) == 1:
+        return tensors[0]
+    return tensors if sent.form == "list" else tuple(tensors)
+
+
+def _read(path: str, offset: int, size: int, device: str) -> Tensor:
+    """Bytes of the file, copied: it is the other process's to change."""
+    import torch
+
+    file = os.open(path, os.O_RDONLY)
+    try:
+        if offset < 0 or offset + size > os.fstat(file).st_size:
+            raise ValueError("the backend's process sent less than it said")
+        with mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as memory:
+            view = memoryview(memory)[offset : offset + size]
+            found = torch.frombuffer(bytearray(view), dtype=torch.uint8)
+            view.release()
+    finally:
+        os.close(file)
+    return found.to(device)
+
+
+def _name(part: Tensor) -> str:
+    return str(part.dtype).removeprefix("torch.")

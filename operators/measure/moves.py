@@ -1,0 +1,202 @@
+"""New values in the same buffers: what makes a cached, fingerprinted or stale result wrong.
+
+Before each call some bits of each floating-point input are flipped in place: the sign, where the input has negative
+values, and the lower bits of the mantissa. A value keeps its magnitude to within a factor of two, so that neither the
+accuracy that can be expected nor the power that a GPU draws changes. A full move flips bits all over an input, a step
+those of a window of it, which is cheap enough to be done between timed calls.
+
+Moves follow from a secret that the parent draws after a backend has been prepared. The process that judges makes the
+same moves on inputs of its own. Flipping bits twice restores them, so that no copy of the inputs is needed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.measure.given import named_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
+"""What a step changes of an input."""
+
+SHARE = 8
+"""An input of less than eight windows has an eighth of it changed: what looks at some places misses most of them."""
+
+MOST = 6
+"""Inputs that one step changes."""
+
+# dtype: (bits in all, sign, lower bits of the mantissa; the quiet bit of a NaN is not among them)
+_BITS = {
+    "float16": (16, 0x8000, 0x01FF),
+    "bfloat16": (16, 0x8000, 0x003F),
+    "float32": (32, 0x8000_0000, 0x003F_FFFF),
+    "float64": (64, 1 << 63, (1 << 51) - 1),
+    "float8_e4m3fn": (8, 0x80, 0),  # a mantissa of ones may be a NaN
+    "float8_e5m2": (8, 0x80, 0),
+}
+
+
+@dataclass
+class _Part:
+    """An input's memory as integers, and the bits that may be flipped."""
+
+    words: Tensor  # [n], of as many bits as the values
+    bits: int
+
+    @property
+    def kind(self) -> tuple[Any, int]:
+        """What its mask is known by."""
+        return self.words.dtype, self.bits
+
+
+class Moves:
+    """The inputs of one problem, at their first values or moved.
+
+    names   of the inputs that may move (`a`, `x.weights`), all with floating-point values if empty
+    copies  pairs (copy, source) of operators/relayout.py, which are refreshed
+    """
+
+    def __init__(self, inputs: Any, names: Collection[str] = (), copies: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+        self._parts = _parts(inputs, names)
+        moving = {part.words.untyped_storage().data_ptr() for part in self._parts}
+        self._copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
+        self._secret: int | None = None
+        self._step = 0
+        self._masks: dict[tuple[Any, int], Tensor] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything that can move."""
+        return bool(self._parts)
+
+    def set(self, secret: int | None, step: int = 0) -> None:
+        """Bring the inputs to a secret's full move and `step` steps from there; to their first values with None."""
+        if secret != self._secret or step < self._step:
+            self._undo()
+            if secret is not None:
+                self._begin(secret)
+        while self._step < step:
+            self.advance()
+
+    def advance(self) -> None:
+        """Make the next step."""
+        self._step += 1
+        self._flip_windows(self._step)
+        self._refresh()
+
+    def _begin(self, secret: int) -> None:
+        import torch
+
+        self._secret, self._step = secret, 0
+        if self._parts:
+            device = self._parts[0].words.device
+            generator = torch.Generator(device).manual_seed(secret)
+            size = (WINDOW_BYTES[device.type],)
+            noise = torch.randint(-128, 128, size, dtype=torch.int8, device=device, generator=generator)
+            for part in self._parts:
+                if part.kind not in self._masks:
+                    self._masks[part.kind] = noise.view(part.words.dtype) & part.bits
+        self._flip_all()
+        self._refresh()
+
+    def _undo(self) -> None:
+        if self._secret is None:
+            return
+        for step in range(self._step, 0, -1):
+            self._flip_windows(step)
+        self._flip_all()
+        self._secret, self._step = None, 0
+        self._masks.clear()
+        self._refresh()
+
+    def _flip_all(self) -> None:
+        for part in self._parts:
+            mask = self._masks[part.kind]
+            whole = len(part.words) // len(mask) * len(mask)
+            part.words[:whole].view(-1, len(mask)).bitwise_xor_(mask)
+            part.words[whole:].bitwise_xor_(mask[: len(part.words) - whole])
+
+    def _flip_windows(self, step: int) -> None:
+        draw = random.Random(f"{self._secret} {step}")
+        for part in draw.sample(self._parts, min(MOST, len(self._parts))):
+            mask = self._masks[part.kind]
+            size = min(max(1, len(part.words) // SHARE), len(mask) // 2)
+            at, of = draw.randrange(len(part.words) - size + 1), draw.randrange(len(mask) - size + 1)
+            part.words[at : at + size].bitwise_xor_(mask[of : of + size])
+
+    def _refresh(self) -> None:
+        for copy, source in self._copies:
+            copy.data.copy_(source.data)  # not a change that a saved forward would notice
+
+
+def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
+    """One for the memory of each input, in the order of the inputs, which is that of every process."""
+    import torch
+
+    integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+    found: dict[int, _Part] = {}
+    for name, tensor in named_tensors(inputs):
+        known = _BITS.get(str(tensor.dtype).removeprefix("torch."))
+        if known is None or not tensor.numel() or (names and name not in names):
+            continue
+        width, sign, mantissa = known
+        storage = tensor.untyped_storage()
+        if not storage.data_ptr() or storage.data_ptr() in found:
+            continue
+        signed = not mantissa or bool((tensor.detach() < 0).any())
+        bits = mantissa | (sign if signed else 0)
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        words = memory[: len(memory) // (width // 8) * (width // 8)].view(integers[width])
+        found[storage.data_ptr()] = _Part(words, bits - (1 << width) * (bits >> (width - 1)))
+    return list(found.values())
+
+
+def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
+    """The pairs that are what they should be. Raises TypeError for one that is not a copy of an input."""
+    import torch
+
+    own = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
+    for copy, source in copies:
+        plain = type(copy) is torch.Tensor and type(source) is torch.Tensor
+        if not plain or copy.shape != source.shape or copy.dtype != source.dtype:
+            raise TypeError("a copy of an input in another layout has the input's shape and dtype")
+        if source.untyped_storage().data_ptr() not in own or copy.untyped_storage().data_ptr() in own:
+            raise TypeError("what is copied into another layout is an input, and the copy has memory of its own")
+    return list(copies)
+
+
+def of(operator: Any, inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> Moves:
+    """The moves of an operator's inputs; none in a tree from before backends could register copies of them."""
+    able = hasattr(operator, "moves") and _relayout() is not None
+    return Moves(inputs if able else (), operator.moves if able else (), copies)
+
+
+def registered_copies() -> list[tuple[Any, Any]]:
+    """What operators/relayout.py was told since it was last asked."""
+    module = _relayout()
+    return module.take() if module is not None else []
+
+
+def _relayout() -> Any:
+    try:
+        from groupbench.operators import relayout
+    except ImportError:  # an older tree, whose backends pack inputs without saying so
+        return None
+    return relayout
+
+
+def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
+    """Give the inputs another routing of as many rows, in place. Returns (tensor, what it held) of what is no value.
+
+    None where the operator has no routing, or this shape no other.
+    """
+    rerouted = getattr(operator, "reroute", None)
+    if rerouted is None:
+        return None
+    held = [(t, t.clone()) for _, t in named_tensors(inputs) if not t.is_floating_point()]
+    return held if rerouted(shape, inputs, seed) else None

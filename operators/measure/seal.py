@@ -1,0 +1,116 @@
+"""Whether the functions that measure are still the ones that were imported.
+
+The harness holds its own references to clocks, taken before any plugin is imported, so that replacing
+`time.perf_counter` does not change a measurement. A backend that replaces such a function, on purpose or by a test
+helper left in, is reported all the same: what else it changed is not known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from types import FunctionType
+from typing import Any
+
+CLOCKS = (
+    *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time", "sleep"),
+    *("thread_time", "clock_gettime", "clock_gettime_ns"),
+)
+TENSOR = (
+    *("copy_", "clone", "bitwise_xor_", "zero_", "fill_", "view", "reshape", "contiguous", "data_ptr", "is_contiguous"),
+    *("untyped_storage", "set_", "__and__", "__getitem__", "detach"),
+)
+CUDA = ("synchronize", "current_stream", "default_stream", "set_stream", "stream", "Event", "Stream", "_sleep")
+TORCH = ("empty", "empty_like", "randint", "Generator", "Tensor", "equal", "no_grad", "is_tensor")
+BUILTINS = ("type", "isinstance", "len", "id", "getattr", "setattr", "min", "max", "sum", "range")
+OWN = ("_now", "_threads", "now")
+"""Names under which modules of the harness keep clocks of their own."""
+PACKAGE = "groupbench.operators."
+"""Of whose modules every function and every method is watched."""
+
+_first: dict[str, Any] = {}
+
+
+def close() -> None:
+    """Remember what there is now: before a plugin is imported. What was remembered already stays."""
+    for name, value in _watched():
+        _first.setdefault(name, value)
+
+
+def broken() -> str | None:
+    """The name of a function that is not what it was, or None."""
+    for name, value in _watched():
+        if name in _first and _first[name] is not value:
+            return name
+    return _modes()
+
+
+def problem() -> str | None:
+    """What `broken` found, as a record's message."""
+    name = broken()
+    return name and f"the backend's process replaced {name}, which measures it"
+
+
+def _modes() -> str | None:
+    """A dispatch mode that is left on would see, and could change, the harness's own operations."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if torch._C._len_torch_dispatch_stack():
+        return "torch's dispatch mode"
+    if torch._C._len_torch_function_stack():
+        return "torch's function mode"
+    return None
+
+
+def _watched() -> list[tuple[str, Any]]:
+    """(name, object) of everything that is watched; of a function its code too."""
+    found: list[tuple[str, Any]] = []
+    for holder, label, names in _named():
+        found += [(f"{label}.{name}", _of(holder, name)) for name in names]
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith(PACKAGE) or ".catalog" in module_name or ".integrity" in module_name:
+            continue
+        found += [(f"{module_name.removeprefix('groupbench.')}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
+        for name, value in list(vars(module).items()):
+            if getattr(value, "__module__", None) == module_name and callable(value):
+                found += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
+    return found
+
+
+def _inside(label: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, FunctionType):
+        return [(label, value), (f"{label}'s code", value.__code__), (f"{label}'s defaults", value.__defaults__)]
+    found = [(label, value)]
+    if isinstance(value, type):
+        for name, member in list(vars(value).items()):
+            if isinstance(member, FunctionType):
+                found += [(f"{label}.{name}", member), (f"{label}.{name}'s code", member.__code__)]
+    return found
+
+
+def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
+    holders: list[tuple[Any, str, tuple[str, ...]]] = [
+        (time, "time", CLOCKS),
+        (importlib.import_module("builtins"), "builtins", BUILTINS),
+    ]
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda"):
+        holders += [
+            (torch, "torch", TORCH),
+            (torch.Tensor, "torch.Tensor", TENSOR),
+            (torch.cuda, "torch.cuda", CUDA),
+            (torch.cuda.Event, "torch.cuda.Event", ("record", "query", "synchronize", "elapsed_time")),
+        ]
+    return holders
+
+
+def _of(holder: Any, name: str) -> Any:
+    """A class's own attribute as it stands there, a module's as it is."""
+    if isinstance(holder, type):
+        for base in holder.__mro__:
+            if name in vars(base):
+                return vars(base)[name]
+        return None
+    return vars(holder).get(name)

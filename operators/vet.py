@@ -1,0 +1,21 @@
+"""What is made sure of a record before it is written, whichever host it comes from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from groupbench.operators.measure.texts import one_line
+from groupbench.tracker.physics import implausible
+from groupbench.tracker.record import Record, RecordError, decode, encode
+
+
+def vetted(record: Record) -> Record:
+    """The record; `wrong` where its latency is none, and `error` where no reader would take it."""
+    try:
+        decode(encode(record))
+        reason = implausible(record) if record.status == "ok" else None
+    except RecordError as error:
+        message = one_line(f"its process reported what is no record: {error}")
+        bare = msgspec.structs.replace(record, latency=None, accuracy=None, kernels=(), duration_s=None, metrics={})
+        return msgspec.structs.replace(bare, status="error", message=message)
+    return record if reason is None else msgspec.structs.replace(record, status="wrong", message=reason)
