@@ -92,6 +92,33 @@ step() {
 # The file of a night that has not ended is named in another, one for each device.
 unfinished=$records_folder/.unfinished-$(basename "$GROUPBENCH_ALONE" .lock)
 ended=$records_folder/.newest-$(basename "$GROUPBENCH_ALONE" .lock)
+# A file that no reader takes must not stop this night, nor all that come: it is set aside, for a person to look at.
+readable() {
+  python - "$1" <<'PYTHON'
+import sys
+from pathlib import Path
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.resume import read_run
+
+try:
+    read_run(Path(sys.argv[1]))
+except UsageError as error:
+    sys.exit(f"groupbench: {error}")
+PYTHON
+}
+set_aside() {
+  mv "$1" "$1.unreadable" || exit 2
+  echo "groupbench: set aside as $1.unreadable; a new night begins" >&2
+}
+for pointer in "$unfinished" "$ended"; do
+  [ -f "$pointer" ] || continue
+  file=$records_folder/$(cat "$pointer")
+  if [ -f "$file" ] && ! readable "$file"; then
+    set_aside "$file"
+    rm -f "$pointer"
+  fi
+done
 previous=()
 [ -f "$ended" ] && [ -f "$records_folder/$(cat "$ended")" ] && previous=(--previous "$records_folder/$(cat "$ended")")
 
