@@ -82,6 +82,9 @@ class Verdict(StrEnum):
     SUSPECT = _Facts("suspect", WARN, "it may have moved; an A/B would decide", ExitCode.INCOMPLETE, changed=True)
     INCOMPARABLE = _Facts("incomparable", WARN, "its environment is new", ExitCode.INCOMPARABLE, of_sides=True)
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
+    NOISY = _Facts(
+        "noisy", FAINT, "its bursts scatter too far to judge its latency", strict=ExitCode.INCOMPLETE, quiet=True
+    )
     OK = _Facts("ok", GOOD, "it did not change", quiet=True, of_sides=True)
     NEW = _Facts("new", FAINT, "it has no earlier result", strict=ExitCode.INCOMPLETE, quiet=True, of_sides=True)
     INSUFFICIENT = _Facts("insufficient", FAINT, "few earlier results", strict=ExitCode.INCOMPLETE, quiet=True)

@@ -45,6 +45,7 @@ COLUMNS = (
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("n", "n", right=True),
+    Column("results since", "since", right=True),
     Column("commits", "commits"),
     Column("last of them", "subject", wraps=True),
     Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),

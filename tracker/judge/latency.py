@@ -27,11 +27,14 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.stats.thresholds import ALONE, MANY, far_off
+from groupbench.tracker.stats.thresholds import ALONE, MANY, TOO_NOISY, far_off
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, date
 from groupbench.tracker.verdicts import Verdict
+
+ENOUGH = 3
+"""Earlier results that a noisy one can agree with."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Latency:
 
     past: Past  # in any environment, on the level that was accepted
     finding: scans.Finding
+    least: float  # smallest change that counts, a logarithm
 
     @property
     def moved(self) -> bool:
@@ -103,7 +107,8 @@ class LatencyRule:
             if point.pk in findings and findings[point.pk].verdict == "ok":
                 alone = sizes[_pool(point)] < MANY
                 findings[point.pk] = self._young(point, pasts[point.pk], findings[point.pk], alone)
-        return {key: Latency(past, findings[key]) for key, past in pasts.items()}
+        least = dict(zip(pasts, (each.min_effect for each in histories), strict=True))
+        return {key: Latency(past, findings[key], least[key]) for key, past in pasts.items()}
 
     def _young(self, point: PointRow, past: Past, finding: scans.Finding, alone: bool) -> scans.Finding:
         """Few results prove nothing, but a newest one that is far off the others is worth an A/B."""
@@ -145,6 +150,9 @@ class LatencyRule:
         if latency.moved or series.pk in self.known.alerts:
             newest = past.alike[-LATEST:]
             row = replace(row, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
+        if not latency.moved and _is_too_noisy(point, latency):
+            assert point.error is not None
+            return replace(row, verdict=Verdict.NOISY, note=f"its bursts leave an error of ±{100 * point.error:.0f} %")
         if finding.verdict in (Verdict.NEW, Verdict.INSUFFICIENT):
             return replace(row, verdict=Verdict.NEW if n == 0 else Verdict.INSUFFICIENT)
         if finding.verdict == "drift":
@@ -171,8 +179,18 @@ class LatencyRule:
         span = None if finding.effect is None else self._span(latency)
         inside = span is not None and span.same_code
         row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span)
-        row = replace(row, loud=finding.n_after <= OLD, since=finding.n_after)
-        return replace(row, note=finding.reason, **changes(point, finding))
+        row = replace(row, loud=finding.n_after <= OLD or not inside, since=finding.n_after)
+        total = None if inside else self._total(latency)
+        return replace(row, note=joined(finding.reason, total), **changes(point, finding))
+
+    def _total(self, latency: Latency) -> str | None:
+        """Return how far a drift has come in all: no single night shows it."""
+        log, run = latency.past.log[latency.past.alike], latency.past.run[latency.past.alike]
+        ends = len(log) // 4
+        if ends < 1:
+            return None
+        moved = float(np.median(log[-ends:]) - np.median(log[:ends]))
+        return f"{percent(moved)} since {date(self.known.runs[int(run[0])].started)}"
 
     def _moved(self, row: Judged, latency: Latency) -> Judged:
         """Judge a latency that history says has moved, or may have: what an A/B found, whose fault it is."""
@@ -263,6 +281,22 @@ class LatencyRule:
         if dirty is None:
             return replace(row, ab_base=base)
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
+
+
+def _is_too_noisy(point: PointRow, latency: Latency) -> bool:
+    """Return whether a latency's bursts scatter so far that it cannot be judged.
+
+    What disturbs a burst makes it slower. So a median close to the fastest burst says enough, whatever a stall of the
+    host made of one of the others; and so does one that agrees with the results before it.
+    """
+    if point.error is None or point.error <= TOO_NOISY or not point.low_ms or not point.median_ms:
+        return False
+    if 1 - point.low_ms / point.median_ms <= TOO_NOISY:
+        return False
+    earlier = latency.past.log[latency.past.alike[:-1]]
+    if len(earlier) < ENOUGH:
+        return True
+    return bool(abs(latency.past.log[-1] - np.median(earlier[-OLD:])) > latency.least)
 
 
 def _pool(point: PointRow) -> tuple[object, ...]:

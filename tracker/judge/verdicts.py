@@ -19,6 +19,11 @@ from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, Seri
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
 
+_UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
+
+NEWS = 3
+"""Results on its new level for which an improvement is the headline; after them it is only counted."""
+
 CANARY = "canary"
 """Operator whose series watch the machine: the code under test is no part of them."""
 
@@ -86,6 +91,18 @@ class Judged:
         return None if self.point is None else self.point.value(self.metric or LATENCY)
 
     @property
+    def better(self) -> bool:
+        """Whether the change is one for the better."""
+        if self.metric is None or self.change is None:
+            return False
+        return self.change > 0 if self.metric.better == "higher" else self.change < 0
+
+    @property
+    def judged_latency(self) -> bool:
+        """Whether a latency was compared with earlier ones, whatever came of it."""
+        return self.point is not None and self.point.timed and self.verdict not in _UNJUDGED
+
+    @property
     def known(self) -> bool:
         """Whether it is a regression that somebody has acknowledged."""
         return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"
@@ -93,9 +110,12 @@ class Judged:
     def exit_code(self, strict: bool) -> ExitCode:
         """Return what this series alone makes of the run's exit code.
 
-        Acknowledged regressions count under `strict` alone. A canary's suspicion is of the machine, and never counts.
+        Acknowledged regressions count under `strict` alone. A canary's suspicion is of the machine, and never counts;
+        nor does one that a series may have got better.
         """
         if (self.known and not strict) or (self.verdict is Verdict.SUSPECT and self.series.operator == CANARY):
+            return ExitCode.OK
+        if self.better and self.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED):
             return ExitCode.OK
         return self.verdict.strict if strict and self.verdict.exit is ExitCode.OK else self.verdict.exit
 
@@ -104,7 +124,7 @@ class Judged:
         return (
             *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
-            *("before", "now", "unit"),
+            *("before", "now", "unit", "since"),
         )
 
     def flat(self) -> dict[str, Any]:
@@ -123,6 +143,7 @@ class Judged:
             "before": self.level_before,
             "now": self.now,
             "unit": None if self.metric is None else self.metric.unit,
+            "since": self.since or None,
         }
 
 
@@ -158,6 +179,12 @@ class Gate:
     @property
     def word(self) -> str:
         return self.outcome.word
+
+    @property
+    def blind(self) -> bool:
+        """Whether the run passed although there were latencies and none of them could be judged."""
+        judged, timed = latencies(self.rows)
+        return self.exit_code is ExitCode.OK and timed > 0 and judged == 0
 
     @property
     def told(self) -> tuple[Judged, ...]:
@@ -221,6 +248,12 @@ def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit
     return f"{head}. " + ", ".join(told)
 
 
+def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
+    """Return (series whose latency was judged, series that have one)."""
+    timed = {row.series.pk for row in rows if row.point is not None and row.point.timed}
+    return len({row.series.pk for row in rows if row.judged_latency}), len(timed)
+
+
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
     if code is ExitCode.FAILED:
         told = _headlines(rows, code, strict)
@@ -229,7 +262,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
     elif code is ExitCode.INCOMPARABLE:
         told = f"{counts[Verdict.INCOMPARABLE]} series have results only from unlike environments"
     else:
-        told = _passed(counts, sum(row.known for row in rows))
+        told = _passed(rows, counts)
     return f"GATE {OUTCOMES[code].word}: {told}"
 
 
@@ -240,7 +273,9 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
         if row.verdict.exit is code and row.exit_code(strict) is code:
             series.setdefault(row.verdict, set()).add(row.series.pk)
     return ", ".join(
-        f"{_results(len(held))} wrong" if verdict is Verdict.WRONG else f"{len(held)} series {verdict}"
+        f"{_results(len(held))} wrong"
+        if verdict is Verdict.WRONG
+        else f"{len(held)} series {_DOES.get(verdict, verdict)}"
         for verdict, held in sorted(series.items(), key=lambda item: item[0].severity)
     )
 
@@ -255,16 +290,37 @@ def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
     return (told or "strict, and some series are too young to judge") + advice
 
 
-def _passed(counts: Mapping[str, int], known: int) -> str:
+_DOES = {Verdict.SUSPECT: "may have got worse"}  # those that may have got better do not make an exit code
+
+
+def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
+    known = sum(row.known for row in rows)
+    improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.since <= NEWS}
+    maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
     if known:
         return f"nothing new; {known} series regressed and acknowledged"
-    if Verdict.IMPROVED in counts:
-        return f"{counts[Verdict.IMPROVED]} series improved"
+    if improved:
+        return f"{len(improved)} series improved"
+    if maybe:
+        return f"{len(maybe)} series may have improved"
     if set(counts) <= {Verdict.NEW, Verdict.UNAVAILABLE}:
         return "nothing to compare with yet"
-    if Verdict.OK not in counts and Verdict.INSUFFICIENT in counts:
-        return "nothing changed that could be told, too few earlier results"
-    return "nothing changed"
+    judged, timed = latencies(rows)
+    if timed and not judged:
+        why = ", ".join(
+            f"{counts[verdict]} {text}"
+            for verdict, text in (
+                (Verdict.NOISY, "too noisy"),
+                (Verdict.INSUFFICIENT, "too young"),
+                (Verdict.NEW, "new"),
+            )
+            if verdict in counts
+        )
+        return f"no latency was judged ({why})"
+    if not timed:
+        return "nothing changed; no latency was measured"
+    number = f"{judged:,}" if judged == timed else f"{judged:,} of {timed:,}"
+    return f"nothing changed in {number} {'latency' if timed == 1 else 'latencies'}"
 
 
 def _asides(rows: Sequence[Judged]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from html import escape
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs.result import Result
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.verdicts import FAINT, Verdict
 
 LABEL = "kernels"
 _LABEL_COLOUR = "#444"
@@ -26,11 +26,19 @@ def message(result: Result) -> str:
     passed = (Verdict.IMPROVED, Verdict.OK, Verdict.NEW)
     told = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
     known = sum(row.known for row in gate.rows)
-    return ", ".join([*told[:2], *([f"{known} acknowledged"] if known else [])]) or "ok"
+    told = [*told[:2], *([f"{known} acknowledged"] if known else [])]
+    if noisy := counts.get(Verdict.NOISY):
+        told.append(f"{noisy} noisy")
+    return ", ".join([*told, *(["no latency judged"] if gate.blind else [])]) or "ok"
+
+
+def colour(result: Result) -> str:
+    """Return the colour of the outcome; that of nothing known where no latency was judged."""
+    return FAINT.badge if result.gate.blind else result.gate.outcome.tone.badge
 
 
 def render(result: Result) -> str:
-    return svg(LABEL, message(result), result.gate.outcome.tone.badge)
+    return svg(LABEL, message(result), colour(result))
 
 
 def svg(label: str, text: str, colour: str) -> str:

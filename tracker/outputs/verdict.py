@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from groupbench.tracker.judge.verdicts import latencies
 from groupbench.tracker.outputs.escape import clean
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def verdict(gate: Gate) -> dict[str, Any]:
         "dirty": run.dirty,
         "counts": gate.counts,
         "notes": list(gate.notes),
+        "latencies": dict(zip(("judged", "measured"), latencies(gate.rows), strict=True)),
         "series": [row.flat() for row in gate.rows],
     }
 

@@ -74,6 +74,10 @@ def mad(values: NDArray[np.float64]) -> float:
     return float(1.4826 * factor * np.median(np.abs(values - np.median(values))))
 
 
+TOO_NOISY = 0.2
+"""Standard error of a latency, by its bursts, beyond which it tells nothing: ±20 % of the level."""
+
+
 def burst_error(burst_medians: NDArray[np.float64]) -> float:
     """Standard error of the log of the median over bursts; NaN with fewer than two."""
     n = len(burst_medians)

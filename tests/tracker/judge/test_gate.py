@@ -31,12 +31,11 @@ def test_first_run_is_new(cli: Cli, stored: Stored, make: Any) -> None:
     assert result.stdout == "GATE ok: nothing to compare with yet. 1 new\n"
 
 
-def test_second_run_is_insufficient_and_says_that_nothing_changed(cli: Cli, stored: Stored, make: Any) -> None:
+def test_second_run_is_insufficient_and_nothing_is_claimed_of_it(cli: Cli, stored: Stored, make: Any) -> None:
     stored(quiet(make, 2))
     result = cli("gate")
     assert result.exit_code == 0
-    assert "nothing changed" in first_line(result)
-    assert "1 insufficient" in first_line(result)
+    assert first_line(result) == "GATE ok: no latency was judged (1 too young). 1 insufficient"
 
 
 def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -49,7 +48,7 @@ def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
 def test_nothing_changed_is_0(cli: Cli, stored: Stored, make: Any) -> None:
     stored(quiet(make, 6))
     result = cli("gate")
-    assert (result.exit_code, result.stdout) == (0, "GATE ok: nothing changed. 1 ok\n")
+    assert (result.exit_code, result.stdout) == (0, "GATE ok: nothing changed in 1 latency. 1 ok\n")
 
 
 def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
@@ -65,7 +64,7 @@ def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: A
     stored([*quiet(make, 6), make(6, ms=1.03)])
     result = cli("gate")
     assert result.exit_code == 3
-    said = "GATE incomplete: 1 series suspect; `groupbench confirm` measures both commits again. 1 suspect"
+    said = "GATE incomplete: 1 series may have got worse; `groupbench confirm` measures both commits again. 1 suspect"
     assert first_line(result) == said
     assert "+3.0%" in result.stdout
 
@@ -191,8 +190,56 @@ def test_drift_is_counted_and_told(cli: Cli, stored: Stored, make: Any, monkeypa
     monkeypatch.setattr(scan, "scan", drifting)
     result = cli("gate")
     assert result.exit_code == 0
-    assert first_line(result) == "GATE ok: nothing changed. 1 ok, 1 of them drifting"
+    assert first_line(result) == "GATE ok: nothing changed in 1 latency. 1 ok, 1 of them drifting"
     assert "+4.1%" in result.stdout
+
+
+def test_a_suspect_that_can_only_be_faster_is_0(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, ms=0.9)])
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert first_line(result) == "GATE ok: 1 series may have improved. 1 suspect"
+    assert cli("gate", "--strict").exit_code == 0
+
+
+def test_an_improvement_is_the_headline_for_three_results(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), *[make(night, ms=0.9) for night in (6, 7, 8)]])
+    assert first_line(cli("gate")) == "GATE ok: 1 series improved. 1 improved"
+    stored([make(9, ms=0.9)])
+    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 improved"
+
+
+def noisy(level: float) -> dict[str, Any]:
+    """Bursts that scatter by more than 100 %, around a median that is the level."""
+    return {"timing": "gpu", "bursts_ms": [[level * factor] * 3 for factor in (0.5, 1.0, 1.0, 3.0)]}
+
+
+def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(latency=noisy(1.0))])
+    result = cli("gate")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: no latency was judged (1 too noisy). 1 noisy")
+    assert cli("gate", "--strict").exit_code == 3
+    told = json.loads(cli("gate", "--json").stdout)
+    assert (told["latencies"], told["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
+    assert "±" in told["series"][0]["note"]
+
+
+def test_a_burst_that_the_host_stalled_makes_no_latency_noisy(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(latency={"timing": "gpu", "bursts_ms": [[1.0] * 3, [1.0] * 3, [1.01] * 3, [24.0] * 3]})])
+    assert first_line(cli("gate")) == "GATE ok: nothing to compare with yet. 1 new"
+
+
+def test_a_noisy_latency_that_agrees_with_the_results_before_is_ok(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, latency=noisy(1.0))])
+    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 ok"
+
+
+def test_a_noisy_latency_off_its_level_is_not_called_ok(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(6, latency=noisy(1.1))])
+    assert first_line(cli("gate")) in (
+        "GATE ok: no latency was judged (1 too noisy). 1 noisy",
+        "GATE incomplete: 1 series may have got worse; `groupbench confirm` measures both commits again. 1 suspect",
+    )
 
 
 def test_a_faster_kernel_is_0_and_told(cli: Cli, stored: Stored, make: Any) -> None:
@@ -329,7 +376,7 @@ def test_only_like_environments_are_history(cli: Cli, stored: Stored, make: Any)
     new = {"environment": {"driver": "580.2"}}
     stored([*quiet(make, 5), *[make(night, ms=2.0, **new) for night in range(5, 9)]])
     result = cli("gate")
-    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed. 1 ok")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed in 1 latency. 1 ok")
 
 
 def test_the_gravest_decides(cli: Cli, stored: Stored, make: Any) -> None:
@@ -366,7 +413,7 @@ def test_interpreted_timings_are_never_judged(cli: Cli, stored: Stored, make: An
     given = {"environment": {"device": "cpu", "gpu": None, "cpu": "EPYC"}, "timing": "interpreted"}
     stored([*[make(night, **given) for night in range(5)], make(5, ms=50.0, **given)])
     result = cli("gate")
-    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed. 1 ok")
+    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed; no latency was measured. 1 ok")
     stored([make(6, rms=0.1, **given)])
     assert cli("gate").exit_code == 1
 
@@ -404,7 +451,7 @@ def test_a_change_of_long_ago_is_no_news(cli: Cli, stored: Stored, make: Any, ms
         assert result.exit_code == (code if ms > 1 else 0), night
         assert row["verdict"] == ("ok" if old else "regressed" if ms > 1 else "improved"), night
         assert ("long ago" in (row["note"] or "")) == old, night
-    assert cli("gate").stdout == "GATE ok: nothing changed. 1 ok, 1 of them changed long ago\n"
+    assert cli("gate").stdout == "GATE ok: nothing changed in 1 latency. 1 ok, 1 of them changed long ago\n"
 
 
 @pytest.mark.sqlite
@@ -444,7 +491,7 @@ def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, m
 
 def test_a_wrong_night_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*[make(night, ms=0.1, status="wrong") for night in range(5)], *[make(n) for n in range(5, 9)]])
-    assert first_line(cli("gate")) == "GATE ok: nothing changed. 1 ok"
+    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 ok"
 
 
 def test_the_accuracy_of_wrong_nights_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
