@@ -107,8 +107,8 @@ class LatencyRule:
             if point.pk in findings and findings[point.pk].verdict == "ok":
                 alone = sizes[_pool(point)] < MANY
                 findings[point.pk] = self._young(point, pasts[point.pk], findings[point.pk], alone)
-        least = dict(zip(pasts, (each.min_effect for each in histories), strict=True))
-        return {key: Latency(past, findings[key], least[key]) for key, past in pasts.items()}
+        leasts = dict(zip(pasts, (each.min_effect for each in histories), strict=True))
+        return {key: Latency(past, findings[key], leasts[key]) for key, past in pasts.items()}
 
     def _young(self, point: PointRow, past: Past, finding: scans.Finding, alone: bool) -> scans.Finding:
         """Few results prove nothing, but a newest one that is far off the others is worth an A/B."""
