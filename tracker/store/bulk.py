@@ -20,17 +20,16 @@ def insert_rows(session: Session, mapped: type[Base], rows: Sequence[dict[str, A
     if dialect.name != "sqlite":
         session.execute(insert(table), list(rows))
         return
-    # The statement is compiled for each row otherwise, which takes as long as the insert itself.
+    # Compiled here once: the session would compile it for each row, which takes as long as the insert itself.
     names = list(rows[0])
-    types = [table.columns[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
+    compiled = insert(table).inline().compile(dialect=dialect, column_keys=names)
+    order = compiled.positiontup or names
+    types = [table.columns[name].type.dialect_impl(dialect).bind_processor(dialect) for name in order]
     convert = [(place, process) for place, process in enumerate(types) if process is not None]
     parameters = []
     for row in rows:
-        values = [row[name] for name in names]
+        values = [row[name] for name in order]
         for place, process in convert:
             values[place] = process(values[place])
         parameters.append(tuple(values))
-    quote = dialect.identifier_preparer.quote
-    columns = ", ".join(map(quote, names))
-    places = ", ".join("?" * len(names))
-    connection.exec_driver_sql(f"INSERT INTO {quote(table.name)} ({columns}) VALUES ({places})", parameters)
+    connection.exec_driver_sql(str(compiled), parameters)
