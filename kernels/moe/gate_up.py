@@ -119,6 +119,12 @@ def from_flat(config: FlatConfig) -> GateUpConfig:
     )
 
 
+def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
+    """What suits the product by itself, or the nearest config that fits the GPU."""
+    product_config = flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True)
+    return fitted(from_flat(product_config), lambda config: illegal(config, dtype, device), "block_m", "block_f")
+
+
 def configs_for(
     M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device
 ) -> list[tuple[str, GateUpConfig, str | None]]:
@@ -127,8 +133,7 @@ def configs_for(
     def legal(config: GateUpConfig) -> str | None:
         return illegal(config, dtype, device)
 
-    product_config = flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True)
-    default = fitted(from_flat(product_config), legal, "block_m", "block_f")
+    default = default_config(M, G, F, H, dtype, device)
     if device.vendor == "cpu" or dtype.itemsize > 2:
         return [("default", default, None)]
     key = tuning_key(M, G, 2 * F, H, dtype, nk=True)

@@ -21,14 +21,25 @@ from groupbench.operators.tuners import tuning
 ABOUT = "fastest configs of the fused kernel by problem, of the candidates in kernels/bias_add_permute/fused.py"
 
 
-def times_of(shape: FusedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every candidate that runs."""
-    from groupbench.kernels.bias_add_permute.fused import candidates, config_key, prepare_fused
+def search(shape: FusedShape, dtype: str) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.bias_add_permute.fused import candidates, config_key, configs_for, illegal, prepare_fused
+    from groupbench.kernels.device import device_of
     from groupbench.operators.catalog.grouped_gemm_bias_add_permute import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
-    times = tuning.time_each(candidates(x.op), lambda config: prepare_fused(x.groups, x.op, config))
-    return config_key(x.groups, x.op), times
+    a = x.groups[0].a
+    device = device_of(a.device)
+    default = next(config for name, config, _ in configs_for(x.groups, x.op, device) if name == "default")
+    legal = [config for config in candidates(x.op) if illegal(config, a.dtype, x.op, device) is None]
+    key = config_key(x.groups, x.op)
+    return tuning.Search(key, default, legal, (lambda config: prepare_fused(x.groups, x.op, config),))
+
+
+def times_of(shape: FusedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every candidate that runs."""
+    tried = search(shape, dtype)
+    return tried.key, tried.times()
 
 
 @cache

@@ -22,18 +22,27 @@ from groupbench.operators.tuners import tuning
 ABOUT = "triton_flat's fastest config by problem, of the candidates in flat.py"
 
 
-def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.flat import candidates, illegal, prepare_flat
+def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
+    from groupbench.kernels.grouped_gemm.flat import candidates, default_config, illegal, prepare_flat
     from groupbench.kernels.grouped_gemm.support import stored_weights
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators.catalog import grouped_gemm, grouped_gemm_dgrad
 
     x = (grouped_gemm_dgrad if dgrad else grouped_gemm).make_inputs(shape, dtype, "cuda", seed=0)
-    legal = [config for config in candidates(shape.M / shape.G) if illegal(config, x.a.dtype) is None]
+    device = device_of(x.a.device)
+    legal = [config for config in candidates(shape.M / shape.G) if illegal(config, x.a.dtype, device) is None]
     G, K, N = x.b.shape
     key = tuning_key(shape.M, G, N, K, x.a.dtype, stored_weights(x.b)[1])
-    return key, tuning.time_each(legal, lambda config: prepare_flat(x.a, x.b, x.offs, config))
+    default = default_config(shape.M, G, x.a.dtype, device)
+    return tuning.Search(key, default, legal, (lambda config: prepare_flat(x.a, x.b, x.offs, config),))
+
+
+def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    tried = search(shape, dtype, dgrad)
+    return tried.key, tried.times()
 
 
 @click.command()

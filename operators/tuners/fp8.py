@@ -9,6 +9,7 @@ configs by size class. What is in the file already and was not tuned now is kept
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,31 @@ SHAPES = (
 )
 
 
-def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every candidate that runs."""
+def search(shape: GroupedShape, mode: str) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm import fp8
-    from groupbench.kernels.grouped_gemm.tuned import problem_key
+    from groupbench.kernels.grouped_gemm.tuned import first_legal, problem_key
     from groupbench.operators.catalog.grouped_gemm_fp8 import make_inputs
 
     x = make_inputs(shape, "fp8", "cuda", seed=0, blockwise=mode == fp8.BLOCKWISE)
-    times = tuning.time_each(
-        fp8.candidates(mode, shape.M / shape.G),
-        lambda config: fp8.prepare_fp8(
-            x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=mode == fp8.ROWWISE_FAST, config=config
-        ),
-    )
-    return problem_key(shape.M, shape.G, shape.N, shape.K, mode), times
+    device = device_of(x.a.device)
+    configs = fp8.configs_for(mode, shape.M, shape.G, shape.N, shape.K, device)
+    runs_here = [named for named in configs if named[0] != "tuned" and (device.hopper or not named[1].specialized)]
+    default = first_legal(runs_here)
+
+    def prepare(config: fp8.Fp8Config) -> Callable[[], object]:
+        fast = mode == fp8.ROWWISE_FAST
+        return fp8.prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=fast, config=config)
+
+    legal = [config for config in fp8.candidates(mode, shape.M / shape.G) if fp8.illegal(config, mode, device) is None]
+    return tuning.Search(problem_key(shape.M, shape.G, shape.N, shape.K, mode), default, legal, (prepare,))
+
+
+def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every candidate that runs."""
+    tried = search(shape, mode)
+    return tried.key, tried.times()
 
 
 @click.command()

@@ -24,10 +24,11 @@ from groupbench.operators.tuners import tuning
 ABOUT = "fastest configs of gate and up with SwiGLU by problem, of the candidates in kernels/moe/gate_up.py"
 
 
-def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+def search(shape: MoeShape, dtype: str) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU, timed for inference and for training."""
+    from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
-    from groupbench.kernels.moe.gate_up import GateUpConfig, candidates, gate_up, illegal
+    from groupbench.kernels.moe.gate_up import GateUpConfig, candidates, default_config, gate_up, illegal
     from groupbench.kernels.moe.permute import spread_rows
     from groupbench.kernels.moe.routing import route
     from groupbench.operators.catalog.moe_layer import make_inputs
@@ -35,13 +36,21 @@ def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]
     x = make_inputs(shape, dtype, "cuda", seed=0)
     routing = route(x.ids, shape.G)
     rows = spread_rows(x.x, routing.position)
-    legal = [config for config in candidates(shape.choices / shape.G) if illegal(config, rows.dtype) is None]
+    device = device_of(rows.device)
+    legal = [config for config in candidates(shape.choices / shape.G) if illegal(config, rows.dtype, device) is None]
 
     def first_product(save: bool) -> Callable[[GateUpConfig], Callable[[], object]]:
         return lambda config: partial(gate_up, rows, x.w_gate_up, routing.offs, save, config)
 
     key = tuning_key(shape.choices, shape.G, 2 * shape.F, shape.H, rows.dtype, nk=True)
-    return key, tuning.time_each(legal, first_product(save=False), first_product(save=True))
+    default = default_config(shape.choices, shape.G, shape.F, shape.H, rows.dtype, device)
+    return tuning.Search(key, default, legal, (first_product(save=False), first_product(save=True)))
+
+
+def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    tried = search(shape, dtype)
+    return tried.key, tried.times()
 
 
 @click.command()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from groupbench.operators.catalog.gemm_shapes import GemmShape
 from groupbench.operators.catalog.split_k_matmul import SPLIT_K_MATMUL, SUITES
 from groupbench.operators.tuners import tuning
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from groupbench.kernels.split_k.tiled import SplitKConfig
 
 Config = TypeVar("Config")
+MOST_TRIED = 24
 
 
 def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
@@ -83,6 +85,20 @@ def microseconds(run: Callable[[], object]) -> float:
         if "cooperative" not in str(error):
             raise
         return math.inf
+
+
+def search(shape: GemmShape, dtype: str) -> tuning.Search:
+    """The rule's neighbours for a problem on this GPU, of tiled.py."""
+    from groupbench.kernels.device import device_of
+    from groupbench.kernels.split_k.tiled import config_key, default_config, illegal, prepare_fixup
+
+    x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
+    of, device = x.a.dtype, device_of(x.a.device)
+    default = default_config(shape.M, shape.N, shape.K, of, device)
+    near = neighbours(shape.M, shape.N, shape.K, of, device.sms)
+    legal = evenly([config for config in near if illegal(config, shape.K, of, device) is None], MOST_TRIED)
+    key = config_key(shape.M, shape.N, shape.K, of)
+    return tuning.Search(key, default, legal, (lambda config: prepare_fixup(x.a, x.b, config),))
 
 
 def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable[[], Tensor], object]]:

@@ -28,6 +28,27 @@ from groupbench.tracker.text.files import whole_file
 Problem = TypeVar("Problem")
 Config = TypeVar("Config")
 
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is tried for a problem.
+
+    key         of the problem in files of tuned configs
+    default     the config without tuning, which the margin is over
+    candidates  configs that are legal on this GPU
+    prepares    what is timed of a config: a callable of each, all together
+    """
+
+    key: str
+    default: Any
+    candidates: list[Any]
+    prepares: tuple[Callable[[Any], Callable[[], object]], ...]
+
+    def times(self) -> list[tuple[float, Any]]:
+        """(ms, config) of every candidate that runs."""
+        return time_each(self.candidates, *self.prepares)
+
+
 PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
 
 
@@ -119,15 +140,20 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
     return configs
 
 
-def write_tuned(path: Path, about: str, configs: dict[str, dict[str, Any]], *packages: str) -> None:
-    """Write the file, a config a line, and on what it was tuned: the GPU, torch, Triton and `packages`."""
+def measured_on(*packages: str) -> str:
+    """Return the GPU's name, and the versions of torch, Triton and `packages`."""
     from importlib.metadata import version
 
     import torch
     import triton
 
     versions = [f"torch {torch.__version__}", f"triton {triton.__version__}", *(f"{p} {version(p)}" for p in packages)]
-    measured = ", ".join([torch.cuda.get_device_name(), *versions])
+    return ", ".join([torch.cuda.get_device_name(), *versions])
+
+
+def write_tuned(path: Path, about: str, configs: dict[str, dict[str, Any]], *packages: str) -> None:
+    """Write the file, a config a line, and on what it was tuned: the GPU, torch, Triton and `packages`."""
+    measured = measured_on(*packages)
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(config)}" for key, config in configs.items())
     text = (
         f'{{\n "about": {json.dumps(about)},\n "measured": {json.dumps(measured)},\n "configs": {{\n{lines}\n }}\n}}\n'

@@ -23,20 +23,29 @@ from groupbench.operators.tuners import tuning
 ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
 
 
-def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+def search(shape: GroupedShape, dtype: str) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
-    from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, illegal, prepare_wgrad
+    from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, default_config, illegal, prepare_wgrad
     from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
+    device = device_of(x.a.device)
     legal = [
         config
         for config in candidates(shape.M / shape.G)
-        if illegal(config, x.a.dtype) is None and not (config.dynamic and shape.G > MOST_RANKED)
+        if illegal(config, x.a.dtype, device) is None and not (config.dynamic and shape.G > MOST_RANKED)
     ]
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
-    return key, tuning.time_each(legal, lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config))
+    default = default_config(shape.M, shape.G, shape.N, shape.K, x.a.dtype, device)
+    return tuning.Search(key, default, legal, (lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config),))
+
+
+def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
+    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
+    tried = search(shape, dtype)
+    return tried.key, tried.times()
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:

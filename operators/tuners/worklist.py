@@ -27,6 +27,23 @@ if TYPE_CHECKING:
 ABOUT = "helion_worklist's fastest config by problem, of the candidates in helion_worklist.py"
 
 
+def search(shape: GroupedShape, dtype: str) -> tuning.Search:
+    """Every legal candidate for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
+    from groupbench.kernels.grouped_gemm import helion_worklist
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.operators.catalog.grouped_gemm import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    of, device = x.a.dtype, device_of(x.a.device)
+    tried = helion_worklist.candidates(shape.M / shape.G, shape.K)
+    legal = [config for config in tried if helion_worklist.illegal(config, of, device) is None]
+    default = helion_worklist.default_config(shape.M, shape.G, shape.N, of, device)
+    key = tuning_key(shape.M, shape.G, shape.N, shape.K, of, shape.nk)
+    prepare = helion_worklist.prepare_helion_worklist
+    return tuning.Search(key, default, legal, (lambda config: prepare(x.a, x.b, x.offs, config),))
+
+
 def times_of(
     shape: GroupedShape,
     dtype: str,

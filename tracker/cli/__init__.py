@@ -27,6 +27,7 @@ COMMANDS = {
     "close": ("alerts:close", "Close alerts as fixed or invalid."),
     "doctor": ("doctor:doctor", "What this machine can measure, and what would make it better."),
     "selftest": ("selftest:selftest", "Check that backends that cheat are caught on this machine."),
+    "tune": ("tune:tune", "Find the fastest configs of the kernels on this GPU, for this user."),
     "report": ("report:report", "Write one HTML page that works offline."),
     "serve": ("serve:serve", "Show the same in a browser, live from the database."),
     "runs": ("runs:runs", "List the newest runs."),

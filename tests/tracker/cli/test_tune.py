@@ -1,0 +1,36 @@
+"""`groupbench tune` hands its arguments to the tuners and returns their exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.cli import main
+from groupbench.tracker.cli import tune as module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "handed_on"),
+    [
+        ((), []),
+        (("--list",), ["--list"]),
+        (("flat", "wgrad", "--suite", "moe", "--limit", "9"), ["flat", "wgrad", "--suite", "moe", "--limit", "9.0"]),
+        (("--shape", "a", "--shape", "b", "--dtype", "fp16"), ["--shape", "a", "--shape", "b", "--dtype", "fp16"]),
+    ],
+    ids=["all", "list", "suite", "shapes"],
+)
+def test_arguments_are_handed_on(arguments: tuple[str, ...], handed_on: list[str], monkeypatch: Any) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> Any:
+        commands.append(command)
+        return SimpleNamespace(returncode=2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert CliRunner().invoke(main, ["tune", *arguments]).exit_code == 2
+    assert commands == [[sys.executable, "-m", module.MODULE, *handed_on]]
