@@ -12,7 +12,7 @@ from groupbench.operators.measure.cell import Failure, Witnessed
 WINDOW_MS = 50.0
 """How long the calls take together that are timed from outside."""
 MOST_CALLS = 4000
-ATTEMPTS = 5
+ATTEMPTS = 4
 """Windows, each twice as long as the one before: on a busy machine a process may wait for milliseconds to go on."""
 SHARE, SLACK_MS = 0.5, 5.0
 """What may be missing in the samples: that share of their sum, or as much as asking takes."""

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 
 MODULE = "groupbench.operators.integrity"
@@ -34,5 +35,7 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     try:
         code = subprocess.run(command).returncode
     except OSError as error:
-        raise click.ClickException(f"cannot start {sys.executable}: {error.strerror}") from error
-    context.exit(code if 0 <= code <= ExitCode.USAGE else ExitCode.USAGE)
+        raise TrackerError(f"cannot start {sys.executable}: {error.strerror}") from error
+    if code not in (ExitCode.OK, ExitCode.FAILED):
+        raise TrackerError(f"the self-test did not run: its process ended with {code}")
+    context.exit(code)

@@ -1,0 +1,175 @@
+"""Backends that cheat are caught, by what is meant to catch them, and honest ones are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from groupbench.operators.integrity.__main__ import CHEATS, HONEST, measure
+from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
+from groupbench.operators.measure import seal, witness
+from groupbench.operators.measure.cell import Witnessed
+from groupbench.operators.vet import vetted
+from groupbench.tracker.record import Record, decode, encode
+
+ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
+QUICK = (
+    *("memo_clone", "every_other_call", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch"),
+    *("thread_after_three", "half_precision", "slow_clock", "forged_instance", "forged_answer_with_token"),
+    *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "writes_descriptors"),
+)
+
+
+def test_the_suite_is_as_large_as_it_says_and_expects_what_there_is() -> None:
+    assert len(ON_CPU) >= 40
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS)
+    assert {catcher for cheat in CHEATS for catcher in cheat.expected} <= {*CATCHERS}
+
+
+def _check(names: tuple[str, ...]) -> None:
+    records = {record.cell.backend: record for record in measure([*names], "cpu")}
+    for name in HONEST["cpu"]:
+        assert records[name].status == "ok", (name, records[name].message)
+    for name in names:
+        cheat: Cheat = ON_CPU[name]
+        assert caught_by(records[name]) in cheat.expected, (name, records[name].status, records[name].message)
+
+
+def test_cheats_are_caught_and_their_honest_neighbours_are_not() -> None:
+    _check(QUICK)
+
+
+@pytest.mark.exhaustive
+def test_all_other_cheats_are_caught() -> None:
+    _check(tuple(name for name in ON_CPU if name not in QUICK))
+
+
+DAEMON = """
+import os, subprocess, sys
+from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
+from groupbench.operators.operator import Backend
+
+def leaves_a_daemon(inputs):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "7373.5"])
+        os._exit(0)
+    return prepare_torch_loop(inputs)
+
+BACKEND = Backend("leaves_a_daemon", leaves_a_daemon, "a test", operator="grouped_gemm")
+"""
+
+
+def test_a_daemon_ends_with_its_cell_and_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--device", "cpu"]
+    command += ["--shapes", "G=2,M_g=16,N=8,K=8", "--plugin", "daemon.BACKEND", "--only", "leaves_a_daemon"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for _ in range(50):
+        left = [process for process in Path("/proc").glob("[0-9]*") if b"7373.5" in _command(process)]
+        if not left:
+            return
+        time.sleep(0.1)
+    os.kill(int(left[0].name), signal.SIGKILL)
+    raise AssertionError("it is still there")
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_nobody_could_read_becomes_an_error(make) -> None:  # type: ignore[no-untyped-def]
+    record: Record = make(ms=1.0)
+    assert record.latency is not None
+    negative = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, prepare_ms=-4.0))
+    written = vetted(negative)
+    assert written.status == "error" and "prepare_ms holds a number below zero" in (written.message or "")
+    assert decode(encode(written)) == written
+    nan = msgspec.structs.replace(record.latency, bursts_ms=((float("nan"),),))
+    assert vetted(msgspec.structs.replace(record, latency=nan)).status == "error"
+    assert vetted(record) is record
+
+
+def test_a_latency_that_no_device_reaches_is_wrong(make) -> None:  # type: ignore[no-untyped-def]
+    written = vetted(make(ms=1e-6))
+    assert written.status == "wrong" and (written.message or "").startswith("implausible: 1e-06 ms is less than")
+
+
+# --- the parent's clock -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claimed_ms", "true_ms", "bursts_ms", "caught"),
+    [(1.0, 1.0, 1.0, False), (0.01, 1.0, 0.01, True), (2.0, 1.0, 1.0, True), (1.0, 1.0, 0.1, True)],
+    ids=["honest", "less than it takes", "more than it takes", "bursts unlike calls in a row"],
+)
+def test_calls_in_a_row_are_timed_from_outside(
+    claimed_ms: float, true_ms: float, bursts_ms: float, caught: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(witness, "now", lambda: clock[0])
+
+    def ask(calls: int) -> Witnessed:
+        clock[0] += calls * true_ms / 1000 + 0.001
+        return Witnessed((claimed_ms,) * calls)
+
+    problem = witness.watch(ask, bursts_ms, None)
+    assert (problem is not None) == caught, problem
+
+
+def test_a_machine_that_is_busy_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], [0]
+    monkeypatch.setattr(witness, "now", lambda: clock[0])
+
+    def ask(calls: int) -> Witnessed:
+        asked[0] += 1
+        clock[0] += calls / 1000 + (0.3 if asked[0] == 1 else 0.0)
+        return Witnessed((1.0,) * calls)
+
+    assert witness.watch(ask, 1.0, None) is None
+    assert asked == [2]
+
+
+def test_samples_cannot_take_longer_than_they_took() -> None:
+    assert witness.too_long([1.0] * 10, 0.012) is None
+    assert "by the parent's clock" in (witness.too_long([1.0] * 100, 0.012) or "")
+
+
+# --- the seal ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_replaced_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal.close()
+    assert seal.problem() is None
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert seal.problem() == "the backend's process replaced time.perf_counter, which measures it"
+
+
+def test_code_that_is_swapped_within_a_function_is_named() -> None:
+    from groupbench.operators.measure import protocol
+
+    seal.close()
+    function = protocol.CpuTimer.witness
+    before = function.__code__
+    function.__code__ = (lambda self, calls: []).__code__
+    try:
+        assert seal.broken() == "operators.measure.protocol.CpuTimer.witness's code"
+    finally:
+        function.__code__ = before
+    assert seal.broken() is None

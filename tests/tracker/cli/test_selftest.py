@@ -1,0 +1,33 @@
+"""`groupbench selftest` starts what measures, and hands on how it ended."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (-9, 2)])
+def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def run(command: list[str], **named: Any) -> Any:
+        started.append(command)
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert cli("selftest", "--integrity", "--device", "cpu", "--only", "memo_clone", "--json").exit_code == expected
+    assert started[0][1:] == [
+        *("-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
+    ]
+
+
+def test_what_is_tested_must_be_said(cli: Cli) -> None:
+    result = cli("selftest")
+    assert result.exit_code == 2 and "--integrity" in result.stderr
