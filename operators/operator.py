@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-
-class Shape(Protocol):
-    """A problem. `str(shape)` is its canonical text, which the operator's `parse_shape` reads back."""
-
-    @property
-    def dims(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,8 @@ class Operator:
     """Facts and functions of one benchmarked operation.
 
     suites       name -> shapes; the first one is the default
-    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes
+    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes. A shape's
+                 `str` is its canonical text, its `dims` are its sizes by name
     make_inputs  (shape, dtype name, device, seed) -> inputs, handed to `prepare` and `reference`; annotated to return a
                  dataclass with a comment beside each field (see contract.py)
     reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them

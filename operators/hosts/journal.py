@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from groupbench.operators.measure.protocol import Protocol
@@ -62,3 +64,9 @@ class Event(msgspec.Struct, frozen=True):
     kernels: tuple[Kernel, ...] = ()
     duration_s: float | None = None
     metrics: bytes | None = None
+
+
+def tell(setup: Setup, event: Event) -> None:
+    """Add an event to the journal."""
+    with Path(setup.journal).open("ab") as file:
+        file.write(msgspec.json.encode(event) + b"\n")

@@ -1,0 +1,113 @@
+"""TritonBench's arguments: what of them names a protocol, and what would be passed over in silence."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.hosts.adapter.internals import run_utils, triton_op
+from groupbench.operators.hosts.adapter.lists import known_metrics
+from groupbench.operators.hosts.journal import Event, Setup, tell
+
+TIMER = (
+    *("cudagraph", "skip_cache_clearing", "warmup", "rep", "repcnt", "entropy_criterion", "entropy_max_angle"),
+    *("entropy_min_r2", "entropy_window_size", "entropy_max_samples"),
+)
+"""TritonBench's arguments that say how it times; our operators are timed by our protocol."""
+
+LEVEL = (
+    *("sleep", "gpu_lockdown", "gpu_lock_clock_mhz", "allow_tf32", "helion_backend", "autotune_warmup"),
+    *("autotune_rep", "test_only"),
+)
+"""Its other arguments that shift the level of what is timed."""
+
+
+def protocol_name(tb_args: Any, setup: Setup) -> str:
+    """How latency is taken, as a record says it: with the arguments that move it, where they are not the default."""
+    defaults = run_utils.get_parser().parse_args([])
+
+    def given(names: tuple[str, ...]) -> Iterator[str]:
+        for name in names:
+            value = getattr(tb_args, name)
+            if value != getattr(defaults, name):
+                yield name if value is True else f"{name}={value}"
+
+    timer = list(given(TIMER))
+    mode = tb_args.latency_measure_mode
+    if not setup.own:
+        return "+".join([f"tritonbench:{mode}", *timer, *given(LEVEL)])
+    timer += given(("latency_measure_mode",))
+    if timer:
+        flag = timer[0].split("=")[0].replace("_", "-")
+        raise UsageError(f"--{flag} is for TritonBench's own operators: this one has --protocol, --bursts, --samples")
+    return "+".join([setup.protocol.label, *given(LEVEL)])
+
+
+@contextlib.contextmanager
+def parsed(arguments: list[str] | None) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """(options unlike their defaults, what no parser knew) of an operator's arguments, which it parses for itself."""
+    options: dict[str, Any] = {}
+    unknown = list(arguments or ())
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = real(parser, args, namespace)
+        if args is not None and list(args) == list(arguments or ()):
+            defaults = vars(real(parser, [])[0])
+            options.update({name: value for name, value in vars(found).items() if value != defaults.get(name)})
+            unknown[:] = [text for text in unknown if text in rest]
+        return found, rest
+
+    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[assignment,method-assign]
+    try:
+        yield options, unknown
+    finally:
+        argparse.ArgumentParser.parse_known_args = real  # type: ignore[method-assign]
+
+
+def check_inputs(op: Any) -> None:
+    """TritonBench passes over an input that there is not."""
+    count = op._available_num_inputs
+    for number in map(int, op.tb_args.input_id.split(",")):
+        if count and not 0 <= number < count:
+            raise UsageError(f"--input-id {number}: there are inputs 0 to {count - 1}")
+
+
+def check_backends(op: Any, setup: Setup) -> None:
+    """TritonBench passes over backends that it does not know."""
+    known = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
+    there_are = f"there are: {', '.join(known)}"
+    prefixes = op.tb_args.only_match_mode != "exact"
+    only, skip = op._only or [], op._skip or []
+    baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
+    strays = [name for name in [*only, *skip] if name not in known]
+    if prefixes:
+        strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in known)]
+    wrong = [name for name in baselines if name not in known] + (strays if setup.alone else [])
+    tell(setup, Event(strays=tuple(strays)))
+    if wrong:
+        raise UsageError(f"no backend {wrong[0]!r}; {there_are}")
+    if only and not set(only) - set(strays):
+        raise UsageError(f"none of the backends of --only; {there_are}")
+    if not set(only or known) - set(skip):
+        raise UsageError("--only and --skip leave no backend")
+
+
+def check_metrics(setup: Setup, arguments: list[str]) -> None:
+    """A metric that TritonBench has not would leave its column blank."""
+    asked = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
+    known = known_metrics(setup.op)
+    for name in asked:
+        if name not in known:
+            raise UsageError(
+                f"TritonBench has no metric {name!r}; it has: {', '.join(known)}. --host builtin has others, "
+                "which records hold in any case"
+            )
+
+
+def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """In place of a page of usage."""
+    raise UsageError(message)

@@ -1,0 +1,210 @@
+"""Our operators and backends as TritonBench's: classes, methods, names in its lists."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, new_class
+from typing import Any
+
+import torch
+
+from groupbench.kernels.device import cuda_capability
+from groupbench.operators.dtypes import dtype_name
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.hosts import foreign
+from groupbench.operators.hosts.adapter.internals import (
+    NO_PRECISION,
+    PACKAGE,
+    TritonBenchLatency,
+    operator_list,
+    triton_op,
+)
+from groupbench.operators.hosts.journal import Finished, Setup
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
+from groupbench.operators.measure.selection import why_unavailable
+from groupbench.operators.operator import Backend, Example, Operator, Target
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the methods of a class for TritonBench have to know, as its attribute `groupbench`.
+
+    ours      our operator, or ours of which the backends are added to TritonBench's; None where there is none
+    metrics   columns that the operator shows unless it is told which
+    finished  cells that an earlier process dealt with, by input and backend
+    """
+
+    setup: Setup
+    ours: Operator | None
+    metrics: tuple[str, ...] = ()
+    finished: dict[tuple[int, str], Finished] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> Operator:
+        assert self.ours is not None
+        return self.ours
+
+
+def add_backends(cls: type, tb_name: str, operator: Operator, own: bool = False) -> None:
+    """Register the operator's backends as methods of a TritonBench operator class.
+
+    own: the class is ours, so that the operator's baseline is the baseline there too, and its mode may be bwd.
+    """
+    for backend in operator.backends:
+        triton_op.register_benchmark(
+            operator_name=tb_name,
+            func_name=backend.name,
+            baseline=own and backend.name == operator.baseline,
+            fwd_only=not own,  # ours are in the mode asked for already
+            cls=cls,
+        )(_method(operator, backend))
+
+
+def _target(dtype: str) -> Target:
+    cuda = torch.cuda.is_available()
+    return Target(
+        device="cuda" if cuda else "cpu",
+        dtype=dtype,
+        interpreted=interpreted_here(),
+        capability=cuda_capability() if cuda else None,
+    )
+
+
+def interpreted_here() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _method(operator: Operator, backend: Backend) -> Any:
+    def prepare(self: Any, *example_inputs: Any) -> Any:
+        example = example_of(operator, example_inputs)
+        reason = why_unavailable(operator, backend.name, _target(example.dtype))
+        if reason is not None:
+            raise NotImplementedError(reason)  # what TritonBench shows in the cell and goes on after
+        try:
+            return backend.prepare(example.inputs)
+        except Unavailable as unavailable:
+            raise NotImplementedError(str(unavailable)) from unavailable
+
+    prepare.__name__ = backend.name
+    return prepare
+
+
+class Own(triton_op.BenchmarkOperator):
+    """One of our operators as TritonBench's, on the suites chosen."""
+
+    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
+    groupbench: Context
+    mode: Any
+
+    def get_bwd_fn(self, fwd_fn: Any) -> Any:
+        """What a backend of ours has prepared in mode bwd is the backward; TritonBench would derive one."""
+        return fwd_fn
+
+    def _get_bm_func(self, bm_func_name: str) -> Any:
+        """What it has prepared in mode fwd_bwd is both; TritonBench would run it as one and as the other."""
+        if self.mode != triton_op.Mode.FWD_BWD:
+            return super()._get_bm_func(bm_func_name)
+        self.mode = triton_op.Mode.BWD
+        try:
+            return super()._get_bm_func(bm_func_name)
+        finally:
+            self.mode = triton_op.Mode.FWD_BWD
+
+    def get_input_iter(self) -> Any:
+        for text in self.groupbench.setup.shapes:
+            yield self.groupbench_inputs(self.groupbench.operator.parse_shape(text))
+
+    def groupbench_inputs(self, shape: Any) -> tuple[Any]:
+        """As a function, which TritonBench hands on untouched; it refuses types that it does not know."""
+        dtype = dtype_of(self)
+        example = Example(
+            shape, dtype, self.groupbench.operator.make_inputs(shape, dtype, self.device, self.groupbench.setup.seed)
+        )
+        return (lambda: example,)
+
+    def get_available_num_inputs(self) -> int:
+        return len(self.groupbench.setup.shapes)
+
+    def get_x_val(self, example_inputs: Any) -> str:
+        return str(example_of(self.groupbench.operator, example_inputs).shape)
+
+    def tflops(self, fn_name: str, example_inputs: Any, metrics: Any) -> float:
+        return (
+            self.groupbench.operator.flops(example_of(self.groupbench.operator, example_inputs).shape)
+            / metrics.latency
+            / 1e9
+        )
+
+    def accuracy(self, fn: Any, baseline_fn: Any) -> bool:
+        """Against the reference in higher precision, not against another backend."""
+        return self.groupbench_accuracy(fn)[1] is None
+
+    def _measure_latency(self, fn: Any, warmup: Any, rep: Any, repcnt: Any) -> Any:
+        """Cooled bursts; outliers stay in. None where Triton interprets: what that took is the record's alone."""
+        protocol = self.groupbench.setup.protocol
+        interpreted = interpreted_here() and self.groupbench.operator.backend(self._cur_backend_name).kind != "torch"
+        timer = GpuTimer(fn, protocol) if self.device == "cuda" else CpuTimer(fn, protocol, interpreted)
+        self.groupbench_enqueue_ms = timer.enqueue_ms
+        self.groupbench_bursts = []
+        for _ in range(1 if interpreted else protocol.bursts):
+            if self.device == "cuda":
+                time.sleep(protocol.idle_s)
+            self.groupbench_bursts.append(tuple(timer.burst()))
+        if interpreted:
+            return None
+        times = [ms for burst in self.groupbench_bursts for ms in burst]
+        return TritonBenchLatency(times, remove_outliers=False)
+
+
+def own_operator(setup: Setup, operator: Operator) -> type:
+    """Return a TritonBench operator class that runs one of ours on the suites chosen."""
+    facts = {
+        "DEFAULT_PRECISION": operator.dtypes[0],
+        "FWD_ONLY": operator.modes == ("fwd",),
+        "groupbench": Context(setup, operator),
+    }
+    return derived(setup.op, (Own,), facts)
+
+
+def derived(tb_name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> type:
+    """Return a class of these bases. TritonBench finds an operator's name in its class's module path."""
+    cls = new_class("Operator", bases, exec_body=lambda namespace: namespace.update(attributes))
+    cls.__module__ = f"{PACKAGE}.{tb_name}"
+    return cls
+
+
+def add_operator(tb_name: str, cls: type) -> None:
+    """Make `--op tb_name` find the class: a module below tritonbench.operators, and a name in the list of operators."""
+    module = ModuleType(f"{PACKAGE}.{tb_name}")
+    module.Operator = cls  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    setattr(sys.modules[PACKAGE], tb_name, module)
+    listed = operator_list._list_opbench_paths
+    # TritonBench takes the last part of each path as the operator's name, and no two may be equal.
+    operator_list._list_opbench_paths = lambda: [*(path for path in listed() if Path(path).name != tb_name), tb_name]
+
+
+def example_of(ours: Operator, example_inputs: Any) -> Example:
+    """The inputs as our backends take them: our own operator's, or TritonBench's converted."""
+    if callable(example_inputs[0]):
+        return example_inputs[0]()
+    assert ours.from_tritonbench is not None
+    return ours.from_tritonbench(*example_inputs)
+
+
+def inputs_of(example_inputs: Any) -> Any:
+    """What a backend may change: our operator's inputs, or TritonBench's, which are those of all its backends."""
+    return example_inputs[0]().inputs if callable(example_inputs[0]) else example_inputs
+
+
+def dtype_of(op: Any) -> str:
+    """The name of an operator's precision, else of what its inputs are; TritonBench has no torch dtype for fp8."""
+    precision: str = op.tb_args.precision
+    if precision == NO_PRECISION:
+        return foreign.input_dtype(op.example_inputs) or precision
+    return dtype_name(op.dtype) or precision
