@@ -115,15 +115,33 @@ def _who(command: F) -> F:
 
 
 @click.command()
-@_ids
+@click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
+@click.option("--improvements", is_flag=True, help="Accept the new level of everything that the newest run improved.")
 @click.option("--reason", metavar="TEXT", help="Why, or what is done about it.")
 @_who
 @click.pass_obj
-def ack(db: str, ids: tuple[int, ...], reason: str | None, who: str | None) -> None:
-    """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict."""
+def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
+    """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict.
+
+    With --improvements, the gate judges by the improved levels from then on, and reports them no more.
+    """
     from groupbench.tracker.judge import alert_moves
 
-    _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
+    if bool(ids) == improvements:
+        raise click.UsageError("name alerts by ID, or give --improvements")
+    if improvements:
+        _change(db, lambda session: _improvements(session, _person(who), reason))
+    else:
+        _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
+
+
+def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
+    from groupbench.tracker import git
+    from groupbench.tracker.judge import alert_moves, gate
+    from groupbench.tracker.query import points
+
+    judged = gate.judge_run(session, points.find_run(session, None), first_parents=git.first_parents)
+    return alert_moves.accept_improvements(session, judged, who, reason, _now())
 
 
 @click.command()

@@ -19,9 +19,9 @@ from groupbench.tracker.text.wording import counted
 def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
     """Thin out old points. Says what it would do, and does it with --apply.
 
-    The first and the last point of each stretch of a series in one environment, status and timing always stay,
-    and so does whatever an alert rests on. Age is counted from the newest run. Pruned records come back if their
-    file is ingested again.
+    The first and the last point of each stretch of a series in one environment, status and timing always stay, and so
+    do what an alert rests on and the points of pinned commits. Age is counted from the newest run. Pruned records come
+    back if their file is ingested again.
     """
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.prune import Policy, Pruning, apply_pruning, plan_pruning

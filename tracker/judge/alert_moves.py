@@ -16,11 +16,12 @@ from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge.alert_levels import is_back, levels
 from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
-from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
 from groupbench.tracker.query import points as query
 from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
+from groupbench.tracker.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
     seen: set[int] = set()
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     for row in gate.rows:
-        if not row.verdict.fails:
+        if not row.verdict.fails or row.what == PIN:  # a pin fails the gate until it is removed or kept to
             continue
         if row.alert is None:
             opened.append(_open(session, row, now, at))
@@ -109,6 +110,19 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     session.flush()
     _event(session, alert.id, "new", ITSELF, at, now)
     return alert.id
+
+
+def accept_improvements(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
+    """Accept the level of every series that improved: the gate judges by it from then on, and reports it no more."""
+    at = f"run {gate.run.id[:12]} at {gate.run.state}"
+    keys = {
+        _open(session, row, now, at)
+        for row in gate.rows
+        if row.verdict is Verdict.IMPROVED and row.point is not None and row.what in METRICS
+    }
+    for key in sorted(keys):
+        _move(session, key, "expected", who, reason or "improved", now)
+    return find(session, keys=keys) if keys else []
 
 
 def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | None, now: datetime) -> list[AlertRow]:

@@ -20,6 +20,7 @@ from groupbench.tracker.judge.further import FurtherRule
 from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.latency import LatencyRule
 from groupbench.tracker.judge.pasts import authors
+from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
@@ -76,7 +77,7 @@ class _Judge:
     def __init__(self, facts: Known) -> None:
         self.known = facts
         self.latency, self.accuracy, self.further = LatencyRule(facts), AccuracyRule(facts), FurtherRule(facts)
-        self.alerts = AlertRules(facts)
+        self.alerts, self.pins = AlertRules(facts), PinRule(facts)
         rules = (self.latency, self.accuracy, self.further)
         places = {(point.series.pk, run) for point in facts.points for rule in rules for run in rule.places(point)}
         for series, turn in facts.turns.items():
@@ -101,6 +102,7 @@ class _Judge:
             return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
         rows = self._of_the_cell(point)
         further = [row for row in self._further(point) if not row.verdict.quiet or row.alert]
+        further += self.pins.rows(point, rows[0])
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.loud]
         return [*(kept if further else rows), *further]
 

@@ -24,6 +24,9 @@ _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARA
 NEWS = 3
 """Results on its new level for which an improvement is the headline; after them it is only counted."""
 
+PIN = "pin"
+"""What a row is about whose series is slower than a pinned commit allows."""
+
 CANARY = "canary"
 """Operator whose series watch the machine: the code under test is no part of them."""
 
@@ -60,6 +63,8 @@ class Judged:
     @property
     def metric(self) -> Metric | None:
         """What the row is about, where that is a metric."""
+        if self.what == PIN:
+            return LATENCY
         return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
 
     @property

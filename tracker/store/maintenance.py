@@ -29,6 +29,7 @@ from groupbench.tracker.store.schema import (
     Comparison,
     Environment,
     KernelSet,
+    Pin,
     Point,
     Run,
     Series,
@@ -69,7 +70,22 @@ def merge(store: Store, other: Store) -> Ingested:
     with other.read() as theirs, store.write() as session:
         done = ingest_into(session, prepared(enumerate(stored_records(theirs), 1), other.name), other.name)
         _merge_alerts(session, theirs, _merge_comparisons(session, theirs))
+        _merge_pins(session, theirs)
         return done
+
+
+def _merge_pins(session: Session, theirs: Session) -> None:
+    """Add theirs. Where both have one in force for a name, ours stays."""
+    names = ("name", "commit", "max_slowdown", "created", "who")
+    ours = list(session.scalars(select(Pin)))
+    known = {tuple(getattr(row, name) for name in names) for row in ours}
+    in_force = {row.name for row in ours if row.ended is None}
+    for row in theirs.scalars(select(Pin).order_by(Pin.id)):
+        facts = {name: getattr(row, name) for name in names}
+        if tuple(facts.values()) not in known:
+            ended = row.ended if row.ended or row.name not in in_force else row.created
+            session.add(Pin(**facts, ended=ended))
+    session.flush()
 
 
 def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:

@@ -17,13 +17,21 @@ from numpy.typing import NDArray
 from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.store.schema import Alert, Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.store.schema import Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
 
 _ALERTS = select(Point.id).join(
     Alert,
     and_(Alert.series_id == Point.series_id, or_(Alert.run_id == Point.run_id, Alert.base_run_id == Point.run_id)),
 )
 """What alerts rest on: of their series, the last point before the change and the first after it."""
+
+_PINNED = (
+    select(Point.id)
+    .join(Run, Point.run_id == Run.id)
+    .join(Commit, Run.commit_id == Commit.id)
+    .join(Pin, and_(Pin.commit == Commit.hash, Pin.ended.is_(None)))
+)
+"""What later runs are compared with: every point of a pinned commit."""
 
 _SERIES_AT_ONCE = 1000
 _DELETED_AT_ONCE = 500
@@ -72,7 +80,7 @@ def plan_pruning(
     before = reference - timedelta(days=policy.all_days)
     runs = _runs(session)
     identities = _codes(session.execute(select(Environment.id, Environment.identity)))
-    resting: list[Select[Any]] = [_ALERTS, *evidence]
+    resting: list[Select[Any]] = [_ALERTS, _PINNED, *evidence]
     pinned = np.array(sorted({key for query in resting for key in session.scalars(query)}), dtype=np.int64)
 
     counts = {"points": 0, "young": 0, "edges": 0, "evidence": 0, "periodic": 0}

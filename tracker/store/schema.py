@@ -30,7 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -331,3 +331,17 @@ class AlertEvent(Base, kw_only=True):
     who: Mapped[str] = mapped_column(doc="a person, or groupbench by itself")
     state: Mapped[str] = mapped_column(doc="state from then on")
     reason: Mapped[str | None] = mapped_column(doc="why")
+
+
+class Pin(Base, kw_only=True):
+    """A commit that every later run is compared with, besides its history."""
+
+    __tablename__ = "pin"
+
+    id: Mapped[int] = _key()
+    name: Mapped[str] = mapped_column(doc="name of the pin; one that is in force for each name")
+    commit: Mapped[str] = mapped_column(doc="hash of the commit")
+    max_slowdown: Mapped[float] = mapped_column(doc="largest relative slowdown that is allowed: 0.03 is 3 %")
+    created: Mapped[datetime] = mapped_column(doc="when it was made")
+    who: Mapped[str] = mapped_column(doc="who made it")
+    ended: Mapped[datetime | None] = mapped_column(default=None, doc="when it was removed or replaced")

@@ -101,6 +101,8 @@ def test_levels_of_accuracies_lose_their_floor(
     with sqlite3.connect(path) as connection:
         (new,) = connection.execute('SELECT "before", "after", effect FROM alert').fetchall()
         connection.execute('UPDATE alert SET "before" = "before" + 1e-6, "after" = "after" + 1e-6, effect = 0.9')
+        connection.execute("ALTER TABLE point DROP COLUMN metrics")
+        connection.execute("DROP TABLE pin")
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
     with open_store(path, create=False) as store, store.read() as session:
         found = session.execute(text('SELECT "before", "after", effect FROM alert')).all()

@@ -1,0 +1,98 @@
+"""Pinned commits: many small steps that no night shows, the limit, and what ends a pin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+
+def creeping(make: Any, nights: int, a_night: float) -> list[Any]:
+    """Nights of which each is a little slower than the one before."""
+    return [make(night, ms=(1 + a_night) ** night) for night in range(nights)]
+
+
+def rows(cli: Cli) -> list[dict[str, Any]]:
+    return json.loads(cli("gate", "--json").stdout)["series"]
+
+
+def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(creeping(make, 46, 0.0008))
+    assert cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1").exit_code == 0
+    result = cli("gate")
+    assert result.exit_code == 1
+    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    assert (row["verdict"], row["cause"]) == ("regressed", "pin")
+    assert row["change"] == pytest.approx(0.035, abs=0.002)
+    assert row["low"] > 0.03
+    assert row["commits"].startswith("000ccccccc..")
+    assert "since v1, where +3.0% is allowed" in row["note"]
+    assert "0 opened" not in cli("gate", "--update").stderr
+    assert cli("alerts").stdout.count("pin") == 0
+    assert cli("unpin", "v1").exit_code == 0
+    assert [row for row in rows(cli) if row["what"] == "pin"] == []
+
+
+def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(creeping(make, 12, 0.0008))
+    cli("pin", "000ccc", "--max-slowdown", "3")
+    assert cli("gate").exit_code == 0
+
+
+def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), *[make(night, ms=1.0304) for night in range(1, 8)]])
+    cli("pin", "000ccc", "--max-slowdown", "3%")
+    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    assert row["verdict"] == "suspect"
+    assert row["low"] < 0.03 < row["high"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (("pin", "beef", "--max-slowdown", "3%"), "beef"),
+        (("pin", "000ccc", "--max-slowdown", "0%"), "larger than 0"),
+        (("pin", "000ccc"), "--max-slowdown"),
+        (("unpin", "v9"), "no pin 'v9'; there are: none"),
+    ],
+    ids=["unknown commit", "no limit", "no option", "unknown pin"],
+)
+def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: tuple[str, ...], reason: str) -> None:
+    stored([make()])
+    result = cli(*args)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_a_pin_is_replaced_listed_kept_from_pruning_and_merged(
+    cli: Cli, stored: Stored, make: Any, tmp_path: Any
+) -> None:
+    stored([make(night, ms=1.0) for night in range(0, 400, 20)])
+    cli("pin", "028ccc", "--max-slowdown", "3%", "--name", "base")
+    cli("pin", "03cccc", "--max-slowdown", "2%", "--name", "base")
+    (row,) = json.loads(cli("pins", "--json").stdout)
+    assert (row["commit"][:3], row["max_slowdown"]) == ("03c", 0.02)
+    assert len(json.loads(cli("pins", "--all", "--json").stdout)) == 2
+    assert ", 1 evidence," in cli("prune", "--all", "1", "--every", "4000").stdout
+    other = tmp_path / "other.db"
+    cli("backup", str(other))
+    before = cli("pins", "--all", "--json").stdout
+    assert cli("merge", str(other)).exit_code == 0
+    assert cli("pins", "--all", "--json").stdout == before
+
+
+def test_improvements_are_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*[make(night) for night in range(30)], *[make(night, ms=0.8) for night in range(30, 36)]])
+    assert "1 improved" in cli("gate").stdout
+    done = cli("ack", "--improvements", "--who", "Ada")
+    assert done.exit_code == 0, done.stderr
+    assert cli("gate").stdout.startswith("GATE ok: nothing changed in 1 latency. 1 ok")
+    stored([make(night) for night in range(36, 40)])
+    assert cli("gate").exit_code != 0
+    assert cli("ack").exit_code == cli("ack", "1", "--improvements").exit_code == 2

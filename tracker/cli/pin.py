@@ -1,0 +1,72 @@
+"""`groupbench pin`, `pins` and `unpin`: commits that every run is compared with, besides its history."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from groupbench.tracker.cli.options import Percent, reading
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
+
+_COLUMNS = (
+    Column("pin", "name"),
+    Column("commit", "commit", commit_text),
+    Column("max slowdown", "max_slowdown", signed_percent, right=True),
+    Column("created", "created", date),
+    Column("by", "who"),
+    Column("ended", "ended", date),
+)
+
+
+@click.command()
+@click.argument("commit")
+@click.option("--max-slowdown", type=Percent(), required=True, metavar="PERCENT", help="Largest slowdown allowed.")
+@click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as it is given.")
+@click.option("--who", metavar="NAME", help="Name of the person. Default: git's user, or the one logged in.")
+@click.pass_obj
+def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | None) -> None:
+    """Compare every later run with COMMIT, besides its history.
+
+    The gate fails for a series that is slower than it was at COMMIT by more than --max-slowdown, however slowly it got
+    there. COMMIT must have been measured in the same environment. A pin of the same name is replaced.
+    """
+    from groupbench.tracker.git import user
+    from groupbench.tracker.judge import pins
+    from groupbench.tracker.store.engine import open_store
+
+    person = who or user() or os.environ.get("USER") or "unknown"
+    with open_store(db, create=False) as store, store.write() as session:
+        made = pins.pin(session, commit, max_slowdown, name, person)
+    click.echo(
+        printable(f"pinned {made.name}: {commit_text(made.commit)}, at most {signed_percent(made.max_slowdown)}")
+    )
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Include pins that were removed.")
+@output_formats
+@click.pass_obj
+def pins(db: str, everything: bool, form: Format | None) -> None:
+    """List the pinned commits."""
+    from groupbench.tracker.judge.pins import PinRow, find
+
+    with reading(db) as session:
+        rows = [row.flat() for row in find(session, ended=everything)]
+    write_table(plain(PinRow.columns()) if form in ("json", "csv") else _COLUMNS, rows, form)
+    if form is None and not rows:
+        say("no pin; `groupbench pin COMMIT --max-slowdown 3%` makes one")
+
+
+@click.command()
+@click.argument("name")
+@click.pass_obj
+def unpin(db: str, name: str) -> None:
+    """Stop comparing runs with the pin NAME."""
+    from groupbench.tracker.judge import pins as pinned
+    from groupbench.tracker.store.engine import open_store
+
+    with open_store(db, create=False) as store, store.write() as session:
+        row = pinned.unpin(session, name)
+    click.echo(printable(f"removed the pin {row.name} of {commit_text(row.commit)}"))

@@ -1,0 +1,191 @@
+"""Pinned commits: a fixed baseline beside the history, so that many small steps cannot add up unnoticed.
+
+A history forgets: what got 0.1 % slower every night never stands out from the night before. A pin names a commit and
+how much slower any series may be than it was there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.parts import percent
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.verdicts import CANARY, PIN, Judged
+from groupbench.tracker.query import points as query
+from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.stats.thresholds import FLOOR
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME
+from groupbench.tracker.store.schema import Commit, Environment, Pin, Point, Run
+from groupbench.tracker.verdicts import Verdict
+
+NEWEST = 5
+"""Results whose median is the level that is compared with the pinned one."""
+
+SIGMAS = 3.0
+"""Standard errors by which the limit must be passed for a regression; less is a suspect."""
+
+
+@dataclass(frozen=True)
+class PinRow:
+    """A commit that runs are compared with."""
+
+    pk: int
+    name: str
+    commit: str
+    max_slowdown: float  # relative
+    created: datetime
+    who: str
+    ended: datetime | None = None
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("name", "commit", "max_slowdown", "created", "who", "ended")
+
+    def flat(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.columns()}
+
+
+def find(session: Session, *, ended: bool = False) -> list[PinRow]:
+    """Return the pins in force, the oldest first; `ended` includes those that were removed."""
+    statement = select(Pin).order_by(Pin.id)
+    if not ended:
+        statement = statement.where(Pin.ended.is_(None))
+    return [
+        PinRow(row.id, row.name, row.commit, row.max_slowdown, row.created, row.who, row.ended)
+        for row in session.scalars(statement)
+    ]
+
+
+def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
+    """Pin a commit that was measured; one of the same name is replaced. Raises QueryError."""
+    state = query.resolve_commit(session, commit)
+    if state.dirty:
+        raise QueryError(f"{state} is a dirty tree: pin a commit")
+    if max_slowdown <= 0:
+        raise QueryError("--max-slowdown must be larger than 0")
+    now, name = datetime.now(UTC), name or commit
+    for row in session.scalars(select(Pin).where(Pin.name == name, Pin.ended.is_(None))):
+        row.ended = now
+    session.add(Pin(name=name, commit=state.commit, max_slowdown=max_slowdown, created=now, who=who))
+    session.flush()
+    return find(session)[-1]
+
+
+def unpin(session: Session, name: str) -> PinRow:
+    """End the pin of a name. Raises QueryError."""
+    for each in find(session):
+        if each.name == name:
+            session.get_one(Pin, each.pk).ended = datetime.now(UTC)
+            session.flush()
+            return each
+    names = ", ".join(each.name for each in find(session)) or "none"
+    raise QueryError(f"no pin {name!r}; there are: {names}")
+
+
+@dataclass(frozen=True)
+class _Level:
+    run: int
+    log: float
+    error: float  # standard error
+    n: int
+
+
+class PinRule:
+    """Compares the newest level of each series with its level at the pinned commits."""
+
+    def __init__(self, facts: Known) -> None:
+        self.known = facts
+        self.pins = find(facts.session)
+        self.levels = {each.pk: _levels(facts.session, each, facts.points) for each in self.pins}
+        runs = {level.run for of_pin in self.levels.values() for level in of_pin.values()}
+        facts.runs |= query.run_rows(facts.session, runs - set(facts.runs))
+
+    def rows(self, point: PointRow, row: Judged) -> list[Judged]:
+        """Return a row for each pin whose limit a point's latency passes, or may pass. `row` is its own."""
+        if not point.timed or point.series.operator == CANARY:
+            return []
+        found = (self._row(each, point, row) for each in self.pins)
+        return [each for each in found if each is not None]
+
+    def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
+        before = self.levels[pinned.pk].get((point.series.pk, point.environment.identity))
+        if before is None or point.run.state.commit == pinned.commit:
+            return None
+        past = self.known.pasts.latency(point.series.pk)
+        alike = past.alike
+        number = min(NEWEST, row.since or NEWEST, len(alike))
+        newest = alike[-number:]
+        assert point.timing is not None
+        scatter = max(_scatter(past.log[alike]), FLOOR[point.timing], point.error or 0.0)
+        effect = float(np.median(past.log[newest])) - before.log
+        error = math.hypot(scatter / math.sqrt(number), before.error, scatter / math.sqrt(before.n))
+        limit = math.log1p(pinned.max_slowdown)
+        compared = comparisons.about(
+            self.known.comparisons.get(point.series.pk, ()),
+            {pinned.commit},
+            self.known.clean(past.run[newest].tolist()),
+        )
+        low, high = effect - SIGMAS * error, effect + SIGMAS * error
+        if compared is not None and compared.verdict == SAME:
+            return None
+        if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+            effect = compared.effect
+            low, high = compared.low or effect, compared.high or effect
+        if effect <= limit:
+            return None
+        base = self.known.runs[before.run]
+        verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
+        run = self.known.run
+        found = replace(
+            Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
+            note=f"{percent(effect)} since {pinned.name}, where {percent(limit)} is allowed",
+            before_ms=math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high),
+            n=before.n, sigma=row.sigma, compared=compared,
+        )  # fmt: skip
+        decides = verdict is Verdict.SUSPECT and compared is None and not run.dirty
+        return replace(found, ab_base=base) if decides else found
+
+
+def _scatter(log: NDArray[np.float64]) -> float:
+    """Return the scatter between results, from one to the next: a drift, or a step, adds nothing to it."""
+    return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
+
+
+def _levels(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> Mapping[tuple[int, str], _Level]:
+    """The level of each series at a pinned commit, by series and environment."""
+    statement = (
+        select(Point.series_id, Environment.identity, Point.run_id, Point.median_ms, Point.error_ppm)
+        .join(Run, Point.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+        .join(Environment, Point.environment_id == Environment.id)
+        .where(Commit.hash == pinned.commit, Run.dirty.is_(False), Point.status == "ok")
+        .where(Point.timing.in_(("gpu", "cpu")), Point.median_ms.is_not(None))
+        .order_by(Run.started, Run.id)
+    )
+    results: dict[tuple[int, str], list[tuple[int, float, float]]] = {}
+    for chunk in chunks(sorted({point.series.pk for point in points})):
+        for series, identity, run, ms, error in session.execute(statement.where(Point.series_id.in_(chunk))).all():
+            assert ms is not None
+            results.setdefault((series, identity), []).append((run, math.log(ms), (error or 0) / 1e6))
+    return {
+        key: _Level(
+            run=held[-1][0],
+            log=float(np.median([log for _, log, _ in held])),
+            error=float(np.median([error for *_, error in held])) / math.sqrt(len(held)),
+            n=len(held),
+        )
+        for key, held in results.items()
+    }
