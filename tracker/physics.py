@@ -77,7 +77,9 @@ def floor_ms(
         return 0.0, ""
     if timing == "cpu":
         rate = CPU_FLOPS.get(dtype, CPU_NARROW_FLOPS) * (cpu_count or CPU_CORES)
-        return max((1e3 * flops / rate, "arithmetic at this processor's peak"), (CPU_CALL_MS, "a call of nothing"))
+        # What has no number of operations may be another's benchmark of a few instructions.
+        call_ms = CPU_CALL_MS if flops else 0.0
+        return max((1e3 * flops / rate, "arithmetic at this processor's peak"), (call_ms, "a call of nothing"))
     card = next((card for part, card in CARDS.items() if part in (gpu or "")), FASTEST)
     peaks = {"fp16": card.tflops, "bf16": card.tflops, "fp32": max(card.fp32, card.tflops / EMULATED)}
     peak = peaks.get(dtype, card.fp8)
