@@ -16,7 +16,7 @@ MODULE = "groupbench.operators.integrity"
 @click.command()
 @click.option("--integrity", is_flag=True, help="Run backends that cheat, and print what catches each.")
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="Device to run them on.")
-@click.option("--only", metavar="NAMES", help="Run these cheats alone, separated by commas.")
+@click.option("--cheats", "only", metavar="NAMES", help="Run these cheats alone, separated by commas.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def selftest(context: click.Context, integrity: bool, device: str, only: str | None, as_json: bool) -> None:

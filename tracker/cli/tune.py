@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from groupbench.tracker.cli.options import DTYPE
+
 MODULE = "groupbench.operators.tuners"
 
 
@@ -15,8 +17,8 @@ MODULE = "groupbench.operators.tuners"
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("--list", "listed", is_flag=True, help="List the kernels and their suites.")
 @click.option("--suite", "suites", multiple=True, help="Suites to tune. By default the first of each kernel.")
-@click.option("--shape", "shapes", multiple=True, help="Shapes in place of suites.")
-@click.option("--dtype", help="Dtype of the operands. By default bf16.")
+@click.option("--shape", "--shapes", "shapes", multiple=True, help="Shapes in place of suites.")
+@click.option(*DTYPE, help="Dtype of the operands. By default bf16.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
 @click.option("--limit", type=click.FloatRange(min=0), help="Seconds; a problem begun is ended.")
 def tune(
