@@ -21,11 +21,12 @@ from groupbench.tracker.cli.output import (
     write_table,
 )
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.text.wording import milliseconds, printable
+from groupbench.tracker.text.wording import interval, milliseconds, p_value, printable, ratio
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison
+    from groupbench.tracker.stats.ratios import GeometricMean
 
 
 COLUMNS = (
@@ -41,7 +42,9 @@ COLUMNS = (
     SEED,
     Column("A ms", "a_ms", milliseconds, right=True),
     Column("B ms", "b_ms", milliseconds, right=True),
-    Column("B/A", "ratio", lambda ratio: "~" if ratio is None else f"{ratio:.3f}", right=True),
+    Column("B/A", "ratio", lambda value: ratio(value) or "~", right=True),
+    Column("95 %", "interval", lambda bounds: interval(*bounds) or "~", right=True),
+    Column("p", "p", lambda p: p_value(p) or "~", right=True),
     Column("noise", "noise", lambda noise: "~" if noise is None else f"±{100 * noise:.1f}%", right=True),
     Column("runs", "runs", lambda runs: f"{runs[0]}+{runs[1]}", right=True),
     Column("note", "note", wraps=True),
@@ -101,6 +104,8 @@ def compare(
                 "b": str(found.b),
                 "counts": found.counts,
                 "geometric_mean": found.geometric_mean,
+                "geometric_mean_interval": None if found.overall is None else [found.overall.low, found.overall.high],
+                "geometric_means": found.means(),
                 "differences": found.differences,
                 "series": rows,
             }
@@ -111,7 +116,7 @@ def compare(
         say(_tail(found))
     else:
         click.echo(head + "\n")
-        write_table(COLUMNS, rows, form)
+        write_table(COLUMNS, [{**row, "interval": (row["low"], row["high"])} for row in rows], form)
         click.echo("\n" + _tail(found))
     if found.differences:
         say(f"not compared, environments differ: {' | '.join(found.differences[:3])}; --force compares all the same")
@@ -127,7 +132,14 @@ def _columns() -> tuple[str, ...]:
 
 
 def _tail(found: Comparison) -> str:
-    number = sum(pair.ratio is not None for pair in found.pairs)
-    if found.geometric_mean is None:
+    """Return a line for each backend, where there are several, and one for all."""
+    if found.overall is None:
         return "no latency could be compared"
-    return f"geometric mean of B/A over {number} series: {found.geometric_mean:.3f}"
+    means = found.by_backend
+    lines = [_mean(f"geometric mean of {printable(name)}", mean) for name, mean in means.items() if len(means) > 1]
+    return "\n".join([*lines, _mean("geometric mean of B/A", found.overall)])
+
+
+def _mean(name: str, mean: GeometricMean) -> str:
+    bounds = interval(mean.low, mean.high)
+    return f"{name} over {mean.series} series: {ratio(mean.ratio)}" + (f", 95 % {bounds}" if bounds else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
@@ -17,6 +17,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
+from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
 from groupbench.tracker.verdicts import Verdict
 
@@ -40,16 +41,19 @@ class Pair:
     a_ms: float | None = None
     b_ms: float | None = None
     ratio: float | None = None  # B over A; above 1 is slower
+    low: float | None = None  # the 95 % interval of the ratio
+    high: float | None = None
+    p: float | None = None  # two-sided, of a ratio of 1
     noise: float | None = None  # relative change that would still be noise
     runs: tuple[int, int] = (0, 0)  # how many of A and of B went in
     note: str | None = None
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return ("verdict", *SHOWN, "a_ms", "b_ms", "ratio", "noise", "runs", "note")
+        return ("verdict", *SHOWN, "a_ms", "b_ms", "ratio", "low", "high", "p", "noise", "runs", "note")
 
     def flat(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "noise")}
+        told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "low", "high", "p", "noise")}
         named = {name: getattr(self.series, name) for name in SHOWN}
         return {"verdict": self.verdict, **named, **told, "runs": list(self.runs), "note": self.note}
 
@@ -89,8 +93,26 @@ class Comparison:
     @property
     def geometric_mean(self) -> float | None:
         """Of the ratios of all series that have one."""
-        ratios = [pair.ratio for pair in self.pairs if pair.ratio is not None]
-        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        return None if self.overall is None else self.overall.ratio
+
+    @property
+    def overall(self) -> GeometricMean | None:
+        """The geometric mean over all series that have a ratio, with its interval."""
+        return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None])
+
+    @property
+    def by_backend(self) -> dict[str, GeometricMean]:
+        """The geometric mean of each backend that has a ratio, by name."""
+        ratios: dict[str, list[float]] = {}
+        for pair in self.pairs:
+            if pair.ratio is not None:
+                ratios.setdefault(pair.series.backend, []).append(pair.ratio)
+        means = {backend: geometric_mean(ratios[backend]) for backend in sorted(ratios)}
+        return {backend: mean for backend, mean in means.items() if mean is not None}
+
+    def means(self) -> list[dict[str, Any]]:
+        """Return `by_backend` as rows for programs."""
+        return [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()]
 
 
 def compare(
@@ -204,14 +226,15 @@ def _judged(
             runs=runs,
             note=f"{interpreted}: accuracy only" if said else interpreted,
         )
-    found = judge_pools(
+    pools = (
         [p.median_ms for p in timed_a if p.median_ms is not None],
         finite(p.error for p in timed_a),
         [p.median_ms for p in timed_b if p.median_ms is not None],
         finite(p.error for p in timed_b),
-        timing=str(timed_a[-1].timing),
-        min_effect=min_effect,
     )
+    timing = str(timed_a[-1].timing)
+    found = judge_pools(*pools, timing=timing, min_effect=min_effect)
+    interval = ratio_interval(*pools, timing=timing) if found.threshold is not None else None
     verdict = Verdict.UNKNOWN
     if found.verdict in SAID:
         verdict = found.verdict
@@ -223,12 +246,15 @@ def _judged(
     return Pair(
         series,
         verdict,
-        _median(timed_a),
-        _median(timed_b),
-        math.exp(found.change),
-        found.relative_threshold,
-        (len(timed_a), len(timed_b)),
-        note,
+        a_ms=_median(timed_a),
+        b_ms=_median(timed_b),
+        ratio=math.exp(found.change),
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        p=None if interval is None else interval.p,
+        noise=found.relative_threshold,
+        runs=(len(timed_a), len(timed_b)),
+        note=note,
     )
 
 

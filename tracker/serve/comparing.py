@@ -63,6 +63,8 @@ def compare(site: Site, asked: Asked) -> Page:
         "state": "stale" if answer.stale else "known",
         "counts": found.counts,
         "geometric_mean": found.geometric_mean,
+        "geometric_means": list(found.geometric_means),
+        "overall": found.overall,
         "compared": found.compared,
         "differences": list(found.differences[:20]),
         "paging": paging.data(len(rows)),

@@ -17,6 +17,7 @@ from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site
+from groupbench.tracker.text import wording
 from groupbench.tracker.verdicts import TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
@@ -69,8 +70,11 @@ def _environment() -> jinja2.Environment:
     found.filters.update(
         ms=milliseconds, percent=percent, signed=signed_percent, date=date, commit=short_commit, number=number,
         count=count, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
+        ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip
-    found.globals.update(static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS)
+    found.globals.update(
+        interval=wording.interval, static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS
+    )
     return found
 
 

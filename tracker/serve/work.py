@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from groupbench.tracker.query.rows import Filter, State
@@ -34,6 +34,8 @@ class SideBySide:
     b: str
     counts: dict[str, int]
     geometric_mean: float | None
+    geometric_means: tuple[dict[str, Any], ...]  # of each backend: its series and the 95 % interval
+    overall: dict[str, Any] | None  # the same of all series
     compared: int  # series that have a ratio
     differences: tuple[str, ...]
     rows: tuple[dict[str, Any], ...] = field(repr=False)  # each series, the gravest first
@@ -135,6 +137,8 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
         b=b.title,
         counts=whole.counts,
         geometric_mean=whole.geometric_mean,
+        geometric_means=tuple(whole.means()),
+        overall=None if whole.overall is None else asdict(whole.overall),
         compared=sum(pair.ratio is not None for pair in whole.pairs),
         differences=whole.differences,
         rows=tuple({"series": pair.series.pk, **pair.flat()} for pair in whole.pairs),

@@ -38,6 +38,19 @@ def spread(value: float | None) -> str:
     return "" if value is None else f"±{100 * value:.2f}%"
 
 
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 1000 else ">1000"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """An interval of a ratio."""
+    return "" if low is None or high is None else f"{ratio(low)} .. {ratio(high)}"
+
+
+def p_value(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
 def short_number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 

@@ -138,3 +138,40 @@ def test_rows_come_by_severity_and_a_regression_can_set_the_exit_code(cli: Cli, 
     assert failed.exit_code == 1
     assert [row["backend"] for row in json.loads(failed.stdout)["series"]] == ["slowest", "slower", "faster"]
     assert cli("compare", "001", "000", "--fail-on", "regressed", "--backend", "slower").exit_code == 0
+
+
+def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make: Any) -> None:
+    now = {("slow", "a"): 1.2, ("slow", "b"): 1.25, ("same", "a"): 1.0, ("same", "b"): 1.0, ("lone", "a"): 1.1}
+    cells = [{"backend": backend, "operator": operator} for backend, operator in now]
+    stored([make(0, 1.0, **cell) for cell in cells])
+    stored([make(1, ms, **cell) for cell, ms in zip(cells, now.values(), strict=True)])
+    answer = json.loads(cli("compare", "000", "001", "--json").stdout)
+    for row in answer["series"]:
+        assert row["low"] < now[row["backend"], row["operator"]] < row["high"] < 1.03 * row["low"]
+        assert (row["p"] < 0.05) == (row["verdict"] == "regressed")
+    means = {row.pop("backend"): row for row in answer["geometric_means"]}
+    assert list(means) == ["lone", "same", "slow"]
+    assert means["slow"]["ratio"] == pytest.approx((1.2 * 1.25) ** 0.5, rel=1e-3)
+    assert means["slow"]["low"] < means["slow"]["ratio"] < means["slow"]["high"]
+    low, high = answer["geometric_mean_interval"]
+    assert low < answer["geometric_mean"] < high
+    assert (means["lone"]["series"], means["lone"]["low"], means["lone"]["high"]) == (1, None, None)
+    lines = cli("compare", "000", "001").stdout.rstrip("\n").split("\n")
+    assert "95 %" in lines[2] and "<0.001" in lines[3] and " .. " in lines[3]
+    assert lines[-4].startswith("geometric mean of lone over 1 series: 1.100")
+    assert lines[-2].startswith("geometric mean of slow over 2 series: 1.22") and ", 95 % " in lines[-2]
+    assert lines[-1].startswith("geometric mean of B/A over 5 series: 1.10") and ", 95 % " in lines[-1]
+    listed = cli("compare", "000", "001", "--csv")
+    assert ",ratio,low,high,p,noise," in listed.stdout.partition("\n")[0]
+    assert "geometric mean of slow" in listed.stderr
+
+
+def test_what_tells_no_noise_has_no_interval(cli: Cli, stored: Stored, make: Any) -> None:
+    def bare(night: int, ms: float) -> Any:
+        record = make(night)
+        return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
+
+    stored([bare(0, 1.0), bare(1, 2.0)])
+    (row,) = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    assert (row["ratio"], row["low"], row["high"], row["p"]) == (2.0, None, None, None)
+    assert "2.000" in cli("compare", "000", "001").stdout

@@ -122,6 +122,11 @@ def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: C
     told = client.get("/compare.json?a=000&b=latest").json()
     asked = json.loads(cli("compare", "000", "latest", "--json").stdout)
     assert (told["counts"], told["geometric_mean"]) == (asked["counts"], pytest.approx(asked["geometric_mean"]))
+    assert told["geometric_means"] == [pytest.approx(mean) for mean in asked["geometric_means"]]
+    html = client.get("/compare?a=000&b=latest").text
+    assert "Geometric mean of B/A for each backend" in html
+    low, high = asked["series"][0]["low"], asked["series"][0]["high"]
+    assert f"{low:.3f} .. {high:.3f}" in html
     key = lambda row: (row["operator"], row["backend"])  # noqa: E731
     mine = [{name: value for name, value in row.items() if name != "series"} for row in told["rows"]]
     assert sorted(mine, key=key) == sorted(asked["series"], key=key)

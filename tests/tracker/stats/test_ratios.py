@@ -1,0 +1,143 @@
+"""Intervals and p values of ratios. Seeds are fixed: these are counts, not chances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.stats.ratios import Interval, geometric_mean, ratio_interval
+
+TRIALS = 1500
+LATENCIES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=12)
+
+
+def interval(a: list[float], b: list[float], error: float = 0.001, timing: str = "gpu") -> Interval:
+    found = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing=timing)
+    assert found is not None
+    return found
+
+
+def shares(runs: tuple[int, int], between: float, within: float, truth: float, noise: str) -> tuple[float, float]:
+    """Return the shares of trials whose interval excludes the true ratio, and whose p is below 0.05."""
+    rng = np.random.default_rng(11)
+    missed = called = 0
+    for _ in range(TRIALS):
+        sides = []
+        for n, level in zip(runs, (0.0, math.log(truth)), strict=True):
+            luck = rng.standard_t(3, n) / math.sqrt(3) if noise == "t3" else rng.normal(0, 1, n)
+            log = level + between * luck + within * rng.normal(0, 1, n)
+            if noise == "outliers":
+                log += (rng.random(n) < 0.05) * rng.exponential(0.1, n)
+            sides += [np.exp(log), within * np.sqrt(rng.chisquare(9, n) / 9)]
+        found = ratio_interval(*sides, timing="gpu")
+        assert found is not None and found.p is not None
+        missed += not found.low <= truth <= found.high
+        called += found.p < 0.05
+    return missed / TRIALS, called / TRIALS
+
+
+@pytest.mark.parametrize("noise", ["normal", "t3", "outliers"])
+@pytest.mark.parametrize("runs", [(2, 2), (3, 3), (3, 6), (10, 10)], ids=lambda runs: f"{runs[0]}+{runs[1]}")
+def test_an_interval_of_several_runs_covers_the_true_ratio(runs: tuple[int, int], noise: str) -> None:
+    for between, within in ((0.003, 0.001), (0.01, 0.002)):
+        missed, called = shares(runs, between, within, 1.0, noise)
+        assert missed == called <= 0.065
+    assert shares(runs, 0.01, 0.002, 1.05, noise)[0] <= 0.065
+
+
+@pytest.mark.parametrize(
+    ("between", "low", "high"),
+    [(0.0, 0.0, 0.06), (0.001, 0.03, 0.08), (0.003, 0.3, 0.5)],
+    ids=["bursts alone", "runs differ by the floor", "runs differ by three times the floor"],
+)
+def test_one_run_a_side_holds_its_bursts_and_the_floor_alone(between: float, low: float, high: float) -> None:
+    missed, called = shares((1, 1), between, 0.001, 1.0, "normal")
+    assert missed == called
+    assert low <= missed <= high
+
+
+def test_more_runs_narrow_the_interval() -> None:
+    rng = np.random.default_rng(3)
+    widths = []
+    for n in (2, 3, 10, 30):
+        found = [interval(*(list(np.exp(rng.normal(0, 0.01, n))) for _ in "ab")) for _ in range(100)]
+        widths.append(float(np.median([math.log(each.high / each.low) for each in found])))
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 5 * widths[-1]
+
+
+def test_a_change_far_beyond_the_noise_has_a_small_p() -> None:
+    found = interval([1.0, 1.001, 0.999], [1.1, 1.101, 1.099])
+    assert found.low < 1.1 < found.high
+    assert found.low > 1.09
+    assert found.p is not None and found.p < 1e-4
+
+
+def test_one_outlier_in_five_runs_does_not_widen_the_interval() -> None:
+    quiet = [1.0, 1.001, 0.999, 1.002, 0.998]
+    spoilt = interval(quiet, [*quiet[:4], 5.0])
+    assert math.log(spoilt.high / spoilt.low) < 2 * math.log(interval(quiet, quiet).high / interval(quiet, quiet).low)
+    few = interval(quiet[:3], [*quiet[:2], 5.0])
+    assert few.high > 2
+
+
+@pytest.mark.parametrize(("timing", "least"), [("gpu", 0.001), ("cpu", 0.02)])
+def test_runs_that_agree_by_chance_are_no_more_exact_than_the_floor(timing: str, least: float) -> None:
+    found = interval([1.0, 1.0], [1.0, 1.0], error=0.0, timing=timing)
+    assert math.log(found.high) == pytest.approx(1.96 * least, rel=0.01)
+    assert found.p == 1.0
+
+
+def test_without_bursts_and_repeats_there_is_no_interval() -> None:
+    unknown = [math.nan]
+    assert ratio_interval([1.0], unknown, [2.0], unknown, timing="gpu") is None
+    one_known = ratio_interval([1.0], unknown, [1.0], [0.01], timing="gpu")
+    assert one_known is not None
+    assert math.log(one_known.high) == pytest.approx(1.96 * math.hypot(0.01, 0.001) * math.sqrt(2), rel=0.01)
+
+
+@given(LATENCIES, LATENCIES, st.floats(0, 10))
+def test_the_interval_holds_the_ratio_and_agrees_with_p(a: list[float], b: list[float], error: float) -> None:
+    found = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing="gpu")
+    if found is None:
+        assert (len(a), len(b), error) == (1, 1, 0)
+        return
+    ratio = math.exp(float(np.median(np.log(b)) - np.median(np.log(a))))
+    assert found.low <= ratio <= found.high < math.inf
+    assert found.p is not None and 0 <= found.p <= 1
+    if abs(found.p - 0.05) > 1e-6:
+        assert (found.p < 0.05) == (not found.low <= 1 <= found.high)
+
+
+def test_swapped_sides_give_the_inverse() -> None:
+    a, b = [1.0, 1.01, 0.98], [1.1, 1.12]
+    there, back = interval(a, b), interval(b, a)
+    assert (1 / back.high, 1 / back.low) == pytest.approx((there.low, there.high))
+    assert there.p == pytest.approx(back.p)
+
+
+@pytest.mark.parametrize("k", [2, 5, 20])
+def test_an_interval_of_a_geometric_mean_covers_it(k: int) -> None:
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(TRIALS):
+        mean = geometric_mean(list(np.exp(rng.normal(0.02, 0.03, k))))
+        assert mean is not None and mean.low is not None and mean.high is not None
+        held += mean.low <= math.exp(0.02) <= mean.high
+    assert held / TRIALS == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_geometric_mean_of_few() -> None:
+    assert geometric_mean([]) is None
+    one = geometric_mean([1.2])
+    assert one is not None
+    assert (one.ratio, one.series, one.low, one.high) == (pytest.approx(1.2), 1, None, None)
+    two = geometric_mean([0.5, 2.0])
+    assert two is not None
+    assert two.ratio == pytest.approx(1.0)
+    # t of one degree of freedom is 12.706, and the standard error log(2)
+    assert two.high == pytest.approx(2**12.7062, rel=1e-3)

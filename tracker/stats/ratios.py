@@ -1,0 +1,144 @@
+"""How sure is a ratio of two latencies? Intervals and p values of ratios. Pure functions of arrays.
+
+Two estimates of the standard error are made of what both sides show, and the wider one counts:
+
+    runs    the scatter between the runs of a side, pooled over both sides: trimmed and winsorized, so that one outlier
+            in five runs or more does not widen it (Yuen and Dixon, "The approximate behaviour and performance of the
+            two-sample trimmed t", Biometrika 60, 1973). It needs two runs on a side.
+    bursts  the standard error of a run's latency from the spread of its bursts, and the least scatter between two runs
+            (`thresholds.FLOOR`), added in quadrature
+
+The scatter between runs includes that between bursts. So the first alone would be enough for many runs, and the second
+keeps a few runs that agree by chance from looking exact. With one run a side there is only the second, and what differs
+between two runs of the same code counts with that floor alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from groupbench.tracker.stats.thresholds import FLOOR, typical
+
+LEVEL = 0.95
+"""Confidence of every interval here."""
+TRIM = 0.2
+"""Share of a side's runs that is trimmed at each end."""
+MEDIAN_WIDENING = 1.1726
+"""Standard deviation of a median of many normal values over that of their mean trimmed by `TRIM`. Of few it is less."""
+_LARGEST = 708.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval of a ratio at the confidence `LEVEL`, and the two-sided p value of the ratio 1."""
+
+    low: float
+    high: float
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """A geometric mean of the ratios of `series` series. `low` and `high` are None of fewer than two."""
+
+    ratio: float
+    series: int
+    low: float | None = None
+    high: float | None = None
+
+
+def ratio_interval(
+    before_ms: ArrayLike,  # [n] median latencies of one side's runs
+    before_errors: ArrayLike,  # [n] standard errors of their logarithms, NaN where unknown
+    after_ms: ArrayLike,  # [m]
+    after_errors: ArrayLike,  # [m]
+    *,
+    timing: str,  # gpu or cpu
+) -> Interval | None:
+    """Return the interval of median(after) / median(before), or None where nothing shows the noise.
+
+    The interval is symmetric on the logarithmic scale. It excludes 1 exactly where p is below 0.05.
+    """
+    sides = [np.log(np.asarray(ms, dtype=np.float64)) for ms in (before_ms, after_ms)]
+    change = float(np.median(sides[1]) - np.median(sides[0]))
+    known = [typical(errors) for errors in (before_errors, after_errors)]
+    free = sum(map(_degrees, sides))
+    if free == 0 and not any(known):
+        return None
+    bursts = math.sqrt(
+        sum(
+            _median_factor(len(side)) ** 2 * ((error or max(known)) ** 2 + FLOOR[timing] ** 2) / len(side)
+            for side, error in zip(sides, known, strict=True)
+        )
+    )
+    width, p = bursts * _quantile(math.inf), _p_value(change, bursts, math.inf)
+    if free:
+        runs = _error_by_runs(sides, free)
+        width, p = max(width, runs * _quantile(free)), max(p, _p_value(change, runs, free))
+    return _interval(change, width, p)
+
+
+def geometric_mean(ratios: Sequence[float]) -> GeometricMean | None:
+    """Return the geometric mean of the ratios [k] and its interval by Student's t, or None of no ratio.
+
+    A ratio is one observation, whatever its own noise: the interval is as wide as the ratios differ among themselves.
+    """
+    if not ratios:
+        return None
+    logs = np.log(np.asarray(ratios, dtype=np.float64))
+    k, mean = len(logs), math.fsum(logs) / len(logs)
+    if k < 2:
+        return GeometricMean(math.exp(mean), k)
+    bounds = _interval(mean, float(logs.std(ddof=1)) / math.sqrt(k) * _quantile(k - 1))
+    return GeometricMean(math.exp(mean), k, bounds.low, bounds.high)
+
+
+def _interval(centre: float, width: float, p: float | None = None) -> Interval:
+    """Return the interval of a ratio from that of its logarithm; bounds beyond all floats are the last float."""
+    return Interval(math.exp(max(centre - width, -_LARGEST)), math.exp(min(centre + width, _LARGEST)), p)
+
+
+def _trimmed(n: int) -> int:
+    """Return how many of n sorted values are trimmed at each end."""
+    return int(TRIM * n)
+
+
+def _degrees(side: NDArray[np.float64]) -> int:
+    return len(side) - 2 * _trimmed(len(side)) - 1
+
+
+def _median_factor(n: int) -> float:
+    """Return by how much a median of n values scatters more than their trimmed mean: of one or two it is their mean."""
+    return 1.0 if n < 3 else MEDIAN_WIDENING
+
+
+def _error_by_runs(sides: Sequence[NDArray[np.float64]], free: int) -> float:
+    """Return the standard error of the difference of two medians from the pooled winsorized scatter."""
+    squares = 0.0
+    for side in sides:
+        cut = _trimmed(len(side))
+        ordered = np.sort(side)
+        kept = np.clip(side, ordered[cut], ordered[-1 - cut])
+        squares += float(((kept - kept.mean()) ** 2).sum())
+    return math.sqrt(squares / free * sum(_median_factor(len(side)) ** 2 / (_degrees(side) + 1) for side in sides))
+
+
+def _quantile(free: float) -> float:
+    """Return the half-width of an interval in standard errors, at `free` degrees of freedom."""
+    upper = (1 + LEVEL) / 2
+    return float(special.ndtri(upper) if math.isinf(free) else special.stdtrit(free, upper))
+
+
+def _p_value(change: float, error: float, free: float) -> float:
+    if change == 0:
+        return 1.0
+    if error == 0:
+        return 0.0
+    t = -abs(change) / error
+    return float(2 * (special.ndtr(t) if math.isinf(free) else special.stdtr(free, t)))
