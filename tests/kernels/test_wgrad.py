@@ -109,7 +109,8 @@ def test_gradients_have_the_layout_of_the_weights(prepare, nk, make_case, make_o
 
 
 @pytest.mark.parametrize("name", GPU_CONFIGS)
-def test_every_config_is_right(name, make_case, make_operands, poisoned, check):
+def test_every_config_is_right(name, make_case, make_operands, poisoned, check, monkeypatch):
+    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # the interpreter has room for all
     a, dc, offs, _ = make_operands(make_case("ragged", (129, 0, 30, 1), n=144, k=200, tail=3), dtype_of(name))
     run = wgrad.prepare_wgrad(a, dc, offs, config=wgrad.CONFIGS[name])
     with poisoned():
@@ -243,13 +244,15 @@ def test_a_dynamic_schedule_shares_memory_up_to_triton_3_8(triton_version, legal
     assert (wgrad.illegal(config, torch.float16) is None) == legal
 
 
-def test_candidates_are_legal():
+def test_candidates_are_legal(monkeypatch):
+    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # a tuner leaves out what a later one has no room for
     for rows in (1, 64, 65, 5000):
         assert all(wgrad.illegal(config, torch.bfloat16) is None for config in wgrad.candidates(rows)), rows
     assert all(wgrad.illegal(config, dtype_of(name)) is None for name, config in wgrad.CONFIGS.items())
 
 
-def test_tuned_configs_are_legal():
+def test_tuned_configs_are_legal(monkeypatch):
+    monkeypatch.setattr(wgrad, "TRITON", (3, 6))  # that they were tuned with
     configs = tuned_configs("wgrad", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
