@@ -18,8 +18,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from groupbench.tracker.compare.comparison import Comparison, compare
-from groupbench.tracker.query import filters, listing, points
+from groupbench.tracker.query import filters, listing
 from groupbench.tracker.query.history import history
+from groupbench.tracker.query.points import find_point, points_of_run
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.query.rows import (
     CommitSummary,
     EnvironmentSummary,
@@ -118,7 +120,7 @@ class Tracker:
     ) -> Rows[RunSummary]:
         """The newest runs first. `slice_` is of branch, commit and commits."""
         with self._store.read() as session:
-            return Rows(RunSummary, points.runs(session, limit, _filter(slice_, since, until)))
+            return Rows(RunSummary, listing.runs(session, limit, _filter(slice_, since, until)))
 
     def commits(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
@@ -137,12 +139,12 @@ class Tracker:
     def point(self, id: str) -> PointDetail:
         """Everything of one point, samples included; its id is `row.point.id` of a history."""
         with self._store.read() as session:
-            return points.find_point(session, id)
+            return find_point(session, id)
 
     def run(self, id: str) -> Rows[PointRow]:
         """The points of the run whose id starts like this."""
         with self._store.read() as session:
-            return Rows(PointRow, points.points_of_run(session, points.find_run(session, id)))
+            return Rows(PointRow, points_of_run(session, find_run(session, id)))
 
     def gate(
         self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
@@ -152,7 +154,7 @@ class Tracker:
         from groupbench.tracker.judge.gate import judge_run
 
         with self._store.read() as session:
-            found = points.find_run(session, run)
+            found = find_run(session, run)
             return judge_run(
                 session, found, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
             )

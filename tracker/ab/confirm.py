@@ -23,7 +23,7 @@ from groupbench.tracker.ab.worktree import WorktreeError, checkout, resolve
 from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.verdicts import Judged
-from groupbench.tracker.query import points
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import Environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import FAILED, Compared
@@ -95,7 +95,7 @@ def confirm(
     Raises QueryError; WorktreeError where `repo` is no clone.
     """
     with store.read() as session:
-        judged = gate.judge_run(session, points.find_run(session, run), first_parents=git.first_parents)
+        judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
         known = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
     pairs, before = _plan(judged.suspects, known, again)
     if pairs:

@@ -138,9 +138,9 @@ def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, w
 def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
     from groupbench.tracker import git
     from groupbench.tracker.judge import alert_moves, gate
-    from groupbench.tracker.query import points
+    from groupbench.tracker.query.resolve import find_run
 
-    judged = gate.judge_run(session, points.find_run(session, None), first_parents=git.first_parents)
+    judged = gate.judge_run(session, find_run(session, None), first_parents=git.first_parents)
     return alert_moves.accept_improvements(session, judged, who, reason, _now())
 
 

@@ -162,15 +162,15 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
 def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
     """The cell of a stored series: `12` as `series` lists it, or `12.3`, a point of it as `history --ids` does."""
     from groupbench.tracker.errors import QueryError
-    from groupbench.tracker.query import points
     from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.query.series import find_series
 
     also = [name for name in _CELL if given[name] is not None]
     if also:
         raise click.UsageError(f"--series says what is measured; it does not go with --{also[0]}", context)
     number = given["series"].partition(".")[0]
     with reading(context.obj) as session:
-        found = [row for row in points.find_series(session, Filter()) if str(row.pk) == number]
+        found = [row for row in find_series(session, Filter()) if str(row.pk) == number]
     if not found:
         raise QueryError(f"no series {given['series']!r}; `groupbench series` lists them by number")
     return {name: getattr(found[0], name) for name in _CELL}

@@ -106,13 +106,13 @@ def gate(
     from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
-    from groupbench.tracker.query import points
+    from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.store.engine import open_store
 
     targets = _targets(outputs)
     updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
-        run = points.find_run(session, run_id)
+        run = find_run(session, run_id)
         found = gates.judge_run(
             session, run, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
         )

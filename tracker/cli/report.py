@@ -41,16 +41,14 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     from groupbench.tracker import git
     from groupbench.tracker.errors import ReportError
     from groupbench.tracker.judge.gate import judge_run
-    from groupbench.tracker.query import points
+    from groupbench.tracker.query.resolve import find_run
 
     try:
         from groupbench.tracker.report import page
     except ModuleNotFoundError as error:
         raise ReportError(f"the report needs {error.name}: pip install -e '.[report]'") from error
     with reading(db) as session:
-        judged = judge_run(
-            session, points.find_run(session, run), min_effect=min_effect, first_parents=git.first_parents
-        )
+        judged = judge_run(session, find_run(session, run), min_effect=min_effect, first_parents=git.first_parents)
         text = page.build(session, judged, limit=limit)
     if output == "-":
         click.echo(text)

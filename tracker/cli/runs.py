@@ -37,12 +37,12 @@ def runs(
     **fields: tuple[str, ...],
 ) -> None:
     """List the newest runs."""
-    from groupbench.tracker.query import points
+    from groupbench.tracker.query import listing
     from groupbench.tracker.query.rows import Filter
     from groupbench.tracker.record import STATUSES
 
     with reading(db) as session:
-        found = points.runs(session, limit, Filter(**fields, since=since, until=until))
+        found = listing.runs(session, limit, Filter(**fields, since=since, until=until))
     rows = [row.flat() for row in found]
     for row in rows:
         counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}

@@ -50,21 +50,22 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 @click.pass_obj
 def show(db: str, what: str, form: Format | None) -> None:
     """All that is known of a point (12.3, as `history --ids` shows it) or a run (run:ID, the start of its id)."""
-    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.points import find_point
+    from groupbench.tracker.query.resolve import find_run
 
     with reading(db) as session:
         if what.startswith("run:"):
-            _run(session, query.find_run(session, what.removeprefix("run:") or None), form)
+            _run(session, find_run(session, what.removeprefix("run:") or None), form)
         else:
-            _point(query.find_point(session, what), form)
+            _point(find_point(session, what), form)
 
 
 def _run(session: Session, run: RunRow, form: Format | None) -> None:
     from groupbench.tracker.environment import declared
-    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.points import points_of_run
     from groupbench.tracker.query.rows import PointRow
 
-    points = query.points_of_run(session, run)
+    points = points_of_run(session, run)
     environments = {point.environment.identity: point.environment for point in points}
     rows = [point.flat() for point in points]
     if form == "json":

@@ -15,8 +15,8 @@ from groupbench.tracker.compare.sides import Side
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import SHOWN
-from groupbench.tracker.query import points as query
 from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
+from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
 from groupbench.tracker.verdicts import Verdict
@@ -151,7 +151,7 @@ def compare_sides(
     if a.points == b.points:
         raise QueryError(f"A and B are the same {a.title}; give two")
     series = {point.series.sort_key: point.series for side in (a, b) for point in side.points}
-    allowed = {row.sort_key for row in query.narrowed(series.values(), where, exact=True)}
+    allowed = {row.sort_key for row in narrowed(series.values(), where, exact=True)}
     a, b = (replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in (a, b))
     at_a, at_b = sides.by_series(a.points), sides.by_series(b.points)
     pairs = [

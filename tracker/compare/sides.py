@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import git
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import series_fields
 from groupbench.tracker.query import filters
-from groupbench.tracker.query import points as query
+from groupbench.tracker.query.points import points_of_run, points_of_state
+from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.record import Accuracy, Record
 from groupbench.tracker.stats.thresholds import burst_error
@@ -58,23 +60,23 @@ def find_side(session: Session | None, word: str, options: Options | None = None
     if session is None:
         raise QueryError(f"no file {word!r}, and no database to look for it")
     if word.startswith("run:"):
-        return _of_run(session, query.find_run(session, word.removeprefix("run:")))
+        return _of_run(session, find_run(session, word.removeprefix("run:")))
     if word.startswith("@"):
-        return _of_run(session, query.run_at(session, filters.instant(word[1:], end=True)))
+        return _of_run(session, run_at(session, filters.instant(word[1:], end=True)))
     try:
-        state = query.resolve_commit(session, word)
+        state = resolve_commit(session, word, git.rev_parse)
     except QueryError as error:
         if word in ("latest", "previous"):
             raise QueryError(f"{error}; run:ID names one run of a commit, `groupbench runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
-        return _of_run(session, query.run_at(session, filters.instant(word, end=True)))
-    return Side(str(state), tuple(query.points_of_state(session, state)), state)
+        return _of_run(session, run_at(session, filters.instant(word, end=True)))
+    return Side(str(state), tuple(points_of_state(session, state)), state)
 
 
 def _of_run(session: Session, run: RunRow) -> Side:
     title = f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}"
-    return Side(title, tuple(query.points_of_run(session, run)), run.state)
+    return Side(title, tuple(points_of_run(session, run)), run.state)
 
 
 def _of_file(name: str, options: Options | None) -> Side:

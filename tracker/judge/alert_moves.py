@@ -19,7 +19,7 @@ from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
-from groupbench.tracker.query import points as query
+from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
 from groupbench.tracker.verdicts import Verdict
 
@@ -182,7 +182,7 @@ def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime 
         if when <= now:
             raise QueryError(f"{text!r} is over already; give a date to come, 30d, or a commit")
         return when, None
-    hashes = list(session.scalars(select(Commit.hash).where(query.starts(Commit.hash, text)).limit(2))) if text else []
+    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, text)).limit(2))) if text else []
     hash_ = hashes[0] if len(hashes) == 1 else git.rev_parse(text)
     if hash_ is None:
         known = "is ambiguous" if hashes else "is neither a date nor a commit that the database or git knows"

@@ -26,10 +26,12 @@ from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.metrics import of_alert
-from groupbench.tracker.query import points
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point
 
@@ -173,12 +175,12 @@ def find(
 
 
 def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
-    of_series = points.series_rows(session, {row.series_id for row in rows})
-    runs = points.run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
+    of_series = series_rows(session, {row.series_id for row in rows})
+    runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
     events: dict[int, list[Event]] = {}
     compared: dict[int, Compared] = {}
     where: dict[tuple[int, int], str] = {}
-    for chunk in points.chunks(row.id for row in rows):
+    for chunk in chunks(row.id for row in rows):
         told = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
         for event in session.scalars(told):
             events.setdefault(event.alert_id, []).append(Event(event.at, event.who, event.state, event.reason))

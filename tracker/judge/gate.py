@@ -24,9 +24,11 @@ from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
-from groupbench.tracker.query import points as query
 from groupbench.tracker.query.lines import FirstParents, Line, line_of
+from groupbench.tracker.query.points import outcomes_of_run, points_of_run
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.query.runs import previous_of_plan
+from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Timing
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
@@ -50,10 +52,10 @@ def judge_run(
     first_parents: FirstParents | None = None,  # what else than the database knows of ancestry
 ) -> Gate:
     """Return the verdict on each series that a run holds or should hold. Only reads."""
-    points = query.points_of_run(session, run)
+    points = points_of_run(session, run)
     line = line_of(session, run, first_parents)
-    previous = query.previous_of_plan(session, run, {point.series.hardware for point in points}, line)
-    expected = {} if previous is None else query.outcomes_of_run(session, previous)
+    previous = previous_of_plan(session, run, {point.series.hardware for point in points}, line)
+    expected = {} if previous is None else outcomes_of_run(session, previous)
     stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
     facts = Known.read(session, run, line, points, expected, stored, window, min_effect)
     rows = [*_Judge(facts).rows(), *_absent(session, points, expected)]
@@ -145,7 +147,7 @@ def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int,
     here = {point.series.pk for point in points}
     hardware = {point.series.hardware for point in points}
     gone = [key for key, before in expected.items() if before.status == "ok" and key not in here]
-    lost = sorted(query.series_rows(session, gone).values(), key=lambda series: series.sort_key)
+    lost = sorted(series_rows(session, gone).values(), key=lambda series: series.sort_key)
     note = "measured in the previous run of the plan, absent from this one"
     return [
         Judged(series, Verdict.MISSING, None, "absent", note=note) for series in lost if series.hardware in hardware

@@ -13,9 +13,9 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.pasts import Past, Pasts, Turn, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query import points as query
 from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
@@ -75,7 +75,7 @@ class Known:
             turns=turns,
             alerts=of_series,
             lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),
-            runs=query.run_rows(session, ends.union(pasts.runs)),
+            runs=run_rows(session, ends.union(pasts.runs)),
         )
 
     def learn(self, places: Iterable[tuple[int, int]]) -> None:

@@ -16,10 +16,12 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.query.lines import Line
-from groupbench.tracker.query.points import chunks, environment_rows, run_rows
+from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import STATUSES, Kernel
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
+from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")

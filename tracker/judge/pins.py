@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import git
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Judged
-from groupbench.tracker.query import points as query
+from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.stats.thresholds import FLOOR
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -71,7 +73,7 @@ def find(session: Session, *, ended: bool = False) -> list[PinRow]:
 
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
     """Pin a commit that was measured; one of the same name is replaced. Raises QueryError."""
-    state = query.resolve_commit(session, commit)
+    state = resolve_commit(session, commit, git.rev_parse)
     if state.dirty:
         raise QueryError(f"{state} is a dirty tree: pin a commit")
     if max_slowdown <= 0:
@@ -111,7 +113,7 @@ class PinRule:
         self.pins = find(facts.session)
         self.levels = {each.pk: _levels(facts.session, each, facts.points) for each in self.pins}
         runs = {level.run for of_pin in self.levels.values() for level in of_pin.values()}
-        facts.runs |= query.run_rows(facts.session, runs - set(facts.runs))
+        facts.runs |= run_rows(facts.session, runs - set(facts.runs))
 
     def rows(self, point: PointRow, row: Judged) -> list[Judged]:
         """Return a row for each pin whose limit a point's latency passes, or may pass. `row` is its own."""

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql import Select
 
 from groupbench.tracker.query.lines import Line
-from groupbench.tracker.query.points import NEWEST_FIRST
+from groupbench.tracker.query.runs import NEWEST_FIRST
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Point, Run, Series, table_of

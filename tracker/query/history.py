@@ -9,18 +9,13 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker import git
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.query.points import (
-    commits_between,
-    find_series,
-    names,
-    on_branch,
-    points_where,
-    resolve_commit,
-    series_select,
-)
+from groupbench.tracker.query.points import points_where
+from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
 from groupbench.tracker.query.rows import Filter, HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 from groupbench.tracker.store.schema import Point, Series
@@ -36,7 +31,7 @@ def history(
     """
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
-    states = [resolve_commit(session, text) for text in where.commit]
+    states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
     ranges = [commits_between(session, text) for text in where.commits]
     branch = on_branch(session, where)
     found = [

@@ -12,19 +12,23 @@ from groupbench.tracker.environment import environment_differences, hardware_cla
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import commit_order
-from groupbench.tracker.query.points import (
-    any_pattern,
-    dates,
-    environment_rows,
-    find_series,
-    run_conditions,
-    some,
-    starts,
+from groupbench.tracker.query.patterns import any_pattern, starts
+from groupbench.tracker.query.points import environment_rows
+from groupbench.tracker.query.resolve import dates, run_conditions
+from groupbench.tracker.query.rows import (
+    CommitSummary,
+    EnvironmentRow,
+    EnvironmentSummary,
+    Filter,
+    RunSummary,
+    SeriesSummary,
 )
-from groupbench.tracker.query.rows import CommitSummary, EnvironmentRow, EnvironmentSummary, Filter, SeriesSummary
+from groupbench.tracker.query.runs import NEWEST_FIRST, summaries_of_runs
+from groupbench.tracker.query.series import find_series
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
+from groupbench.tracker.text.wording import some
 
 
 def series(session: Session, where: Filter) -> list[SeriesSummary]:
@@ -45,6 +49,12 @@ def series(session: Session, where: Filter) -> list[SeriesSummary]:
     narrow = bool(conditions)
     rows = [SeriesSummary(row, *counted.get(pk, (0, 0, None, None))) for pk, row in found.items()]
     return sorted((row for row in rows if row.points or not narrow), key=lambda row: row.series.sort_key)
+
+
+def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
+    """Return the newest runs first, with what they hold. Of `where` branch, commits and dates count."""
+    query = select(Run.id).join(Commit).where(*run_conditions(session, where)).order_by(*NEWEST_FIRST).limit(limit)
+    return summaries_of_runs(session, list(session.scalars(query)))
 
 
 def commits(session: Session, where: Filter = Filter(), limit: int | None = None) -> list[CommitSummary]:  # noqa: B008

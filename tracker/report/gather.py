@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
-from groupbench.tracker.query import points as query
 from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.points import points_of_runs
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
+from groupbench.tracker.query.runs import summaries_of_runs
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import OperatorPage, RunLabel, SeriesHistory, label_of
@@ -43,7 +44,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
     run = judged.run
     shown = _runs_of(session, judged.line, limit)
     runs = tuple(summary.run for summary in shown)
-    points = judged.line.along(query.points_of_runs(session, [row.pk for row in runs]))
+    points = judged.line.along(points_of_runs(session, [row.pk for row in runs]))
     stored = alerts.find(session, runs=set(judged.line.runs))
     context = read_context(session, points, runs, alerts=stored, judged=judged.rows)
     return Report(
@@ -58,7 +59,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
 
 def _runs_of(session: Session, line: Line, limit: int) -> list[RunSummary]:
     """The newest `limit` runs of a line, the oldest first; fewer where they hold more than `POINTS`."""
-    newest = query.summaries_of_runs(session, line.runs[:limit])
+    newest = summaries_of_runs(session, line.runs[:limit])
     held = list(accumulate(sum(each.counts.values()) for each in newest))
     return [each for each, points in zip(newest, held, strict=True) if points <= max(POINTS, held[0])][::-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select
@@ -12,8 +13,9 @@ from groupbench.tracker.errors import StoreError
 from groupbench.tracker.judge import alert_moves
 from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, told
 from groupbench.tracker.serve.runs import alert_data
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
@@ -87,7 +89,7 @@ def change(site: Site, asked: Asked, person: Person) -> tuple[list[dict[str, Any
             if key not in known:
                 raise NotFound(f"no alert {key}; /alerts?state=all lists them")
         if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
-            until = queries.stored_state(session, until).commit  # or git would be asked
+            until = told("until", partial(resolve_commit, session, until)).commit  # or git would be asked
         if action == "acknowledge":
             found = alert_moves.acknowledge(session, keys, who, reason, now)
         elif action == "expect":

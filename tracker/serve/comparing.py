@@ -8,13 +8,13 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare.comparison import ORDER
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.query import filters, points
+from groupbench.tracker.query import filters
+from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import Filter
 from groupbench.tracker.serve import queries, work
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.asked import Asked, BadRequest
 from groupbench.tracker.serve.database import version
 from groupbench.tracker.serve.jobs import Working
-from groupbench.tracker.serve.runs import find_run
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 
 COMMITS = 60
@@ -83,14 +83,14 @@ def find_place(session: Session, name: str, word: str) -> work.Place:
         if word.startswith("run:"):
             return _run(find_run(session, word.removeprefix("run:")))
         if word.startswith("@"):
-            return _run(points.run_at(session, filters.instant(word[1:], end=True)))
+            return _run(run_at(session, filters.instant(word[1:], end=True)))
         try:
-            state = queries.stored_state(session, word)
-        except BadRequest:
+            state = resolve_commit(session, word)
+        except QueryError:
             if not filters.looks_like_date(word):
                 raise
-            return _run(points.run_at(session, filters.instant(word, end=True)))
-    except (QueryError, NotFound, BadRequest) as error:
+            return _run(run_at(session, filters.instant(word, end=True)))
+    except QueryError as error:
         raise BadRequest(f"{name}: {error.message}") from error
     return work.Place(str(state), state=state)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -17,10 +18,13 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters
-from groupbench.tracker.query import points as query
-from groupbench.tracker.query.points import not_after
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
-from groupbench.tracker.serve.asked import BadRequest, NotFound
+from groupbench.tracker.query.patterns import matches
+from groupbench.tracker.query.points import environment_rows, points_where
+from groupbench.tracker.query.resolve import resolve_commit
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.runs import not_after, run_rows
+from groupbench.tracker.query.series import names, series_rows
+from groupbench.tracker.serve.asked import NotFound, told
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, table_of
@@ -57,7 +61,7 @@ class Slice:
         found: list[ColumnElement[bool]] = [like(word, autoescape=True) for word in self.words]
         found += [getattr(Series, name).in_(values) for name, values in self.names if values]
         if self.shapes:
-            found.append(or_(*(_fits(Series.shape, pattern) for pattern in self.shapes)))
+            found.append(or_(*(matches(session, Series.shape, pattern) for pattern in self.shapes)))
         found += [_holds(size) for text_ in self.sizes for size in filters.sizes(text_)]
         return found
 
@@ -68,7 +72,7 @@ def _contains_any_case(text: Any) -> Any:
 
 def facets(session: Session) -> dict[str, list[str]]:
     """Every value of each field that a page offers to choose from."""
-    return {name: query.names(session, name) for name in FACETS}
+    return {name: names(session, name) for name in FACETS}
 
 
 def series_keys(session: Session, where: Slice) -> list[int]:
@@ -80,10 +84,6 @@ def problem_keys(session: Session, where: Slice) -> list[list[int]]:
     """The same by problem, which is all of a series but its backend."""
     statement = select(*_SORT).where(*where.conditions(session)).order_by(*_SORT)
     return [[row[-1] for row in own] for _, own in groupby(session.execute(statement), key=lambda row: row[:-2])]
-
-
-def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
-    return query.series_rows(session, keys)
 
 
 def one_series(session: Session, key: int) -> SeriesRow:
@@ -168,7 +168,7 @@ def _result(row: Any) -> Result:
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
     """Points by key, in the order of their series' names, then of time."""
-    found = [point for chunk in chunks(keys) for point in query.points_where(session, Point.id.in_(chunk))]
+    found = [point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk))]
     return sorted(found, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
 
 
@@ -210,7 +210,7 @@ def count_run(session: Session, run: int) -> RunCounts:
     """Read from the run's points alone: a join with their series would take ten times as long."""
     statement = select(_POINT.environment_id, _POINT.status, func.count()).where(_POINT.run_id == run)
     rows = list(session.execute(statement.group_by(_POINT.environment_id, _POINT.status)))
-    environments = query.environment_rows(session, {row[0] for row in rows})
+    environments = environment_rows(session, {row[0] for row in rows})
     statuses: dict[str, int] = {}
     for _, status, number in rows:
         statuses[status] = statuses.get(status, 0) + number
@@ -231,7 +231,7 @@ def find_runs(
     number = session.scalar(select(func.count()).select_from(Run).join(Commit).where(*where)) or 0
     statement = select(Run.id).join(Commit).where(*where).order_by(Run.started.desc(), Run.id.desc())
     keys = list(session.scalars(statement.limit(limit).offset(offset)))
-    rows = query.run_rows(session, keys)
+    rows = run_rows(session, keys)
     return number, [rows[key] for key in keys]
 
 
@@ -255,7 +255,7 @@ def run_conditions(
     if until is not None:
         found.append(Run.started < until)
     if commit:
-        state = stored_state(session, commit)
+        state = told("commit", partial(resolve_commit, session, commit))
         found.append(and_(Commit.hash == state.commit, Run.dirty == state.dirty))
     return found
 
@@ -307,47 +307,9 @@ def alert_counts(session: Session) -> dict[str, int]:
 
 def newest_commits(session: Session, number: int) -> list[tuple[str, str | None]]:
     """(hash, with + where the tree was dirty; subject) of what was measured last."""
-    rows = query.run_rows(session, newest_runs(session, 4 * number)).values()
+    rows = run_rows(session, newest_runs(session, 4 * number)).values()
     ordered = sorted(rows, key=lambda row: (row.started, row.pk), reverse=True)
     return list({row.commit_text: row.subject for row in ordered}.items())[:number]
-
-
-def stored_state(session: Session, text: str) -> State:
-    """What a word stands for in the database alone: `latest`, `previous`, a branch, or the start of a hash.
-
-    Unlike `query.resolve_commit`, git is not asked: a request must not start a program. Raises BadRequest.
-    """
-    statement = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id)
-    newest = statement.order_by(Run.started.desc(), Run.id.desc())
-    if text in ("latest", "previous"):
-        place = 0 if text == "latest" else 1
-        states = list(dict.fromkeys(State(*row) for row in session.execute(newest.limit(200))))
-        if len(states) <= place:
-            raise BadRequest(f"no {text} commit: the database holds runs of {len(states)}")
-        return states[place]
-    clean = statement.order_by(Run.dirty, Run.started.desc(), Run.id.desc())
-    row = session.execute(clean.where(Commit.branch == text).limit(1)).first()
-    if row is not None:
-        return State(*row)
-    prefix = text.removesuffix("+")
-    hashes = list(session.scalars(select(Commit.hash).where(query.starts(Commit.hash, prefix)).limit(6)))
-    if prefix in hashes:
-        hashes = [prefix]
-    if not hashes:
-        raise BadRequest(f"no commit or branch {text!r} is stored; /runs lists what is")
-    if len(hashes) > 1:
-        raise BadRequest(f"commit {text!r} is ambiguous: {query.some([hash_[:12] for hash_ in hashes])}")
-    trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
-    dirty = text.endswith("+") or False not in trees
-    if dirty not in trees:
-        raise BadRequest(f"commit {prefix!r} has no run" + (" of a dirty tree" if trees else ""))
-    return State(hashes[0], dirty)
-
-
-def _fits(column: Any, pattern: str) -> ColumnElement[bool]:
-    """Shell wildcards * and ?; everything else is literal. On SQLite without regard to case, as LIKE is."""
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return or_(column == pattern, column.like(escaped.replace("*", "%").replace("?", "_"), escape="\\"))
 
 
 def _holds(size: filters.Size) -> ColumnElement[bool]:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.environment import declared
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import alerts as stored
-from groupbench.tracker.query import points
+from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.serve import queries
@@ -107,7 +107,7 @@ def run(site: Site, asked: Asked, identifier: str) -> Page:
 def find_run(session: Session, identifier: str) -> RunRow:
     """The run whose id starts like this. Raises NotFound."""
     try:
-        return points.find_run(session, identifier)
+        return resolve.find_run(session, identifier)
     except QueryError as error:
         raise NotFound(error.message) from error
 

@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import METRICS
-from groupbench.tracker.query import points as query
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.lines import line_of
+from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.shown import Bursts, Mark, RunLabel, SeriesHistory, label_of
@@ -53,7 +54,7 @@ def newest_data(session: Session, found: Sequence[SeriesRow]) -> list[dict[str, 
     results = queries.recent_results(session, keys)
     numbers = queries.counts_of_series(session, keys)
     newest = {own[-1].run for own in results.values()}
-    runs = query.run_rows(session, newest)
+    runs = run_rows(session, newest)
     rows = []
     for row in found:
         own = results.get(row.pk, [])
@@ -138,7 +139,7 @@ def point(site: Site, asked: Asked, identifier: str) -> Page:
     asked.done()
     with site.database.read() as session:
         try:
-            found = query.find_point(session, identifier)
+            found = find_point(session, identifier)
         except QueryError as error:
             raise NotFound(error.message) from error
     row = found.point

@@ -45,7 +45,7 @@ class SideBySide:
 def judge(location: str, run: str) -> Verdict:
     """The verdict on the run of an id. Raises TrackerError."""
     from groupbench.tracker.judge.gate import judge_run
-    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.query.rows import MEASURED
     from groupbench.tracker.serve.database import open_to_read
 
@@ -53,7 +53,7 @@ def judge(location: str, run: str) -> Verdict:
     database = open_to_read(location)
     try:
         with database.read() as session:
-            found = judge_run(session, query.find_run(session, run))
+            found = judge_run(session, find_run(session, run))
     finally:
         database.close()
     lines, rest = found.folded
@@ -114,7 +114,8 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
     """Every series of either side. Raises TrackerError."""
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare_sides
-    from groupbench.tracker.query import points as query
+    from groupbench.tracker.query.points import points_of_run, points_of_state
+    from groupbench.tracker.query.runs import run_rows
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()
@@ -124,10 +125,10 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
         with database.read() as session:
             for place in (a, b):
                 if place.run is not None:
-                    points = query.points_of_run(session, query.run_rows(session, [place.run])[place.run])
+                    points = points_of_run(session, run_rows(session, [place.run])[place.run])
                 else:
                     assert place.state is not None
-                    points = query.points_of_state(session, place.state)
+                    points = points_of_state(session, place.state)
                 found.append(sides.Side(place.title, tuple(points), place.state))
     finally:
         database.close()

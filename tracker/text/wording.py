@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime
 
 INTERPRETED = "interpreted"
@@ -18,6 +19,11 @@ def printable(text: str) -> str:
 def counted(number: int, what: str) -> str:
     """`1 cell`, `2,000 cells`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def some(values: Sequence[str]) -> str:
+    """Return the first five, joined by commas; `…` stands for the rest."""
+    return ", ".join(values[:5]) + (", …" if len(values) > 5 else "")
 
 
 def milliseconds(value: float | None) -> str:

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.alert_levels import on_level
-from groupbench.tracker.query import points
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -217,7 +217,7 @@ def test_the_gravest_of_two_changes_is_the_verdict_on_a_series(cli: Cli, stored:
     stored(levels(make, (30, 1.0, 2e-3), (30, 1.0, 9e-3), (7, 1.1, 9e-3)))
     assert gate_rows(cli) == [("regressed", "latency", None)]
     with open_store(db, create=False) as store, store.read() as session:
-        assert gate.judge_run(session, points.find_run(session, None)).by_series == {1: "regressed"}
+        assert gate.judge_run(session, find_run(session, None)).by_series == {1: "regressed"}
 
 
 def test_what_nobody_dealt_with_is_not_hidden_by_what_is_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.query import points
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -82,7 +82,7 @@ def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -
     """What an A/B of the two commits would store: nothing is measured here."""
     compared = {"verdict": "different", "effect": 0.425, "low": 0.415, "high": 0.435, "pairs": 8}
     with open_store(db, create=False) as store, store.write() as session:
-        run = points.find_run(session, run_of(4))
+        run = find_run(session, run_of(4))
         for row in judge_run(session, run).suspects:
             assert row.ab_base is not None
             assert row.ab_base.commit.startswith("fc7ede9")

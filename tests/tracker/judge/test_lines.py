@@ -16,7 +16,7 @@ from click.testing import Result
 from groupbench.tracker import git
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.lines import FirstParents, line_of
-from groupbench.tracker.query.points import find_run
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import Record
 from groupbench.tracker.store.engine import open_store
 

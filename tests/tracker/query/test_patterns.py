@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.query.points import any_pattern
+from groupbench.tracker.query.patterns import any_pattern
 
 TEXTS = st.text(alphabet="ab[\n.", max_size=12)
 PATTERNS = st.text(alphabet="ab[\n.*?", max_size=8)

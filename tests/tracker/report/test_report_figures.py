@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.query import points as query
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.gather import Report, gather
@@ -274,7 +274,7 @@ def test_only_bad_news_is_red(mark: Mark, ink: str) -> None:
 def report(db: Any) -> Callable[..., Report]:
     def read(run: str | None = None, **given: Any) -> Report:
         with open_store(db, create=False) as store, store.read() as session:
-            return gather(session, judge_run(session, query.find_run(session, run)), **given)
+            return gather(session, judge_run(session, find_run(session, run)), **given)
 
     return read
 

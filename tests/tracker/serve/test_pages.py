@@ -11,9 +11,6 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from groupbench.tracker.query import points
-from groupbench.tracker.serve import database, queries
-
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 
@@ -144,11 +141,3 @@ def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, m
     assert (told["counts"], told["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
     forced = client.get("/compare.json?a=previous&b=latest&force=1").json()
     assert (forced["counts"], forced["rows"][0]["note"]) == ({"ok": 1}, "forced: driver 570.1 → 580.2")
-
-
-def test_words_mean_what_they_mean_to_the_command(nights: Any) -> None:
-    found = database.open_to_read(str(nights))
-    with found.read() as session:
-        for word in ("latest", "previous", "main", "003", "003" + "c" * 37):
-            assert queries.stored_state(session, word) == points.resolve_commit(session, word)
-    found.close()

@@ -1,0 +1,73 @@
+"""What a word stands for: one resolver for the command line and the pages, which differ in whom they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query.resolve import resolve_commit
+from groupbench.tracker.query.rows import State
+from groupbench.tracker.store.engine import open_store
+
+COMMITS = ("a" * 40, "ab" + "c" * 38, "d" * 40)
+
+
+@pytest.fixture
+def session(stored: Any, make: Any, db: Any) -> Iterator[Session]:
+    """Return a session on three commits of main, then dirty trees of the second of them and of a fourth."""
+    main = {"branch": "main"}
+    stored([make(n, commit=hash_, commit_facts=main) for n, hash_ in enumerate(COMMITS)])
+    stored(
+        [
+            make(3, commit=COMMITS[1], commit_facts={"dirty": True}),
+            make(4, commit="e" * 40, commit_facts={"dirty": True}),
+        ]
+    )
+    with open_store(db, create=False) as store, store.read() as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("latest", State("e" * 40, True)),
+        ("previous", State(COMMITS[1], True)),
+        ("main", State(COMMITS[2], False)),
+        ("aa", State(COMMITS[0], False)),
+        ("ab", State(COMMITS[1], False)),
+        ("ab+", State(COMMITS[1], True)),
+        ("e", State("e" * 40, True)),
+        (COMMITS[2], State(COMMITS[2], False)),
+    ],
+)
+def test_stored_words_are_resolved_without_asking(session: Session, word: str, state: State) -> None:
+    def asked(name: str) -> str | None:
+        raise AssertionError(f"asked about {name}")
+
+    assert resolve_commit(session, word) == resolve_commit(session, word, asked) == state
+
+
+def test_an_unknown_word_is_looked_up(session: Session) -> None:
+    names = {"v1": COMMITS[0], "HEAD": "f" * 40}
+    assert resolve_commit(session, "v1", names.get) == State(COMMITS[0], False)
+    with pytest.raises(QueryError, match="'HEAD' is commit ffffffffffff, of which nothing is stored"):
+        resolve_commit(session, "HEAD", names.get)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("v1", "no commit or branch 'v1'"),
+        ("+", "no commit or branch '\\+'"),
+        ("", "no commit or branch ''"),
+        ("a", "commit 'a' is ambiguous: aaaaaaaaaaaa, abcccccccccc"),
+        ("aa+", "commit 'aa' has no run of a dirty tree"),
+    ],
+)
+def test_a_word_that_stands_for_no_commit_is_refused(session: Session, word: str, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        resolve_commit(session, word)

@@ -1,0 +1,61 @@
+"""Shell wildcards * and ?, in SQL and in Python. Everything else, brackets included, is literal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, or_
+from sqlalchemy.orm import Session
+
+
+def matches(session: Session, column: Any, pattern: str) -> ColumnElement[bool]:
+    """Return the SQL condition that a column is a pattern, or fits its wildcards. Case counts."""
+    if session.get_bind().dialect.name == "sqlite":  # where LIKE ignores case
+        fits = column.op("GLOB")(pattern.replace("[", "[[]"))
+    else:
+        escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        fits = column.like(escaped.replace("*", "%").replace("?", "_"), escape="\\")
+    return or_(column == pattern, fits)
+
+
+def starts(column: Any, text: str) -> ColumnElement[bool]:
+    """Return the SQL condition that a column starts with a text. Case counts, and wildcards are literal."""
+    return func.substr(column, 1, len(text)) == text
+
+
+def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return `matches` in Python: whether a text is one of the patterns, or fits its wildcards."""
+    exact = set(patterns)
+    wild = [_Wildcards(pattern) for pattern in exact if "*" in pattern or "?" in pattern]
+    return lambda text: text in exact or any(each.fit(text) for each in wild)
+
+
+class _Wildcards:
+    """A pattern of shell wildcards, matched without backtracking.
+
+    Of each part between two stars the first match is as good as any: a later one leaves less for the rest. A regular
+    expression would try them all, which takes time exponential in the number of stars.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        parts = ["".join("." if c == "?" else re.escape(c) for c in part) for part in pattern.split("*")]
+        self._first, *self._rest = (re.compile(part, re.DOTALL) for part in parts)
+        self._last_length = len(pattern.rpartition("*")[2])
+
+    def fit(self, text: str) -> bool:
+        """Return whether the pattern is all of a text."""
+        if not self._rest:
+            return self._first.fullmatch(text) is not None
+        start = self._first.match(text)
+        if start is None:
+            return False
+        at = start.end()
+        for part in self._rest[:-1]:
+            found = part.search(text, at)
+            if found is None:
+                return False
+            at = found.end()
+        end = len(text) - self._last_length
+        return end >= at and self._rest[-1].match(text, end) is not None

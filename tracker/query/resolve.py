@@ -1,0 +1,152 @@
+"""What a person writes to name runs and commits, looked up in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import git
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query import filters
+from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.patterns import starts
+from groupbench.tracker.query.rows import Filter, RunRow, State
+from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
+from groupbench.tracker.store.schema import Commit, Run
+from groupbench.tracker.text.wording import some
+
+Lookup = Callable[[str], str | None]
+"""Returns the full hash of what the database does not know: `git.rev_parse`, for one."""
+
+
+def find_run(session: Session, text: str | None = None) -> RunRow:
+    """Return the run whose id starts with `text`, or the newest. Raises QueryError."""
+    query = run_select().order_by(*NEWEST_FIRST)
+    if text is None:
+        row = session.execute(query.limit(1)).first()
+        if row is None:
+            raise QueryError("the database holds no run; `groupbench ingest FILE` stores one")
+        return run_row(row)
+    exact = session.execute(query.where(Run.uuid == text)).first()
+    found = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
+    if not found:
+        raise QueryError(f"no run {text!r}; `groupbench runs` lists them")
+    if len(found) > 1:
+        raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in found])}")
+    return run_row(found[0])
+
+
+def run_at(session: Session, when: datetime) -> RunRow:
+    """Return the newest run that had begun at an instant. Raises QueryError."""
+    row = session.execute(run_select().where(Run.started <= when).order_by(*NEWEST_FIRST).limit(1)).first()
+    if row is None:
+        raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench runs` lists them")
+    return run_row(row)
+
+
+def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) -> State:
+    """Return what a word stands for: `latest`, `previous`, a branch, the start of one hash, or what `lookup` knows.
+
+    `HASH+` is the dirty tree of a commit; without the sign, and for a branch, a clean tree is preferred. Raises
+    QueryError for a word that stands for nothing, for several commits, or for one without a run.
+    """
+    if text in ("latest", "previous"):
+        return _newest_states(session, text)
+    states = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id)
+    row = session.execute(states.where(Commit.branch == text).order_by(Run.dirty, *NEWEST_FIRST).limit(1)).first()
+    if row is not None:
+        return State(*row)
+    prefix = text.removesuffix("+")
+    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, prefix)).limit(6))) if prefix else []
+    if prefix in hashes:
+        hashes = [prefix]
+    if not hashes:
+        hashes = [_looked_up(session, text, prefix, lookup)]
+    if len(hashes) > 1:
+        raise QueryError(f"commit {text!r} is ambiguous: {some([hash_[:12] for hash_ in hashes])}")
+    trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
+    if not trees:
+        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists what is stored")
+    dirty = text.endswith("+") or False not in trees
+    if dirty not in trees:
+        raise QueryError(f"commit {prefix!r} has no run of a dirty tree")
+    return State(hashes[0], dirty)
+
+
+def _newest_states(session: Session, word: str) -> State:
+    place = 0 if word == "latest" else 1
+    states: dict[State, None] = {}
+    query = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id).order_by(*NEWEST_FIRST)
+    for row in session.execute(query):
+        states[State(*row)] = None
+        if len(states) > place:
+            return list(states)[place]
+    raise QueryError(f"no {word} commit: the database holds runs of {len(states)}")
+
+
+def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:
+    hash_ = lookup(name) if lookup else None
+    if hash_ is None:
+        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists what is stored")
+    if session.scalar(select(Commit.id).where(Commit.hash == hash_)) is None:
+        raise QueryError(
+            f"{text!r} is commit {hash_[:12]}, of which nothing is stored; `groupbench runs` lists what is"
+        )
+    return hash_
+
+
+def commits_between(session: Session, text: str) -> set[str]:
+    """Return the hashes of the stored commits in a range `A..B`: after A, up to and with B.
+
+    Git says, where it knows both; else what is stored of their parents, where that leads from B to A; else the order
+    of the commits.
+    """
+    first, last = filters.commit_range(text)
+    low = resolve_commit(session, first, git.rev_parse).commit if first else None
+    high = resolve_commit(session, last, git.rev_parse).commit if last else None
+    if low and high:
+        known = git.between(low, high)
+        if known is not None:
+            return known
+        reached = ancestors(session, high)
+        if low in reached:
+            return reached - ancestors(session, low)
+    order = [node.hash for node in commit_order(session)]
+    begin = order.index(low) + 1 if low else 0
+    end = order.index(high) + 1 if high else len(order)
+    if begin > end:
+        raise QueryError(f"{text!r} is the wrong way round: {first} came after {last}")
+    return set(order[begin:end])
+
+
+def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]:
+    """Return what a filter says of runs. The query has joined run and commit."""
+    conditions = [*dates(where), *on_branch(session, where)]
+    if where.commit:
+        states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
+        conditions.append(or_(*(and_(Commit.hash == state.commit, Run.dirty == state.dirty) for state in states)))
+    for text in where.commits:
+        conditions.append(Commit.hash.in_(sorted(commits_between(session, text))))
+    return conditions
+
+
+def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
+    """Return what a filter says of commits' branches. Raises QueryError for a branch that no commit is of."""
+    if not where.branch:
+        return []
+    known = sorted(filter(None, session.scalars(select(Commit.branch).distinct())))
+    filters.refuse_unknown("branch", where.branch, known)
+    return [Commit.branch.in_(where.branch)]
+
+
+def dates(where: Filter) -> list[ColumnElement[bool]]:
+    """Return what a filter says of when runs began."""
+    conditions: list[ColumnElement[bool]] = []
+    if where.since is not None:
+        conditions.append(Run.started >= where.since)
+    if where.until is not None:
+        conditions.append(Run.started < where.until)
+    return conditions

@@ -1,0 +1,85 @@
+"""Runs: their order, and their rows with the commits that they measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.rows import RunRow, RunSummary
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Commit, Point, Run, Series
+
+NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
+
+_FEW = 10
+"""Runs that are asked about at once, where the first of them is nearly always the answer."""
+
+
+def not_after(run: RunRow) -> ColumnElement[bool]:
+    """Return the condition that a run is this one or one before it. The query has joined run."""
+    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
+
+
+def run_select() -> Select[Any]:
+    """Return the query of what `run_row` takes."""
+    columns = (Run.id.label("pk"), Run.uuid.label("id"), Run.dirty, Run.started, Run.trigger, Run.plan)
+    statement: Any = select(*columns, Commit.hash.label("commit"), Commit.branch, Commit.subject).join(Commit)
+    return statement
+
+
+def run_row(row: Row[Any]) -> RunRow:
+    """Return a line of `run_select` as a RunRow."""
+    return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
+
+
+def run_rows(session: Session, keys: Iterable[int]) -> dict[int, RunRow]:
+    """Return runs by key."""
+    return {
+        row.pk: run_row(row) for chunk in chunks(keys) for row in session.execute(run_select().where(Run.id.in_(chunk)))
+    }
+
+
+def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]:
+    """Return runs by their keys, in that order, with what they hold."""
+    rows = run_rows(session, keys)
+    counts: dict[int, dict[str, int]] = {key: {} for key in keys}
+    hardware: dict[int, set[str]] = {key: set() for key in keys}
+    for chunk in chunks(keys):
+        query = (
+            select(Point.run_id, Series.hardware, Point.status, func.count())
+            .join(Series, Point.series_id == Series.id)
+            .where(Point.run_id.in_(chunk))
+            .group_by(Point.run_id, Series.hardware, Point.status)
+        )
+        for run, model, status, count in session.execute(query):
+            counts[run][status] = counts[run].get(status, 0) + count
+            hardware[run].add(model)
+    return [RunSummary(rows[key], tuple(sorted(hardware[key])), counts[key]) for key in keys]
+
+
+def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: Line) -> RunRow | None:
+    """Return the newest run of a line before `run`, of its plan, that measured any of the hardware.
+
+    None without a plan.
+    """
+    if run.plan is None:
+        return None
+    on_it = (  # of each run in its turn: a list of all runs would read every point that there is
+        select(Point.id)
+        .join(Series, Point.series_id == Series.id)
+        .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
+        .correlate(Run)
+    )
+    of_plan = set(session.scalars(select(Run.id).where(Run.plan == run.plan)))
+    candidates = [key for key in line.runs if key in of_plan and key != run.pk]
+    for start in range(0, len(candidates), _FEW):
+        few = candidates[start : start + _FEW]
+        measured = set(session.scalars(select(Run.id).where(Run.id.in_(few), on_it.exists())))
+        for key in few:
+            if key in measured:
+                return run_rows(session, [key])[key]
+    return None
