@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
-from groupbench.tracker.metrics import LATENCY, METRICS, RMS, of_alert
+from groupbench.tracker.metrics import LATENCY, METRICS, of_alert
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.thresholds import MIN_EFFECT
 
 LATEST = 9
@@ -69,11 +70,14 @@ def is_back(alert: AlertRow, row: Judged) -> bool:
         return True
     if alert.metric == "repeatability":
         return point.repeatable is True
-    if alert.metric == "accuracy":
-        return point.rms is not None and alert.before is not None and not RMS.worse(alert.before, point.rms)
-    if alert.metric in METRICS and alert.metric != LATENCY.name:
-        now = point.value(METRICS[alert.metric])
-        return now is not None and alert.before is not None and not METRICS[alert.metric].worse(alert.before, now)
+    metric = of_alert(alert.metric)
+    if metric is LATENCY:
+        return _latency_is_back(alert, point, row)
+    now = point.value(metric)
+    return now is not None and alert.before is not None and not metric.worse(alert.before, now)
+
+
+def _latency_is_back(alert: AlertRow, point: PointRow, row: Judged) -> bool:
     if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
         return False
     if alert.environment != point.environment.identity or point.timing is None:

@@ -49,33 +49,44 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
     The session must be one that writes. A second time changes nothing.
     """
     now = datetime.now(UTC) if now is None else now
-    opened: list[int] = []
-    reopened: list[int] = []
-    fixed: list[int] = []
-    seen: set[int] = set()
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
-    for row in gate.rows:
-        if not row.verdict.fails or row.what == PIN:  # a pin fails the gate until it is removed or kept to
-            continue
+    failing = [
+        row for row in gate.rows if row.verdict.fails and row.what != PIN
+    ]  # a pin needs no alert: it fails until it is kept or removed
+    opened, reopened = _raise_alerts(session, failing, now, at)
+    seen = {row.alert.pk for row in failing if row.alert is not None}
+    still_open = [alert for alert in gate.alerts if alert.state in OPEN and alert.pk not in opened]
+    fixed, lapsed = _settle_alerts(session, gate, still_open, seen, now, at)
+    return Updated(tuple(opened), (*reopened, *lapsed), tuple(fixed))
+
+
+def _raise_alerts(session: Session, failing: Iterable[Judged], now: datetime, at: str) -> tuple[list[int], list[int]]:
+    """Open an alert for each row that has none, reopen those that were fixed, and return the keys of both."""
+    opened, reopened = [], []
+    for row in failing:
         if row.alert is None:
             opened.append(_open(session, row, now, at))
-            continue
-        seen.add(row.alert.pk)
-        if row.alert.state == "fixed":
+        elif row.alert.state == "fixed":
             _move(session, row.alert.pk, "new", ITSELF, f"it is back: {at}", now)
             reopened.append(row.alert.pk)
-    points = {row.series.pk: row for row in gate.rows if row.point is not None}
-    for alert in gate.alerts:
-        judged = points.get(alert.series.pk)
-        if alert.state not in OPEN or alert.pk in opened:
-            continue
-        if judged is not None and alert.pk not in seen and alert.run != gate.run and is_back(alert, judged):
+    return opened, reopened
+
+
+def _settle_alerts(
+    session: Session, gate: Gate, alerts: Iterable[AlertRow], seen: set[int], now: datetime, at: str
+) -> tuple[list[int], list[int]]:
+    """Close each open alert whose level is back, reopen those whose acceptance lapsed, and return the keys of both."""
+    rows = {row.series.pk: row for row in gate.rows if row.point is not None}
+    fixed, lapsed = [], []
+    for alert in alerts:
+        judged = rows.get(alert.series.pk) if alert.pk not in seen and alert.run != gate.run else None
+        if judged is not None and is_back(alert, judged):
             _move(session, alert.pk, "fixed", ITSELF, f"the level is back: {at}", now)
             fixed.append(alert.pk)
         elif alert.pk in gate.lapsed:
             _move(session, alert.pk, "new", ITSELF, f"expected until {alert.until}", now)
-            reopened.append(alert.pk)
-    return Updated(tuple(opened), tuple(reopened), tuple(fixed))
+            lapsed.append(alert.pk)
+    return fixed, lapsed
 
 
 def _open(session: Session, row: Judged, now: datetime, at: str) -> int:

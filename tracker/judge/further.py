@@ -162,23 +162,38 @@ def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> 
         for point, past in held
     ]
     for (point, past), finding in zip(held, scans.scan(histories, q=Q), strict=True):
+        step = None
         if moved(finding):
-            assert finding.effect is not None
-            worse = (finding.effect > 0) == (metric.better == "lower")
-            first, last, since = finding.first or 0, finding.last or 0, finding.n_after
-            before = _levels(metric, past.log[first : first + 1])[0]
-            if finding.before is not None:
-                before = math.exp(finding.before) - metric.negligible
-            certain = finding.verdict == "changed"
-            if not worse and (not certain or since > OLD):
-                continue
-            verdict = (Verdict.REGRESSED if certain else Verdict.SUSPECT) if worse else Verdict.IMPROVED
-            if past.state[first] != past.state[last]:  # the same code before and after is no change of it
-                yield point, _Step(metric, past, first, last, since, before, verdict, finding)
+            step = _step_found(metric, past, finding)
         elif finding.verdict in (Verdict.OK, Verdict.NEW, Verdict.INSUFFICIENT):
-            off = far_off(past.log, past.error, floor=metric.floor, gross=GROSS * metric.least)
-            if off is None or off.change is None or (off.change > 0) != (metric.better == "lower"):
-                continue
-            end = len(past) - 1
-            before = float(np.median(_levels(metric, past.log[:-1])))
-            yield point, _Step(metric, past, end - 1, end, 1, before, Verdict.SUSPECT)
+            step = _step_far_off(metric, past)
+        if step is not None:
+            yield point, step
+
+
+def _step_found(metric: Metric, past: Past, finding: scans.Finding) -> _Step | None:
+    """Return the step that the statistics found, or None where it is old good news or between runs of the same code."""
+    assert finding.effect is not None
+    worse = (finding.effect > 0) == (metric.better == "lower")
+    certain = finding.verdict == "changed"
+    first, last, since = finding.first or 0, finding.last or 0, finding.n_after
+    if not worse and (not certain or since > OLD):
+        return None
+    if past.state[first] == past.state[last]:  # the same code before and after is no change of it
+        return None
+    if finding.before is None:
+        before = _levels(metric, past.log[first : first + 1])[0]
+    else:
+        before = math.exp(finding.before) - metric.negligible
+    verdict = (Verdict.REGRESSED if certain else Verdict.SUSPECT) if worse else Verdict.IMPROVED
+    return _Step(metric, past, first, last, since, before, verdict, finding)
+
+
+def _step_far_off(metric: Metric, past: Past) -> _Step | None:
+    """Return a step where the newest result is far worse than a history too young for statistics."""
+    off = far_off(past.log, past.error, floor=metric.floor, gross=GROSS * metric.least)
+    if off is None or off.change is None or (off.change > 0) != (metric.better == "lower"):
+        return None
+    end = len(past) - 1
+    before = float(np.median(_levels(metric, past.log[:-1])))
+    return _Step(metric, past, end - 1, end, 1, before, Verdict.SUSPECT)

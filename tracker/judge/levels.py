@@ -102,6 +102,12 @@ def levels_of(
 
 def _changes_by(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
     """Yield changes as (last place before it, first place after it)."""
+    yield from _changes_by_verdicts(evidence, past)
+    yield from _changes_by_comparisons(evidence, past, commits)
+
+
+def _changes_by_verdicts(evidence: Evidence, past: Past) -> Iterator[tuple[int, int]]:
+    """Yield the changes that alerts and the gate's own verdict place between two runs."""
     place = {run: at for at, run in enumerate(past.run.tolist())}
     spans = [(alert.base_run, alert.run) for alert in evidence.alerts if alert.metric == "latency"]
     row = evidence.judged
@@ -111,6 +117,10 @@ def _changes_by(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> I
         at = place.get(head.pk)
         if at:
             yield min(place.get(base.pk, at) if base else at, at - 1), at
+
+
+def _changes_by_comparisons(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    """Yield the changes that A/B comparisons found between two commits."""
     measured = [commits.get(run) for run in past.run.tolist()]
     for one in evidence.comparisons:
         if one.verdict == DIFFERENT and one.base in measured:
