@@ -49,11 +49,8 @@ class Database:
 def open_to_read(location: str) -> Database:
     """A database whose connections refuse to write. Raises StoreError, also for one of another revision."""
     _check_revision(location)
-    store = open_store(location, create=False)
-    listen = {"sqlite": _read_only_sqlite, "postgresql": _read_only_postgresql}.get(store.engine.dialect.name)
-    if listen is not None:
-        store.engine.dispose()  # the connection that opened it could write
-        event.listen(store.engine, "connect", listen)
+    store = open_store(location, create=False, read_only=True)
+    _be_impatient(store)
     return Database(location, store)
 
 
@@ -61,8 +58,7 @@ def open_to_write(location: str) -> Store:
     """The same for alerts alone. Raises StoreError."""
     store = open_store(location, create=False)
     if store.engine.dialect.name == "sqlite":
-        store.engine.dispose()
-        event.listen(store.engine, "connect", _patience)
+        _be_impatient(store)
     return store
 
 
@@ -81,17 +77,19 @@ def _check_revision(location: str) -> None:
         )
 
 
-def _patience(connection: Any, _: Any) -> None:
+def _be_impatient(store: Store) -> None:
+    """Limit how long a connection waits: a request must not."""
+    listen = {"sqlite": _wait_briefly, "postgresql": _ask_briefly}.get(store.engine.dialect.name)
+    if listen is not None:
+        store.engine.dispose()  # the connection that opened it has no limit
+        event.listen(store.engine, "connect", listen)
+
+
+def _wait_briefly(connection: Any, _: Any) -> None:
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS:d}")
 
 
-def _read_only_sqlite(connection: Any, record: Any) -> None:
-    _patience(connection, record)
-    connection.execute("PRAGMA query_only = ON")
-
-
-def _read_only_postgresql(connection: Any, _: Any) -> None:
+def _ask_briefly(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
         cursor.execute("SET statement_timeout = '30s'")
     connection.commit()

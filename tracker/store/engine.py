@@ -25,14 +25,11 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
-
-BUSY_SECONDS = 30
-"""How long one process waits for another's transaction."""
+from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, check_file, copy_sqlite, put, read_only_uri
 
 PAGE_BYTES = 8192
 """Of a new SQLite file: a point takes a thirty-fifth of a page, so that little is left over at its end."""
 
-_SQLITE_MAGIC = b"SQLite format 3\x00"
 _LOCK = 0x67726F75  # of PostgreSQL's advisory locks, that of migrations
 
 
@@ -90,17 +87,18 @@ class Store:
             raise StoreError(f"{self.name}: {cause(error)}") from error
 
 
-def open_store(location: str | os.PathLike[str], *, create: bool) -> Store:
-    """The store at a path or SQLAlchemy URL, migrated to this version.
+def open_store(location: str | os.PathLike[str], *, create: bool, read_only: bool = False) -> Store:
+    """Open the store at a path or SQLAlchemy URL, migrated to this version.
 
-    With `create` a database that does not exist is made; without, nothing is ever created. Raises StoreError.
+    With `create` a database that does not exist is made; without, nothing is ever created. With `read_only` no
+    connection can write, and a database of another version is refused. Raises StoreError.
     """
     url = _url(location)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-        return _open_sqlite_file(Path(str(url.database)), create=create)
+        return _open_sqlite_file(Path(str(url.database)), create=create, read_only=read_only)
     name = url.render_as_string(hide_password=True)
-    store = Store(_engine(url, name), name)
-    return _prepared(store, create=create, writable=True)
+    store = Store(_engine(url, name, read_only=read_only), name)
+    return _prepared(store, create=create, writable=not read_only)
 
 
 def revision_of(location: str | os.PathLike[str]) -> str | None:
@@ -112,7 +110,7 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
     name = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         name = str(url.database)
-        _check_file(Path(name), create=False)
+        check_file(Path(name), create=False)
     with Store(_engine(url, name), name) as store, store.told():
         return _revision(store.engine)[0]
 
@@ -130,22 +128,20 @@ def _url(location: str | os.PathLike[str]) -> URL:
         raise StoreError(f"--db {scheme}://… is not a database URL; give a file or dialect://host/name") from error
 
 
-def _open_sqlite_file(path: Path, *, create: bool) -> Store:
+def _open_sqlite_file(path: Path, *, create: bool, read_only: bool) -> Store:
     name = str(path)
-    exists = _check_file(path, create=create)
+    exists = check_file(path, create=create)
     writable = os.access(path if exists else path.parent, os.W_OK) and os.access(path.parent, os.W_OK)
     if create and not writable:
         raise StoreError(f"{name}: cannot be written; change its permissions or give another --db")
     url = URL.create("sqlite", database=name)
-    if not writable:  # a database in WAL mode can only be read there if told that nobody writes
-        mode = "mode=ro" if Path(f"{name}-wal").exists() else "immutable=1"
-        quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-        url = URL.create("sqlite", database=f"file:{quoted}", query={"uri": "true", **dict([mode.split("=")])})
+    if not writable:
+        url = URL.create("sqlite", database=read_only_uri(path), query={"uri": "true"})
     if not exists:
         _make_sqlite_file(path)
-    store = Store(_engine(url, name), name)
+    store = Store(_engine(url, name, read_only=read_only), name)
     try:
-        return _prepared(store, create=create, writable=writable)
+        return _prepared(store, create=create, writable=writable and not read_only)
     except BaseException:
         store.close()
         raise
@@ -190,43 +186,7 @@ def _set_up_sqlite(engine: Engine, *, new: bool) -> None:
         cursor.execute("PRAGMA journal_mode = WAL")
 
 
-def put(made: Path, place: Path) -> None:
-    """Move a finished file to its place, where nothing may be. Raises FileExistsError, OSError."""
-    mask = os.umask(0)
-    os.umask(mask)
-    made.chmod(0o666 & ~mask)
-    try:
-        os.link(made, place)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: the name is taken first
-        place.touch(exist_ok=False)
-        made.replace(place)
-
-
-def _check_file(path: Path, *, create: bool) -> bool:
-    """Whether the file exists. Raises StoreError when it is, or would be, no database."""
-    try:
-        if path.is_dir():
-            raise StoreError(f"{path}: is a directory, not a database")
-        if not path.exists():
-            if not create:
-                raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
-            if not path.parent.is_dir():
-                raise StoreError(f"{path}: {path.parent} is not a directory")
-            return False
-        with path.open("rb") as file:
-            head = file.read(len(_SQLITE_MAGIC))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if head and head != _SQLITE_MAGIC:
-        raise StoreError(f"{path}: is not a SQLite database")
-    if not head and not create:
-        raise StoreError(f"{path}: is empty, not a database; `groupbench ingest FILE` fills one")
-    return True
-
-
-def _engine(url: URL, name: str) -> Engine:
+def _engine(url: URL, name: str, *, read_only: bool = False) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS}} if sqlite else {"pool_pre_ping": True}
     try:
@@ -245,6 +205,8 @@ def _engine(url: URL, name: str) -> Engine:
         event.listen(engine, "begin", _on_begin)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _on_connect_postgresql)
+    if read_only and engine.dialect.name in _READ_ONLY:
+        event.listen(engine, "connect", _READ_ONLY[engine.dialect.name])
     return engine
 
 
@@ -266,6 +228,19 @@ def _on_connect_postgresql(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'UTC'")  # an instant of the year 1 or 9999 must not leave it
     connection.commit()
+
+
+def _read_only_sqlite(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _read_only_postgresql(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    connection.commit()
+
+
+_READ_ONLY = {"sqlite": _read_only_sqlite, "postgresql": _read_only_postgresql}
 
 
 def _on_begin(connection: Connection) -> None:
@@ -378,24 +353,6 @@ def copy_before_migration(path: Path, revision: str) -> Path:
         except (OSError, sqlite3.Error) as error:
             said = getattr(error, "strerror", None) or error
             raise StoreError(f"{path}: is not migrated, since no copy can be made at {copy}: {said}") from error
-
-
-def copy_sqlite(path: Path, copy: Path) -> None:
-    """Another file with what `path` holds, while others read and write it; whole, or not at all.
-
-    Raises FileExistsError where there is a file already, OSError, sqlite3.Error.
-    """
-    if copy.exists():
-        raise FileExistsError(f"{copy}: exists already")
-    folder = Path(tempfile.mkdtemp(prefix=f".{copy.name[:50]}.", dir=copy.parent))
-    try:
-        made = folder / "copy.db"
-        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
-            source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the source had beside it
-        put(made, copy)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def alembic_config() -> Any:

@@ -18,7 +18,7 @@ from groupbench.tracker.errors import StoreError
 from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checked import prepared
-from groupbench.tracker.store.engine import Store, cause, copy_sqlite
+from groupbench.tracker.store.engine import Store, cause
 from groupbench.tracker.store.ingest import Ingested, ingest_into
 from groupbench.tracker.store.points import LATENCY_COLUMNS, point_values
 from groupbench.tracker.store.records import numbered_records, stored_records
@@ -34,6 +34,7 @@ from groupbench.tracker.store.schema import (
     Run,
     Series,
 )
+from groupbench.tracker.store.sqlite_file import copy_sqlite
 
 _PRIVATE = ("", ":memory:")
 

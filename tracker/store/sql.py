@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, read_only_uri
 
 REFUSED = "sql only reads; this statement would do more"
 
@@ -59,10 +60,7 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> Answer:
     try:
         if not path.is_file():
             raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
-        quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-        writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-        mode = "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1"
-        connection = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, timeout=30, isolation_level=None)
+        connection = sqlite3.connect(read_only_uri(path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     except (OSError, ValueError, sqlite3.Error) as error:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     try:
