@@ -80,7 +80,7 @@ def compare(
     form: Format | None,
     **fields: Any,
 ) -> None:
-    """Two commits, runs or files side by side: B over A, above 1 is slower.
+    """Two commits, runs or files side by side: B over A, above 1 is slower, with its 95 % interval and p value.
 
     A and B are the start of a hash, a branch, a tag, `latest` or `previous`; HASH+ is the dirty tree of a commit;
     run:ID is one run; a date (2026-01-31, 7d, @7d) is the newest run that had begun by its end; and a file of records

@@ -210,52 +210,46 @@ def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], 
 def _judged(
     series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
 ) -> Pair:
-    runs = (len(a), len(b))
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
     rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
     worse = f"accuracy: rms {a[-1].rms:.3g} → {b[-1].rms:.3g}" if rms.verdict is Verdict.REGRESSED else None
-    if not timed_a or not timed_b:
+    if timed_a and timed_b:
+        pair = _timed(series, timed_a, timed_b, note, min_effect)
+    else:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
-        if worse:
-            return Pair(series, Verdict.REGRESSED, runs=runs, note=worse)
-        said = rms.verdict is Verdict.OK
-        return Pair(
-            series,
-            Verdict.OK if said else Verdict.UNKNOWN,
-            runs=runs,
-            note=f"{interpreted}: accuracy only" if said else interpreted,
-        )
+        accurate = rms.verdict is Verdict.OK
+        verdict = Verdict.OK if accurate else Verdict.UNKNOWN
+        note = f"{interpreted}: accuracy only" if accurate else interpreted
+        pair = Pair(series, verdict, runs=(len(a), len(b)), note=note)
+    return replace(pair, verdict=Verdict.REGRESSED, note=worse) if worse else pair
+
+
+def _timed(series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None) -> Pair:
+    """Return the pair of two sides that each have a latency, by the same timing."""
     pools = (
-        [p.median_ms for p in timed_a if p.median_ms is not None],
-        finite(p.error for p in timed_a),
-        [p.median_ms for p in timed_b if p.median_ms is not None],
-        finite(p.error for p in timed_b),
+        finite(p.median_ms for p in a),
+        finite(p.error for p in a),
+        finite(p.median_ms for p in b),
+        finite(p.error for p in b),
     )
-    timing = str(timed_a[-1].timing)
+    timing = str(a[-1].timing)
     found = judge_pools(*pools, timing=timing, min_effect=min_effect)
-    interval = ratio_interval(*pools, timing=timing) if found.threshold is not None else None
-    verdict = Verdict.UNKNOWN
-    if found.verdict in SAID:
-        verdict = found.verdict
-    if worse:
-        verdict, note = Verdict.REGRESSED, worse
-    elif verdict is Verdict.UNKNOWN:
-        note = note or "one run with one burst on a side: its noise is not known"
     assert found.change is not None
-    return Pair(
+    pair = Pair(
         series,
-        verdict,
-        a_ms=_median(timed_a),
-        b_ms=_median(timed_b),
+        found.verdict if found.verdict in SAID else Verdict.UNKNOWN,
+        a_ms=_median(a),
+        b_ms=_median(b),
         ratio=math.exp(found.change),
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
-        p=None if interval is None else interval.p,
         noise=found.relative_threshold,
-        runs=(len(timed_a), len(timed_b)),
+        runs=(len(a), len(b)),
         note=note,
     )
+    if pair.verdict is Verdict.UNKNOWN:
+        return replace(pair, note=note or "one run with one burst on a side: its noise is not known")
+    interval = ratio_interval(*pools, timing=timing)
+    return pair if interval is None else replace(pair, low=interval.low, high=interval.high, p=interval.p)
 
 
 def _median(points: Sequence[PointRow]) -> float | None:

@@ -50,9 +50,8 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
     """
     now = datetime.now(UTC) if now is None else now
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
-    failing = [
-        row for row in gate.rows if row.verdict.fails and row.what != PIN
-    ]  # a pin needs no alert: it fails until it is kept or removed
+    # A pin needs no alert: it fails the gate until it is removed or kept to.
+    failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
     opened, reopened = _raise_alerts(session, failing, now, at)
     seen = {row.alert.pk for row in failing if row.alert is not None}
     still_open = [alert for alert in gate.alerts if alert.state in OPEN and alert.pk not in opened]
