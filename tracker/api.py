@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 
 from groupbench.tracker.compare.comparison import Comparison, compare
 from groupbench.tracker.query import filters, listing
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.history import history
 from groupbench.tracker.query.points import find_point, points_of_run
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.query.rows import (
     CommitSummary,
     EnvironmentSummary,
-    Filter,
     HistoryRow,
     PointDetail,
     PointRow,
-    Rows,
     RunSummary,
     SeriesSummary,
 )
+from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.engine import Store, open_store
 
 if TYPE_CHECKING:

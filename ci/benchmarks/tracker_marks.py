@@ -180,8 +180,8 @@ def asv_mark(given: argparse.Namespace) -> Rows:
 
 
 def history_step(given: argparse.Namespace) -> dict[str, Any]:
+    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.history import history
-    from groupbench.tracker.query.rows import Filter
     from groupbench.tracker.store.engine import open_store
 
     def once(number: int) -> float:
@@ -213,8 +213,8 @@ def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
 
 
 def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
+    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.history import history
-    from groupbench.tracker.query.rows import Filter
     from groupbench.tracker.store.engine import open_store
 
     cell = nights.cell(asv_history.ONE)

@@ -18,10 +18,10 @@ from groupbench.tracker.query.rows import (
     HistoryRow,
     PointDetail,
     PointRow,
-    Rows,
     RunSummary,
     SeriesSummary,
 )
+from groupbench.tracker.query.tables import Rows
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
 def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
     """The cell of a stored series: `12` as `series` lists it, or `12.3`, a point of it as `history --ids` does."""
     from groupbench.tracker.errors import QueryError
-    from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 
     also = [name for name in _CELL if given[name] is not None]

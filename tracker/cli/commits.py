@@ -39,7 +39,8 @@ def commits(
 ) -> None:
     """List the commits that were measured, the newest first."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import CommitSummary, Filter
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.rows import CommitSummary
 
     with reading(db) as session:
         found = listing.commits(session, Filter(**fields, since=since, until=until), limit)

@@ -89,7 +89,7 @@ def compare(
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare as compare_sides
-    from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.query.filters import Filter
 
     files = sides.is_file(a) and sides.is_file(b)
     with nullcontext(None) if files else reading(context.obj) as session:

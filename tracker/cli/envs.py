@@ -47,7 +47,8 @@ def envs(
     """
     from groupbench.tracker.environment import declared
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import EnvironmentSummary, Filter
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.rows import EnvironmentSummary
 
     if len(pair) not in (0, 2):
         raise click.UsageError("give two environments, or none")

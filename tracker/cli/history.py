@@ -114,7 +114,8 @@ def history(
     speed: they have no Δ, no tflops and no speed-up.
     """
     from groupbench.tracker.query import history as histories
-    from groupbench.tracker.query.rows import Filter, HistoryRow
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.rows import HistoryRow
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup needs --baseline BACKEND")

@@ -38,7 +38,7 @@ def runs(
 ) -> None:
     """List the newest runs."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import Filter
+    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.record import STATUSES
 
     with reading(db) as session:

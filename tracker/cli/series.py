@@ -38,7 +38,8 @@ def series(
 ) -> None:
     """List the series: how many points each has, and the dates of the first and the last."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import Filter, SeriesSummary
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.rows import SeriesSummary
 
     with reading(db) as session:
         found = listing.series(session, Filter(**fields, since=since, until=until))

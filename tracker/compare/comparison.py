@@ -15,8 +15,10 @@ from groupbench.tracker.compare.sides import Side
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import SHOWN
-from groupbench.tracker.query.rows import Filter, PointRow, Rows, SeriesRow, finite
+from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import PointRow, SeriesRow
 from groupbench.tracker.query.series import narrowed
+from groupbench.tracker.query.tables import Rows, finite
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
 from groupbench.tracker.verdicts import Verdict

@@ -15,7 +15,8 @@ from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
 from groupbench.tracker.query.lines import Line
-from groupbench.tracker.query.rows import MEASURED, PointRow, Rows, RunRow, SeriesRow
+from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
 

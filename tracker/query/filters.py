@@ -1,4 +1,4 @@
-"""What a person writes to say which points: sizes, dates, ranges of commits. Free of the database.
+"""What a person writes to say which points: names, sizes, dates, ranges of commits. Free of the database.
 
 Sizes are conditions on the dims of a series, joined by commas: `M>=4096`, `G=8..64,N=4096`, `K!=7168`. Both ends of a
 range belong to it, and either may be left out. A series without that size never matches.
@@ -26,6 +26,26 @@ _COMMA = re.compile(r"\s*,\s*")
 _DURATION = re.compile(r"(\d+)\s*([mhdwy])", re.ASCII)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks", "y": "years"}
 _BARE_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which points: empty means all; several values of one field are alternatives."""
+
+    operator: tuple[str, ...] = ()
+    backend: tuple[str, ...] = ()
+    mode: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()  # exact, with * and ?, or sizes as `sizes` takes them
+    host: tuple[str, ...] = ()
+    protocol: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()  # exact, or with * and ?
+    branch: tuple[str, ...] = ()
+    commit: tuple[str, ...] = ()  # as resolve_commit takes them
+    since: datetime | None = None
+    until: datetime | None = None  # exclusive
+    where: tuple[str, ...] = ()  # sizes as `sizes` takes them; all must hold
+    commits: tuple[str, ...] = ()  # ranges A..B; all must hold
 
 
 @dataclass(frozen=True)

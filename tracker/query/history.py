@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
-from groupbench.tracker.query.rows import Filter, HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.query.rows import HistoryRow, PointRow, SeriesRow
 from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Environment as EnvironmentTable

@@ -12,17 +12,11 @@ from groupbench.tracker.environment import environment_differences, hardware_cla
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import commit_order
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.patterns import any_pattern, starts
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import dates, run_conditions
-from groupbench.tracker.query.rows import (
-    CommitSummary,
-    EnvironmentRow,
-    EnvironmentSummary,
-    Filter,
-    RunSummary,
-    SeriesSummary,
-)
+from groupbench.tracker.query.rows import CommitSummary, EnvironmentRow, EnvironmentSummary, RunSummary, SeriesSummary
 from groupbench.tracker.query.runs import NEWEST_FIRST, summaries_of_runs
 from groupbench.tracker.query.series import find_series
 from groupbench.tracker.store.chunks import chunks

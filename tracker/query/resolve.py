@@ -12,8 +12,9 @@ from groupbench.tracker import git
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.patterns import starts
-from groupbench.tracker.query.rows import Filter, RunRow, State
+from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import some

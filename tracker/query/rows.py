@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
-from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
-
 MEASURED = ("ok", "wrong")
 """Statuses of cells that ran to their end."""
 
-
-class Flat(Protocol):
-    """A row that is a table's line, too: `columns` are its keys, `flat` its values by key."""
-
-    @classmethod
-    def columns(cls) -> tuple[str, ...]: ...
-
-    def flat(self) -> dict[str, Any]: ...
-
-
-RowT = TypeVar("RowT", bound=Flat)
-
 _problem = attrgetter(*PROBLEM)
-
-
-class Rows(list[RowT]):
-    """An answer: a list of frozen dataclasses that also becomes a table. Its columns are those of `--json`."""
-
-    def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
-        super().__init__(rows)
-        self.kind = kind
-
-    def flat(self) -> list[dict[str, Any]]:
-        return [row.flat() for row in self]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Needs pandas."""
-        return to_pandas(self.kind.columns(), self.flat())
-
-    def to_arrow(self) -> pyarrow.Table:
-        """Needs pyarrow."""
-        return to_arrow(self.kind.columns(), self.flat())
-
-
-def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    try:
-        import pandas
-    except ImportError as error:
-        raise QueryError("to_pandas() needs pandas, which is not installed; `pip install pandas`") from error
-    return pandas.DataFrame({key: [line[key] for line in lines] for key in keys})
-
-
-def to_arrow(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pyarrow.Table:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise QueryError("to_arrow() needs pyarrow, which is not installed; `pip install pyarrow`") from error
-    return pyarrow.table({key: pyarrow.array([line[key] for line in lines]) for key in keys})
 
 
 @dataclass(frozen=True)
@@ -232,56 +178,31 @@ class PointRow:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*_POINT_KEYS, *(metric.name for metric in carried()))
+        return (*_POINT_COLUMNS, *(metric.name for metric in carried()))
 
     def flat(self) -> dict[str, Any]:
-        series, run = self.series, self.run
-        return {
-            "started": run.started,
-            "commit": run.commit_text,
-            "operator": series.operator,
-            "backend": series.backend,
-            "mode": series.mode,
-            "shape": series.shape,
-            "dtype": series.dtype,
-            "latency_ms": self.median_ms,
-            "spread": self.half_spread,
-            "tflops": self.tflops,
-            "gbps": self.gbps,
-            "rms": self.rms,
-            "max_abs": self.max_abs,
-            "worst_block_rms": self.worst_block_rms,
-            "mismatch": self.mismatch,
-            "unwritten": self.unwritten,
-            "repeatable": self.repeatable,
-            "status": self.status,
-            "timing": self.timing,
-            "message": self.message,
-            "low_ms": self.low_ms,
-            "high_ms": self.high_ms,
-            "prepare_ms": self.prepare_ms,
-            "enqueue_ms": self.enqueue_ms,
-            "kernel_hash": self.kernel_hash,
-            "environment": self.environment.identity,
-            "hardware": series.hardware,
-            "host": series.host,
-            "protocol": series.protocol,
-            "seed": series.seed,
-            "run": run.id,
-            "dirty": run.dirty,
-            "branch": run.branch,
-            "subject": run.subject,
-            "id": self.id,
-            **{metric.name: self.value(metric) for metric in carried()},
-        }
+        columns = dict(zip(_POINT_COLUMNS, _point_values(self), strict=True))
+        return columns | {metric.name: self.value(metric) for metric in carried()}
 
 
-_POINT_KEYS = (
-    *("started", "commit", "operator", "backend", "mode", "shape", "dtype", "latency_ms", "spread", "tflops", "gbps"),
-    *("rms", "max_abs", "worst_block_rms", "mismatch", "unwritten", "repeatable", "status", "timing", "message"),
-    *("low_ms", "high_ms", "prepare_ms", "enqueue_ms", "kernel_hash", "environment", "hardware", "host", "protocol"),
-    *("seed", "run", "dirty", "branch", "subject", "id"),
-)
+_POINT_COLUMNS = {
+    "started": "run.started",
+    "commit": "run.commit_text",
+    **{name: f"series.{name}" for name in ("operator", "backend", "mode", "shape", "dtype")},
+    "latency_ms": "median_ms",
+    "spread": "half_spread",
+    **{name: name for name in ("tflops", "gbps", "rms", "max_abs", "worst_block_rms", "mismatch", "unwritten")},
+    **{name: name for name in ("repeatable", "status", "timing", "message", "low_ms", "high_ms")},
+    **{name: name for name in ("prepare_ms", "enqueue_ms", "kernel_hash")},
+    "environment": "environment.identity",
+    **{name: f"series.{name}" for name in ("hardware", "host", "protocol", "seed")},
+    "run": "run.id",
+    **{name: f"run.{name}" for name in ("dirty", "branch", "subject")},
+    "id": "id",
+}
+"""Where each column of a point is found in it."""
+
+_point_values = attrgetter(*_POINT_COLUMNS.values())
 
 
 @dataclass(frozen=True)
@@ -402,28 +323,3 @@ class EnvironmentSummary:
         own = {name: getattr(self, name) for name in _ENVIRONMENT_COUNTS}
         facts = {name: getattr(self.facts, name) for name in _ENVIRONMENT_FACTS}
         return {"environment": self.identity, **own, **facts, "differs": list(self.differs)}
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which points: empty means all; several values of one field are alternatives."""
-
-    operator: tuple[str, ...] = ()
-    backend: tuple[str, ...] = ()
-    mode: tuple[str, ...] = ()
-    dtype: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()  # exact, with * and ?, or sizes as filters.sizes takes them
-    host: tuple[str, ...] = ()
-    protocol: tuple[str, ...] = ()
-    hardware: tuple[str, ...] = ()  # exact, or with * and ?
-    branch: tuple[str, ...] = ()
-    commit: tuple[str, ...] = ()  # as resolve_commit takes them
-    since: datetime | None = None
-    until: datetime | None = None  # exclusive
-    where: tuple[str, ...] = ()  # sizes as filters.sizes takes them; all must hold
-    commits: tuple[str, ...] = ()  # ranges A..B; all must hold
-
-
-def finite(values: Iterable[float | None]) -> list[float]:
-    """For arrays: unknown as NaN."""
-    return [math.nan if value is None else value for value in values]

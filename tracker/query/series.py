@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import EXACT
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.patterns import any_pattern, matches
-from groupbench.tracker.query.rows import Filter, SeriesRow
+from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Series
 

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.compare.comparison import ORDER
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
-from groupbench.tracker.query.rows import Filter
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.asked import Asked, BadRequest
 from groupbench.tracker.serve.database import version

@@ -6,7 +6,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from groupbench.tracker.query.rows import Filter, State
+from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import State
 
 
 @dataclass(frozen=True)

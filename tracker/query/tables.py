@@ -1,0 +1,65 @@
+"""Answers as tables: a list of rows that becomes a data frame of pandas, or a table of Arrow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from groupbench.tracker.errors import QueryError
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+
+class Flat(Protocol):
+    """A row that is a table's line, too: `columns` are its keys, `flat` its values by key."""
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]: ...
+
+    def flat(self) -> dict[str, Any]: ...
+
+
+RowT = TypeVar("RowT", bound=Flat)
+
+
+class Rows(list[RowT]):
+    """An answer: a list of frozen dataclasses that also becomes a table. Its columns are those of `--json`."""
+
+    def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
+        super().__init__(rows)
+        self.kind = kind
+
+    def flat(self) -> list[dict[str, Any]]:
+        return [row.flat() for row in self]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Needs pandas."""
+        return to_pandas(self.kind.columns(), self.flat())
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Needs pyarrow."""
+        return to_arrow(self.kind.columns(), self.flat())
+
+
+def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
+    try:
+        import pandas
+    except ImportError as error:
+        raise QueryError("to_pandas() needs pandas, which is not installed; `pip install pandas`") from error
+    return pandas.DataFrame({key: [line[key] for line in lines] for key in keys})
+
+
+def to_arrow(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pyarrow.Table:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise QueryError("to_arrow() needs pyarrow, which is not installed; `pip install pyarrow`") from error
+    return pyarrow.table({key: pyarrow.array([line[key] for line in lines]) for key in keys})
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """For arrays: unknown as NaN."""
+    return [math.nan if value is None else value for value in values]
