@@ -179,19 +179,30 @@ def compare_series(
     good_a, good_b = [p for p in a if p.status == "ok"], [p for p in b if p.status == "ok"]
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
-    note = None
-    if not force:
-        common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
-        if not common:
-            changed = environment_differences(good_a[-1].environment.facts, good_b[-1].environment.facts)
-            return Pair(series, Verdict.INCOMPARABLE, note="; ".join(changed), runs=(len(good_a), len(good_b)))
-        newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
-        good_a = [p for p in good_a if p.environment.identity == newest]
-        good_b = [p for p in good_b if p.environment.identity == newest]
-    elif len({p.environment.identity for p in (*good_a, *good_b)}) > 1:
-        changed = environment_differences(good_a[-1].environment.facts, good_b[-1].environment.facts)
-        note = "forced: " + ("; ".join(changed) or "several environments")
-    return _judged(series, good_a, good_b, note, min_effect)
+    if force:
+        return _judged(series, good_a, good_b, _ignored(good_a, good_b), min_effect)
+    common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
+    if not common:
+        note = "; ".join(_unlike(good_a, good_b))
+        return Pair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
+    newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
+    return _judged(series, _within(good_a, newest), _within(good_b, newest), None, min_effect)
+
+
+def _within(points: Sequence[PointRow], environment: str) -> list[PointRow]:
+    return [p for p in points if p.environment.identity == environment]
+
+
+def _unlike(a: Sequence[PointRow], b: Sequence[PointRow]) -> list[str]:
+    """Return what differs between the newest environments of two sides."""
+    return environment_differences(a[-1].environment.facts, b[-1].environment.facts)
+
+
+def _ignored(a: Sequence[PointRow], b: Sequence[PointRow]) -> str | None:
+    """Return a note of the differences that `force` ignores, or None where there are none."""
+    if len({p.environment.identity for p in (*a, *b)}) == 1:
+        return None
+    return "forced: " + ("; ".join(_unlike(a, b)) or "several environments")
 
 
 def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], good_b: list[PointRow]) -> Pair:
