@@ -96,9 +96,11 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
     On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms one: to see less than 2 % there
     would take minutes. More samples cost such a kernel nothing beside the rest before them.
     """
+    from groupbench.tracker.stats.thresholds import least_effect  # numpy comes with it
+
+    min_effect = least_effect(timing, latency_ms)
     if timing != "gpu":
-        return Defaults(0.10, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"], 0.0)
-    min_effect = 0.02 if latency_ms < 0.04 else 0.01 if latency_ms < 0.09 else 0.003
+        return Defaults(min_effect, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"], 0.0)
     return Defaults(
         min_effect, 0.001, 0.05, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms)
     )

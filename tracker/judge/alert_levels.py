@@ -10,7 +10,7 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.metrics import LATENCY, METRICS, of_alert
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats.thresholds import MIN_EFFECT
+from groupbench.tracker.stats.thresholds import least_effect
 
 LATEST = 9
 """Of the newest results, as many at most decide whether a level is back."""
@@ -38,7 +38,8 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     if alert.state in OPEN:
         return abs(far) < abs(far - distance)
     back = metric.log(after) - start - distance
-    return abs(far) < abs(far - distance) and abs(back) <= max(abs(distance) / 2, math.log1p(MIN_EFFECT["gpu"]))
+    slack = max(abs(distance) / 2, math.log1p(least_effect("gpu", alert.before)))
+    return abs(far) < abs(far - distance) and abs(back) <= slack
 
 
 def levels(row: Judged) -> tuple[float | None, float | None]:
@@ -104,5 +105,5 @@ def on_level(
     if not latest or needed > min(len(latest), LATEST):
         return False
     far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
-    slack = max(math.log1p(MIN_EFFECT[timing]), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
+    slack = max(math.log1p(least_effect(timing, math.exp(before))), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
     return far <= min(slack, abs(effect) / 2)

@@ -20,7 +20,6 @@ from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.metrics import Metric, judged
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.stats.thresholds import far_off
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Environment, Point, Run
 from groupbench.tracker.verdicts import Verdict
@@ -154,19 +153,15 @@ def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iter
 
 
 def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
-    """The changes that statistics find, and what is far off a history too young for them."""
+    """The changes that statistics find."""
     held = list(pasts)
-    least = math.log1p(metric.least)
+    least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
     histories = [
-        history(past, metric.floor, least, (metric.name, point.series.hardware, point.series.host))
+        history(past, metric.floor, least, (metric.name, point.series.hardware, point.series.host), gross=gross)
         for point, past in held
     ]
     for (point, past), finding in zip(held, scans.scan(histories, q=Q), strict=True):
-        step = None
-        if moved(finding):
-            step = _step_found(metric, past, finding)
-        elif finding.verdict in (Verdict.OK, Verdict.NEW, Verdict.INSUFFICIENT):
-            step = _step_far_off(metric, past)
+        step = _step_found(metric, past, finding) if moved(finding) else None
         if step is not None:
             yield point, step
 
@@ -187,13 +182,3 @@ def _step_found(metric: Metric, past: Past, finding: scans.Finding) -> _Step | N
         before = math.exp(finding.before) - metric.negligible
     verdict = (Verdict.REGRESSED if certain else Verdict.SUSPECT) if worse else Verdict.IMPROVED
     return _Step(metric, past, first, last, since, before, verdict, finding)
-
-
-def _step_far_off(metric: Metric, past: Past) -> _Step | None:
-    """Return a step where the newest result is far worse than a history too young for statistics."""
-    off = far_off(past.log, past.error, floor=metric.floor, gross=GROSS * metric.least)
-    if off is None or off.change is None or (off.change > 0) != (metric.better == "lower"):
-        return None
-    end = len(past) - 1
-    before = float(np.median(_levels(metric, past.log[:-1])))
-    return _Step(metric, past, end - 1, end, 1, before, Verdict.SUSPECT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +26,7 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.stats.thresholds import ALONE, MANY, TOO_NOISY, far_off
+from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.wording import counted, date
@@ -101,37 +100,11 @@ class LatencyRule:
                 histories.append(
                     latency_history(past, point.timing, canary=canary, min_effect=least, pool=_pool(point))
                 )
-        findings = dict(zip(pasts, scans.scan(histories, q=Q), strict=True))
-        sizes = Counter(each.pool for each in histories)
-        for point in self.known.points:
-            if point.pk in findings and findings[point.pk].verdict == "ok":
-                alone = sizes[_pool(point)] < MANY
-                findings[point.pk] = self._young(point, pasts[point.pk], findings[point.pk], alone)
-        leasts = dict(zip(pasts, (each.min_effect for each in histories), strict=True))
-        return {key: Latency(past, findings[key], leasts[key]) for key, past in pasts.items()}
-
-    def _young(self, point: PointRow, past: Past, finding: scans.Finding, alone: bool) -> scans.Finding:
-        """Few results prove nothing, but a newest one that is far off the others is worth an A/B."""
-        assert point.timing is not None
-        alike = past.alike
-        if len(alike) > ALONE:
-            return finding
-        log, errors = past.log[alike], past.error[alike]
-        off = far_off(log, errors, timing=point.timing, alone=alone, min_effect=self.known.min_effect)
-        if off is None or off.change is None or off.threshold is None:
-            return finding
-        before, after = float(np.median(log[:-1])), 1
-        far = (log - before) * np.sign(off.change) > off.threshold / 2
-        while after < len(log) - 2 and far[-after - 1]:
-            after += 1  # the nights before were off already
-        noise = off.threshold / 4  # two of its sigmas, at least
-        return replace(
-            finding, verdict="suspect", p=None, q=None,
-            index=int(alike[-after]), first=int(alike[-after - 1]), last=int(alike[-after]),
-            effect=off.change, low=off.change - noise, high=off.change + noise, before=before,
-            n_before=len(log) - after, n_after=after,
-            reason=f"far off the {counted(len(log) - after, 'result')} before",
-        )  # fmt: skip
+        findings = scans.scan(histories, q=Q)
+        return {
+            key: Latency(past, finding, made.min_effect)
+            for (key, past), finding, made in zip(pasts.items(), findings, histories, strict=True)
+        }
 
     # ---- one point
 

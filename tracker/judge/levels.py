@@ -18,7 +18,7 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.stats import scan
-from groupbench.tracker.stats.thresholds import FLOOR, GROSS, MIN_EFFECT, YOUNG
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS, YOUNG, least_effect
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 from groupbench.tracker.verdicts import Verdict
 
@@ -28,20 +28,23 @@ def latency_history(
     timing: str,
     *,
     canary: bool = False,
-    min_effect: float | None = None,  # relative; None takes that of the timing
+    min_effect: float | None = None,  # relative; None takes that of the timing and the latency
     pool: Hashable = 0,
 ) -> scan.History:
     """Return a series' latencies as `scan` reads them.
 
     A canary does not depend on the code under test: no two of its runs measured the same code.
     """
+    if min_effect is None:
+        min_effect = least_effect(timing, math.exp(float(np.median(past.log))))
     return scan.History(
         log_ms=past.log,
         error=past.error,
         environment=past.environment,
         state=np.arange(len(past)) if canary else past.state,
         floor=FLOOR[timing],
-        min_effect=math.log1p(MIN_EFFECT[timing] if min_effect is None else min_effect),
+        min_effect=math.log1p(min_effect),
+        gross=math.log1p(GROSS[timing]),
         pool=pool,
     )
 

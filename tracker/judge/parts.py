@@ -55,11 +55,11 @@ def moved(finding: scans.Finding | None) -> TypeGuard[scans.Finding]:
     return finding is not None and finding.verdict in _MOVED and finding.effect is not None
 
 
-def history(past: Past, floor: float, least: float, pool: Hashable) -> scans.History:
-    """Return a past as the statistics take it; `least` is a logarithm."""
+def history(past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05) -> scans.History:
+    """Return a past as the statistics take it; `least` and `gross` are logarithms."""
     return scans.History(
         log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
-        floor=floor, min_effect=least, pool=pool,
+        floor=floor, min_effect=least, gross=gross, pool=pool,
     )  # fmt: skip
 
 

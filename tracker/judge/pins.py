@@ -26,7 +26,7 @@ from groupbench.tracker.judge.verdicts import CANARY, PIN, Judged
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.query.runs import run_rows
-from groupbench.tracker.stats.thresholds import FLOOR
+from groupbench.tracker.stats.thresholds import POOL_FLOOR
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME
@@ -131,7 +131,7 @@ class PinRule:
         number = min(NEWEST, row.since or NEWEST, len(alike))
         newest = alike[-number:]
         assert point.timing is not None
-        scatter = max(_scatter(past.log[alike]), FLOOR[point.timing], point.error or 0.0)
+        scatter = max(_scatter(past.log[alike]), POOL_FLOOR[point.timing], point.error or 0.0)
         effect = float(np.median(past.log[newest])) - before.log
         error = math.hypot(scatter / math.sqrt(number), before.error, scatter / math.sqrt(before.n))
         limit = math.log1p(pinned.max_slowdown)

@@ -9,17 +9,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from groupbench.tracker.stats import noise
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT, partition, tamed
 from groupbench.tracker.stats.histories import History
+from groupbench.tracker.stats.records import RECENT, records, standing_record
 
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 4
 """Three earlier results and the newest."""
 HELD_OUT = 5
-"""The newest points say nothing of the noise: they are what is judged."""
+"""So many of the newest points say nothing of the noise, at least: they are what is judged."""
+SETTLED = MIN_SEGMENT + 3
+"""From so many points on, the newest segment has a level of its own that newer points are judged by."""
+MANY = 50
+"""Series of a pool that show their tail."""
+TICKS = 0.3
+"""A scatter below this share of the floor is rounding: a tick of a clock is no outlier."""
+ONSET = 0.003
+"""Where the past alone says with this p that a new level has begun, no point after it says anything of the noise."""
 
 
 @dataclass(eq=False)
@@ -30,14 +40,16 @@ class Batch:
     y: Floats  # [m, n]
     error: Floats  # [m, n], 0 where unknown
     floor: Floats  # [m]
+    shift: Floats  # [m] log_ms of y = 0
+    least: Floats  # [m] log change that is worth a verdict
+    gross: Floats  # [m] log change that is large in itself
     starts: list[tuple[int, ...]] = field(default_factory=list)  # [m] first points of all segments but the first
+    begin: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] of the level to judge by
+    onset: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] its end: newer is judged
+    record: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] of a level begun by one; -1
     residual: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, n] about the segment's centre
     used: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n] tells of the noise
     begins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n]
-
-    @property
-    def held_out(self) -> int:
-        return _held_out(self.y.shape[1])
 
 
 @dataclass
@@ -50,12 +62,6 @@ class Noise:
     rho_high: Floats  # one standard error above what was measured
     weights: Floats  # [m, tails]
     count: NDArray[np.int64]
-    knots: Floats  # [k] calibration of scores
-    worth: Floats
-
-
-def _held_out(n: int) -> int:
-    return HELD_OUT if n >= 20 else max(1, n // 4)
 
 
 def make_batches(histories: Sequence[History], places: Sequence[NDArray[np.int64]]) -> list[Batch]:
@@ -72,34 +78,77 @@ def make_batches(histories: Sequence[History], places: Sequence[NDArray[np.int64
         known = np.isfinite(error).sum(axis=1)
         middle = np.take_along_axis(ordered, (np.maximum(known - 1, 0) // 2)[:, None], axis=1)[:, 0]
         floor = np.fmax(np.array([histories[i].floor for i in numbers], dtype=np.float64), middle)
-        batch = Batch(np.array(numbers), y - np.median(y, axis=1, keepdims=True), np.nan_to_num(error), floor)
+        shift = np.median(y, axis=1)
+        least = np.array([histories[i].min_effect for i in numbers])
+        gross = np.array([histories[i].gross for i in numbers])
+        batch = Batch(np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross)
         _segment(batch)
         made.append(batch)
     return made
 
 
 def _segment(batch: Batch) -> None:
-    """Partition, and residuals about the levels."""
-    y, (m, n), held = batch.y, batch.y.shape, batch.held_out
+    """Partition, the level that the newest points are judged by, and residuals about the levels."""
+    y, (m, n) = batch.y, batch.y.shape
     sigma, rho = noise.rough_scale(y)
-    sigma = np.maximum(sigma, batch.floor)
+    rho = np.maximum(rho, rho.mean())  # few differences do not show it
+    sigma, slow = np.maximum(sigma, batch.floor), np.sqrt((1 + rho) / (1 - rho))
+    typical = float(np.median(slow))  # a series' own may be the step's
     batch.starts = [()] * m
     if n >= 2 * MIN_SEGMENT - 2:
-        whitened = tamed(y, sigma) / (sigma * np.sqrt((1 + rho) / (1 - rho)))[:, None]
+        whitened = tamed(y, sigma) / (sigma * slow)[:, None]
         batch.starts = partition(whitened, penalty(n))
-    batch.residual = y - _midmean(y[:, : n - held])[:, None]
-    batch.used = np.ones(y.shape, dtype=bool)
-    batch.used[:, n - held :] = False
+    batch.residual, batch.used = np.zeros(y.shape), np.ones(y.shape, dtype=bool)
     batch.begins = np.zeros(y.shape, dtype=bool)
-    batch.begins[:, 0] = True
+    batch.begin, batch.onset, batch.record = np.zeros(m, np.int64), np.zeros(m, np.int64), np.full(m, -1)
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, starts in enumerate(batch.starts):
-        for start, stop in segments(starts, n) if starts else ():
-            known = min(stop, n - held)
-            if known - start < MIN_SEGMENT:
-                known = stop
-                batch.used[row, start:stop] = False
-            batch.residual[row, start:stop] = y[row, start:stop] - _midmean(y[row, start:known])
-            batch.begins[row, start] = True
+        alike[starts].append(row)
+    for starts, members in alike.items():
+        rows = np.array(members)
+        ends = [0, *starts]
+        if n - ends[-1] < SETTLED and len(ends) > 1:
+            ends.pop()  # too young to be judged by
+        for start, stop in itertools.pairwise(ends):
+            batch.residual[rows, start:stop] = y[rows, start:stop] - _midmean(y[rows, start:stop])[:, None]
+            batch.begins[rows, start] = True
+        begin = ends[-1]
+        seen = records(y[rows], batch.error[rows], batch.floor[rows], batch.gross[rows], begin)
+        for at in np.flatnonzero(seen.any(axis=1)).tolist():
+            batch.record[rows[at]] = standing_record(y[rows[at]], seen[at], begin, float(batch.least[rows[at]]))
+        onset = begin + _onset(y[rows, begin:], batch.floor[rows], typical)
+        onset = np.where(batch.record[rows] >= 0, batch.record[rows], onset)
+        batch.begin[rows], batch.onset[rows], batch.begins[rows, begin] = begin, onset, True
+        for first in np.unique(onset):
+            some = rows[onset == first]
+            batch.residual[some, begin:] = y[some, begin:] - _midmean(y[some, begin:first])[:, None]
+            batch.used[some, first:] = False
+
+
+def _onset(y: Floats, floor: Floats, slow: float) -> NDArray[np.int64]:
+    """Return where the newest level most likely begins, [m]; of quiet series, where the held out points do.
+
+    y: [m, n] from the beginning of a segment on; slow: by how much autocorrelation widens a mean. Each place is
+    judged by Student's t of the points before it alone, so that no newer point widens the noise that it is judged by.
+    """
+    m, n = y.shape
+    held = min(HELD_OUT, n // 3)
+    first = max(MIN_POINTS - 1, n - RECENT)
+    places = np.arange(first, n)
+    places = places[(places >= MIN_SEGMENT) | (n - places <= places)]
+    before, after = places.astype(np.float64), n - places.astype(np.float64)
+    y = y - y[:, :first].mean(axis=1, keepdims=True)
+    sums, squares = np.cumsum(y, axis=1), np.cumsum(y * y, axis=1)
+    level = sums[:, places - 1] / before
+    scatter = np.maximum((squares[:, places - 1] - before * level**2) / (before - 1), 0.0)
+    distance = (sums[:, -1:] - sums[:, places - 1]) / after - level
+    distance /= slow * np.maximum(np.sqrt(scatter), floor[:, None]) * np.sqrt(1 / before + 1 / after)
+    p = np.ones(distance.shape)
+    row, column = np.nonzero(np.abs(distance) > 2)
+    p[row, column] = 2 * special.stdtr(before[column] - 1, -np.abs(distance[row, column]))
+    best = p.argmin(axis=1)
+    # Of places that are all certain, the farthest from chance; p underflows there.
+    return np.where(p[np.arange(m), best] < ONSET, places[best], n - held)
 
 
 def _midmean(y: Floats) -> Floats:
@@ -119,111 +168,72 @@ def segments(starts: Sequence[int], n: int) -> list[tuple[int, int]]:
 
 
 def learn(batches: list[Batch], pools: Sequence[Hashable], *, pooled: bool) -> list[Noise]:
-    full = [_raw(batch, batch.used) for batch in batches]
-    keys = [[pools[i] for i in batch.which] for batch in batches]
-    learnt = _shared(batches, full, keys, [batch.used for batch in batches], pooled=pooled)
-    if pooled:
-        _calibrate(batches, keys, learnt)
-    return learnt
-
-
-@dataclass
-class _Raw:
-    variance: Floats
-    df: Floats
-    rho: Floats
-    rho_variance: Floats
-    count: NDArray[np.int64]
-    levels: NDArray[np.int64]
-
-
-def _raw(batch: Batch, used: NDArray[np.bool_]) -> _Raw:
-    levels = np.maximum((used & batch.begins).sum(axis=1), 1)
-    variance, df = noise.scatter(batch.residual, used, levels)
-    sigma = np.maximum(np.sqrt(variance), batch.floor)
-    rho, rho_variance = noise.autocorrelation(batch.residual / sigma[:, None], used, batch.begins)
-    return _Raw(variance, df, rho, rho_variance, used.sum(axis=1), levels)
-
-
-def _shared(
-    batches: list[Batch],
-    raws: list[_Raw],
-    keys: list[list[Hashable]],
-    used: list[NDArray[np.bool_]],
-    *,
-    pooled: bool,
-) -> list[Noise]:
-    """Noise of each batch, shared within pools that reach over batches."""
+    """Return the noise of each batch. Pools reach over batches; unless `pooled`, each series stands by itself."""
     if not batches:
         return []
-    group = _groups(keys)
-    everything = {name: np.concatenate([getattr(raw, name) for raw in raws]) for name in _Raw.__dataclass_fields__}
+    sizes = [len(batch.y) for batch in batches]
+    ends = np.cumsum([0, *sizes])
+    parts = [slice(a, b) for a, b in itertools.pairwise(ends.tolist())]
     floor = np.concatenate([batch.floor for batch in batches])
-    variance, df, rho = everything["variance"].copy(), everything["df"].copy(), np.zeros(len(floor))
-    rows_of = _rows_of(group) if pooled else [np.arange(len(floor))]
-    for rows in rows_of:
-        rho[rows] = noise.shrunk_rho(everything["rho"][rows], everything["rho_variance"][rows], pooled)
+    count = np.concatenate([batch.used.sum(axis=1) for batch in batches])
+    levels = np.concatenate([np.maximum((batch.used & batch.begins).sum(axis=1), 1) for batch in batches])
+    measured = [noise.scatter(batch.residual, batch.used, levels[a]) for batch, a in zip(batches, parts, strict=True)]
+    variance = np.concatenate([each for each, _ in measured])
+    df = np.concatenate([each for _, each in measured])
+    raw_rho = np.concatenate(
+        [
+            noise.autocorrelation(batch.residual / _positive(np.sqrt(variance[a]))[:, None], batch.used, batch.begins)
+            for batch, a in zip(batches, parts, strict=True)
+        ]
+    )
+    if pooled:
+        rho = noise.shrunk_rho(raw_rho, count)
+    else:
+        rho = np.concatenate(
+            [np.zeros(0), *(noise.shrunk_rho(raw_rho[i : i + 1], count[i : i + 1]) for i in range(len(count)))]
+        )
     # About a fitted level, correlated points scatter too little; and they count for fewer.
-    each = np.maximum(everything["count"] // everything["levels"], 1)
+    each = np.maximum(count // levels, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = (1 - 1 / each) / np.maximum(1 - noise.mean_variance(each, rho), 0.05)
     variance *= np.where(each > 1, np.maximum(lost, 1.0), 1.0)
     df *= (1 - rho**2) / (1 + rho**2)
-    if pooled:
-        for rows in rows_of:
-            variance[rows], df[rows] = noise.moderate(variance[rows], df[rows])
-    sigma = np.maximum(np.sqrt(variance), floor)
-    df = np.maximum(df, 1.0)
-    ends = np.cumsum([0] + [len(batch.y) for batch in batches])
+    rows_of = _rows_of([pools[i] for batch in batches for i in batch.which]) if pooled else []
+    for rows in rows_of:
+        variance[rows], df[rows] = noise.moderate(variance[rows], df[rows])
+    own = np.sqrt(variance)
+    sigma = np.maximum(own, floor)
     # Residuals about a level that was fitted to them are smaller than the noise.
     freed = np.sqrt(each / np.maximum(each - 1, 1))
-    likelihood = np.concatenate(
-        [
-            noise.tail_likelihood(freed[a:b, None] * batch.residual / np.maximum(sigma[a:b, None], batch.error), use)
-            for batch, use, a, b in zip(batches, used, ends[:-1], ends[1:], strict=True)
-        ]
-    )
-    weights = np.empty_like(likelihood)
-    for rows in rows_of:
-        prior = noise.tail_prior(likelihood[rows], everything["count"][rows]) if pooled else noise.TAIL_PRIOR
-        weights[rows] = noise.tail_weights(likelihood[rows], prior)
-    identity = np.array([0.0, 1.0])
-    high = np.clip(np.maximum(everything["rho"] + np.sqrt(everything["rho_variance"]), rho), 0.0, noise.MAX_RHO)
-    return [
-        Noise(sigma[a:b], df[a:b], rho[a:b], high[a:b], weights[a:b], everything["count"][a:b], identity, identity)
-        for a, b in itertools.pairwise(ends)
-    ]
+    likelihood = np.concatenate([_tails(batch, own[a], freed[a]) for batch, a in zip(batches, parts, strict=True)])
+    weights = noise.tail_weights(likelihood, noise.TAIL_PRIOR, count)
+    if pooled:  # a few series do not show their tail: all of the machine do
+        weights = noise.tail_weights(likelihood, noise.tail_prior(likelihood, count), count)
+    for rows in (rows for rows in rows_of if len(rows) >= MANY):
+        weights[rows] = noise.tail_weights(
+            likelihood[rows], noise.tail_prior(likelihood[rows], count[rows]), count[rows]
+        )
+    # What lies below the floor wanders below the floor.
+    share = np.minimum(variance / sigma**2, 1.0)
+    high = np.clip(np.maximum(raw_rho + 1 / np.sqrt(np.maximum(count, 1)), rho) * share, 0.0, noise.MAX_RHO)
+    rho, df = rho * share, np.maximum(df, 1.0)
+    return [Noise(sigma[a], df[a], rho[a], high[a], weights[a], count[a]) for a in parts]
 
 
-def _groups(keys: list[list[Hashable]]) -> NDArray[np.int64]:
+def _tails(batch: Batch, own: Floats, freed: Floats) -> Floats:
+    """Log likelihood of the tails, [m, tails]: by the series' own scatter, however far below the floor it is."""
+    scale = np.maximum(own, TICKS * batch.floor)[:, None]
+    scale = np.where(batch.error > batch.floor[:, None], np.maximum(batch.error, scale), scale)
+    return noise.tail_likelihood(freed[:, None] * batch.residual / _positive(scale), batch.used)
+
+
+def _positive(scale: Floats) -> Floats:
+    return np.maximum(scale, 1e-12)
+
+
+def _rows_of(keys: list[Hashable]) -> list[NDArray[np.int64]]:
+    """The rows of each pool."""
     numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for part in keys for key in part], dtype=np.int64)
-
-
-def _rows_of(group: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-
-
-def _calibrate(batches: list[Batch], keys: list[list[Hashable]], learnt: list[Noise]) -> None:
-    """What scores are worth, from points of the past that took no part in the noise that they are judged by."""
-    old = [batch for batch in batches if batch.y.shape[1] >= 40]
-    if not old:
-        return
-    used, fresh = [], []
-    for batch in old:
-        n, held = batch.y.shape[1], batch.held_out
-        cut = n - held - (n - held) // 4
-        used.append(batch.used & (np.arange(n) < cut))
-        fresh.append(batch.used & (np.arange(n) >= cut))
-    old_keys = [keys[batches.index(batch)] for batch in old] if len(old) < len(batches) else keys
-    earlier = _shared(old, [_raw(b, u) for b, u in zip(old, used, strict=True)], old_keys, used, pooled=True)
-    scores = []
-    for batch, noise_then, new in zip(old, earlier, fresh, strict=True):
-        start = int(np.flatnonzero(new.any(axis=0))[0]) if new.any() else batch.y.shape[1]
-        deviation = batch.residual[:, start:] / np.maximum(noise_then.sigma[:, None], batch.error[:, start:])
-        z = noise.score(deviation, noise_then.weights, noise_then.count)
-        scores.append(z[new[:, start:]])
-    knots, worth = noise.calibration(np.concatenate(scores))
-    for each in learnt:
-        each.knots, each.worth = knots, worth

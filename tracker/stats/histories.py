@@ -20,8 +20,9 @@ class History:
     error: NDArray[np.float64]  # [n] standard error of log_ms from the point's bursts, NaN where unknown
     environment: NDArray[np.int64]  # [n] equal = comparable; only points like the newest are looked at
     state: NDArray[np.int64]  # [n] equal = the same code was measured
-    floor: float = 0.001  # relative scatter assumed at least
+    floor: float = 0.0003  # relative scatter assumed at least
     min_effect: float = 0.01  # log change that is worth a verdict
+    gross: float = 0.05  # log change that three or four results are enough for
     pool: Hashable = 0  # series with equal pool are alike: a young one borrows their noise
 
 
@@ -52,6 +53,16 @@ class Finding:
     n_before: int = 0
     n_after: int = 0
     reason: str = ""
+
+    @property
+    def nights(self) -> int | None:
+        """Results on the newest level, tonight's included; None where no change was found."""
+        return None if self.effect is None else self.n_after
+
+    @property
+    def only_better(self) -> bool:
+        """Whether the whole interval of a change lies on the side of lower values: it can only be an improvement."""
+        return self.high is not None and self.high < 0
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """How does a series scatter when nothing changes? Pure functions of arrays, many series of equal length at once.
 
-Four things are learnt of each series, all from points that no change touches:
+Four things are learnt of each series, from points that no change touches:
 
     sigma   scatter of a point, from winsorised residuals about the level of its segment
     df      how well sigma is known, in degrees of freedom
     rho     autocorrelation of successive points
     tail    weights over `TAILS`: which of these t distributions its residuals look like
 
-`score` turns a deviation into the Gaussian score of equal probability under them, so that everything later may reckon
-with Gaussian noise: in a series with heavy tails six sigma are worth 3.5, in a Gaussian one six.
-
-A young series tells little of itself; `moderate`, `mean_rho` and `tail_prior` let it borrow from series that are
-alike. The first is Smyth's moderated variance ("Linear models and empirical Bayes methods", 2004).
+A young series says little about itself. `moderate`, `shrunk_rho` and `tail_prior` let it borrow from series that are
+alike. The first follows Smyth's moderated variance ("Linear models and empirical Bayes methods", 2004), but shrinks the
+logarithm of the variance: a quiet series among noisy ones stays quiet.
 """
 
 from __future__ import annotations
@@ -26,9 +24,13 @@ Floats = NDArray[np.float64]
 
 TAILS = (200.0, 12.0, 6.0, 4.0, 3.0, 2.0, 1.3)
 """Degrees of freedom: Gaussian to nearly Cauchy."""
-TAIL_PRIOR = np.array([0.55, 0.15, 0.10, 0.08, 0.06, 0.04, 0.02])
+TAIL_PRIOR = np.array([0.70, 0.12, 0.07, 0.05, 0.03, 0.02, 0.01])
 """Of a series judged by itself."""
+TAIL_COUNT = 20
+"""Residuals from which on a series tells its tail."""
 MAX_RHO = 0.97
+RHO_COUNT, RHO_SPREAD = 40, 0.1
+"""What is known of autocorrelation beforehand: 0, worth so many points; and how far series differ in it at least."""
 BODY = 1.5
 """Up to so many sigma the score is proportional to the deviation: no distribution is told apart there."""
 
@@ -100,8 +102,8 @@ def rough_scale(y: Floats) -> tuple[Floats, Floats]:
         share = _winsorised_variance(1e6, 1 - (trim + 0.5) / count)
         gamma.append(np.mean(np.minimum(size, cap) ** 2, axis=1) / (2 * share))
     first, second = gamma
-    rho = np.where(first > 0, second / np.where(first > 0, first, 1.0) - 1, 0.0) * (n / (n + 16))
-    rho = np.clip(rho, 0.0, 0.8)
+    rho = np.where(first > 0, second / np.where(first > 0, first, 1.0) - 1, 0.0)
+    rho = np.clip(rho, 0.0, 0.9) * (n / (n + 16))
     return np.sqrt(first / (1 - rho)), rho
 
 
@@ -109,8 +111,8 @@ def autocorrelation(
     residual: Floats,  # [m, n] in sigma
     used: NDArray[np.bool_],  # [m, n]
     first: NDArray[np.bool_],  # [m, n] where a segment begins
-) -> tuple[Floats, Floats]:
-    """rho of successive points within a segment, and its variance, [m] each; outliers are capped at 3 sigma."""
+) -> Floats:
+    """rho of successive points within a segment, [m]; outliers are capped at 3 sigma. Its variance is 1 / n."""
     z = np.where(used, np.clip(residual, -3.0, 3.0), 0.0)
     count = np.maximum(used.sum(axis=1), 1)
     pairs = np.where(first[:, 1:], 0.0, z[:, 1:] * z[:, :-1]).sum(axis=1)
@@ -118,18 +120,25 @@ def autocorrelation(
     rho = np.where(square > 0, pairs / np.where(square > 0, square, 1.0), 0.0)
     # Kendall's correction: about a fitted mean, rho comes out too small by (1 + 3 rho) / n.
     rho = np.where(count > 6, (rho + 1 / count) / (1 - 3 / np.maximum(count, 7)), 0.0)
-    return np.clip(rho, -MAX_RHO, MAX_RHO), 1 / count
+    return np.clip(rho, -MAX_RHO, MAX_RHO)
 
 
-def shrunk_rho(rho: Floats, variance: Floats, pooled: bool) -> Floats:
-    """rho as it is reckoned with: shrunk to that of the pool, or to 0; never negative."""
-    if pooled and len(rho) >= 20:
-        spread = float(np.var(rho))
-        excess = max(spread - float(np.mean(variance)), 0.0) + 1e-4
-        centre = float(np.mean(rho))
-        return np.clip((rho * excess + centre * variance) / (excess + variance), 0.0, MAX_RHO)
-    # James and Stein's: what is within one standard error of 0 is 0, what is far from it stays.
-    return np.clip(rho * np.maximum(1 - variance / np.maximum(rho**2, 1e-12), 0.0), 0.0, MAX_RHO)
+def shrunk_rho(
+    rho: Floats,  # [m]
+    count: NDArray[np.int64],  # [m] residuals that each was measured from
+) -> Floats:
+    """Return the autocorrelation to judge with, [m]: each shrunk towards that of all series; never negative.
+
+    Empirical Bayes. A handful of points says nothing about rho (its standard error is 1 / sqrt(n)), so the common value
+    starts at 0 with the weight of `RHO_COUNT` points, and one series can pull away from it only with many of its own.
+    """
+    weight = np.maximum(count, 1).astype(np.float64)
+    centre = float((weight * rho).sum() / (weight.sum() + RHO_COUNT))
+    excess = float((weight * (rho - centre) ** 2).sum() / weight.sum() - len(rho) / weight.sum())
+    # Few series, and series of few points, do not show how much they differ.
+    trust = len(rho) / (len(rho) + 10) * weight / (weight + RHO_COUNT)
+    spread = max(excess, 0.0) * trust + RHO_SPREAD**2
+    return np.clip((rho * spread + centre / weight) / (spread + 1 / weight), 0.0, MAX_RHO)
 
 
 def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
@@ -140,50 +149,55 @@ def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
 
 
 def moderate(variance: Floats, df: Floats) -> tuple[Floats, Floats]:
-    """Variances shrunk to the pool's, and the degrees of freedom that they then have; [m] each.
+    """Return variances shrunk to the pool's, and the degrees of freedom that they then have; [m] each.
 
-    A series that is noisier than the pool allows (1 in 1000) keeps its own.
+    The logarithms are shrunk, each as far as it is uncertain. A series whose variance the pool does not explain (three
+    standard errors) keeps its own, whether noisier or quieter.
     """
     known = (df >= 1) & (variance > 0)
     if known.sum() < 8:
         return variance, df
-    half = df[known] / 2
-    e = np.log(variance[known]) - special.digamma(half) + np.log(half)
-    low, high = np.quantile(e, [0.02, 0.98])
-    e = np.clip(e, low, high)
-    spread = float(np.var(e, ddof=1) * 1.15 - np.mean(special.polygamma(1, half)))
-    prior_df = min(2 * _inverse_trigamma(spread), 500.0) if spread > 0 else 500.0
-    prior = float(np.exp(np.mean(e) + special.digamma(prior_df / 2) - np.log(prior_df / 2)))
-    ratio = np.where(known, variance / prior, 1.0)
-    odd = known & (special.fdtrc(np.maximum(df, 1), prior_df, np.maximum(ratio, 0.0)) < 1e-3)
-    mixed = (prior_df * prior + df * variance) / (prior_df + df)
-    return np.where(odd, variance, mixed), np.where(odd, df, df + prior_df)
-
-
-def _inverse_trigamma(x: float) -> float:
-    y = 0.5 + 1 / x
-    for _ in range(20):
-        value = float(special.polygamma(1, y))
-        y += value * (1 - value / x) / float(special.polygamma(2, y))
-    return y
+    half = np.maximum(df[known], 1.0) / 2
+    log = np.log(variance[known]) - special.digamma(half) + np.log(half)
+    own = special.polygamma(1, half)
+    low, high = np.quantile(log, [0.02, 0.98])
+    spread = max(float(np.var(np.clip(log, low, high), ddof=1) * 1.15 - np.mean(own)), 0.004)
+    weight = 1 / (spread + own)
+    centre = float((np.clip(log, low, high) * weight).sum() / weight.sum())
+    mixed = np.exp((log * spread + centre * own) / (spread + own))
+    odd = (log - centre) ** 2 > 9 * (spread + own)
+    moderated, freedom = variance.copy(), df.copy()
+    moderated[known] = np.where(odd, variance[known], mixed)
+    freedom[known] = np.where(odd, df[known], df[known] + 2 / spread)
+    return moderated, freedom
 
 
 def tail_likelihood(residual: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Log likelihood of residuals (in sigma, [m, n]) under each of TAILS, [m, tails], each scaled to the same sigma."""
+    """Return the log likelihood of residuals (in sigma, [m, n]) under each of TAILS, [m, tails].
+
+    Each distribution is scaled to the sigma that `scatter` would measure of it. Residuals within `BODY` sigma count
+    only as being there, and no more of them than a Gaussian has for those beyond: the shape of the core says nothing of
+    the tail, and rounding or a floor distorts it.
+    """
     count = used.sum(axis=1)
     kappa = np.array([_kappa(int(c)) for c in range(residual.shape[1] + 1)])[count]  # [m, tails]
-    square = np.where(used, residual, 0.0) ** 2
-    found = np.empty((len(residual), len(TAILS)))
+    row, column = np.nonzero(used & (np.abs(residual) > BODY))
+    square = residual[row, column] ** 2
+    far = np.bincount(row, minlength=len(residual))
+    inside = np.minimum(count - far, far / (2 * special.ndtr(-BODY)))
+    likelihood = np.empty((len(residual), len(TAILS)))
     for i, df in enumerate(TAILS):
-        constant = special.gammaln((df + 1) / 2) - special.gammaln(df / 2) - 0.5 * np.log(df)
-        spread = np.log1p(square * (kappa[:, i, None] ** 2 / df)).sum(axis=1)
-        found[:, i] = count * (constant + np.log(kappa[:, i])) - (df + 1) / 2 * spread
-    return found
+        constant = special.gammaln((df + 1) / 2) - special.gammaln(df / 2) - 0.5 * np.log(df * np.pi)
+        spread = np.bincount(row, np.log1p(square * (kappa[row, i] ** 2 / df)), minlength=len(residual))
+        core = np.log1p(-2 * special.stdtr(df, -BODY * kappa[:, i]))
+        likelihood[:, i] = inside * core + far * (constant + np.log(kappa[:, i])) - (df + 1) / 2 * spread
+    return likelihood
 
 
-def tail_weights(likelihood: Floats, prior: Floats) -> Floats:
-    """[m, tails] posterior weights."""
-    log = likelihood + np.log(np.maximum(prior, 1e-300))
+def tail_weights(likelihood: Floats, prior: Floats, count: NDArray[np.int64]) -> Floats:
+    """[m, tails] posterior weights. A series of few residuals hardly tells its own tail: count [m] tempers them."""
+    own = (count / (count + TAIL_COUNT))[:, None]
+    log = own * likelihood + np.log(np.maximum(prior, 1e-300))
     weights = np.exp(log - log.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
@@ -210,76 +224,85 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
 def _tables() -> tuple[Floats, Floats]:
     """log |t| [grid], log P(T > t) [tails, grid]"""
     grid = np.linspace(np.log(0.3), np.log(1e9), 1500)
-    return grid, np.array([np.log(np.maximum(special.stdtr(df, -np.exp(grid)), 1e-300)) for df in TAILS])
+    return grid, np.array([_log_tail(df, np.exp(grid)) for df in TAILS])
 
 
-def score(
-    deviation: Floats,  # [m, n] in sigma
+CURVE = np.log(BODY) + np.linspace(0, 14, 72)
+"""Logarithms of the deviations at which a curve of scores is known."""
+
+
+def score_curves(
     weights: Floats,  # [m, tails]
     count: NDArray[np.int64],  # [m] residuals that sigma was measured from
 ) -> Floats:
-    """[m, n] the Gaussian deviation that is as improbable."""
-    size = np.maximum(np.abs(deviation), BODY)
-    row, column = np.nonzero(size > BODY)
-    kappa = np.array([_kappa(c) for c in range(int(count.max()) + 1)])[count]
-    edge = _mixture_score(np.full(len(deviation), BODY), weights, kappa)
-    out = deviation * (edge / BODY)[:, None]
-    if len(row):
-        far = _mixture_score(size[row, column], weights[row], kappa[row])
-        out[row, column] = np.copysign(far, deviation[row, column])
-    return out
-
-
-def _mixture_score(size: Floats, weights: Floats, kappa: Floats) -> Floats:
-    """[k] Gaussian score of a deviation of `size` sigma; weights, kappa: [k, tails]."""
+    """Return the Gaussian deviations that are as improbable as those of CURVE, in sigma, [m, CURVE]."""
+    if not len(weights):
+        return np.zeros((0, len(CURVE)))
     grid, tails = _tables()
-    log_size = np.log(size)
-    log_p = np.full(len(size), -np.inf)
+    kappa = np.array([_kappa(c) for c in range(int(count.max()) + 1)])[count]
+    log_p = np.full((len(weights), len(CURVE)), -np.inf)
     for i in range(len(TAILS)):
-        each = np.interp(log_size + np.log(kappa[:, i]), grid, tails[i])
-        log_p = np.logaddexp(log_p, each + np.log(np.maximum(weights[:, i], 1e-300)))
+        each = np.interp(CURVE + np.log(kappa[:, i, None]), grid, tails[i])
+        log_p = np.logaddexp(log_p, each + np.log(np.maximum(weights[:, i, None], 1e-300)))
     return -special.ndtri_exp(log_p)
 
 
-def calibration(scores: Floats) -> tuple[Floats, Floats]:
-    """What scores are worth, given many that arose where nothing changed: knots [k] and their worth [k].
+def curve_score(deviation: Floats, curve: Floats) -> Floats:
+    """Return the scores of deviations of one series, [n]; within BODY they are proportional."""
+    size = np.abs(deviation)
+    far = np.interp(np.log(np.maximum(size, BODY)), CURVE, curve)
+    return np.copysign(np.where(size > BODY, far, size * (curve[0] / BODY)), deviation)
 
-    A model of the tail that is wrong shows here: where 3 in 1000 unchanged points score 10, a score of 10 is worth
-    that of 3 in 1000. Only ever lowers. Beyond the largest scores the last ratio is kept.
+
+def tail_scores(
+    deviation: Floats,  # [m, k] in sigma
+    count: NDArray[np.int64],  # [m] residuals that sigma was measured from
+) -> Floats:
+    """Return the Gaussian deviation that is as improbable under each of TAILS, [tails, m, k]."""
+    kappa = np.array([_kappa(c) for c in range(int(count.max()) + 1)])[count]  # [m, tails]
+    size = np.abs(deviation)
+    scores = np.empty((len(TAILS), *deviation.shape))
+    grid, tables = _score_tables()
+    for i in range(len(TAILS)):
+        scaled = size * kappa[:, i, None]
+        scores[i] = np.where(scaled < grid[0], scaled * tables[i][0] / grid[0], np.interp(scaled, grid, tables[i]))
+    return np.copysign(scores, deviation)
+
+
+@lru_cache(maxsize=1)
+def _score_tables() -> tuple[Floats, Floats]:
+    """|t| [grid], Gaussian scores [tails, grid]"""
+    grid = np.geomspace(0.05, 1e9, 3000)
+    return grid, np.array([-special.ndtri_exp(_log_tail(df, grid)) for df in TAILS])
+
+
+def _log_tail(df: float, t: Floats) -> Floats:
+    """log P(T > t); beyond where it underflows, the power law of the tail."""
+    p = special.stdtr(df, -t)
+    log = np.log(np.maximum(p, 1e-290))
+    far = p < 1e-280
+    if far.any():
+        last = int(np.flatnonzero(far)[0]) - 1
+        log[far] = log[last] - df * np.log(t[far] / t[last])
+    return log
+
+
+def own_reach(
+    residual: Floats,  # [m, n] in sigma
+    used: NDArray[np.bool_],  # [m, n]
+    deviation: Floats,  # [m, k] in sigma
+) -> Floats:
+    """Return the score that the series' own residuals allow each deviation, [m, k]; inf where they do not reach it.
+
+    Where two residuals or more lie as far out in the same direction, a deviation is as improbable as they are frequent:
+    a second mode is no news.
     """
-    size = np.sort(np.abs(scores))
-    n = len(size)
-    if n < 2000:
-        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
-    rank = np.unique(np.geomspace(10, n * 0.05, 24).astype(int))[::-1]  # exceedances, many first
-    knots = size[n - rank]
-    worth = -special.ndtri(rank / (2.0 * n))
-    ratio = np.minimum.accumulate(np.minimum(worth / np.maximum(knots, 1e-9), 1.0))
-    # Within three standard errors of an honest tail, the tail is honest.
-    slack = 3 / np.sqrt(rank)
-    honest = 2 * n * special.ndtr(-knots) * (1 + slack) >= rank
-    ratio = np.where(honest, 1.0, ratio)
-    ratio = np.minimum.accumulate(ratio)
-    knots, index = np.unique(knots, return_index=True)
-    return np.concatenate([[0.0], knots]), np.maximum.accumulate(np.concatenate([[0.0], knots * ratio[index]]))
-
-
-def calibrated(z: Floats, knots: Floats, worth: Floats) -> Floats:
-    size = np.abs(z)
-    beyond = size * (worth[-1] / max(knots[-1], 1e-9))
-    return np.copysign(np.where(size > knots[-1], beyond, np.interp(size, knots, worth)), z)
-
-
-def rank_cap(z: Floats, residual: Floats, used: NDArray[np.bool_], last: int) -> Floats:
-    """z [m, n], the `last` points held to what the series' own residuals show: a second mode is no news."""
-    n = z.shape[1]
-    count = np.maximum(used.sum(axis=1), 1)[:, None]
-    sign = np.sign(z[:, n - last :])
+    count = np.maximum(used.sum(axis=1), 1)
+    reach = np.full(deviation.shape, np.inf)
+    row, column = np.nonzero(np.abs(deviation) > BODY)
     own = np.where(used, residual, 0.0)
-    now = residual[:, n - last :]
-    out = z.copy()
-    for j in range(last):
-        as_far = ((own * sign[:, j, None] >= np.abs(now[:, j, None])) & used).sum(axis=1)[:, None]
-        cap = np.where(as_far >= 2, -special.ndtri(np.minimum(as_far / (count + 1.0), 0.5)), np.inf)[:, 0]
-        out[:, n - last + j] = sign[:, j] * np.minimum(np.abs(z[:, n - last + j]), cap)
-    return out
+    signed = own[row] * np.sign(deviation[row, column])[:, None]
+    as_far = (signed >= np.abs(deviation[row, column])[:, None]).sum(axis=1)
+    share = np.minimum(as_far / (count[row] + 1.0), 0.5)
+    reach[row, column] = np.where(as_far >= 2, -special.ndtri(np.maximum(share, 1e-12)), np.inf)
+    return reach

@@ -3,56 +3,51 @@
 Per series, on log latency, within the newest environment:
 
 1. Segments: optimal partitioning (changepoints.py) with the noise of differences, which no step inflates.
-2. Noise: sigma, autocorrelation and tail from residuals about the segments (noise.py), the newest points left out;
-   young series borrow from their pool. Deviations become Gaussian scores.
-3. The newest points against the level before them: for each k, the last k points are compared with the rest of the
-   newest segment, and the smallest weighted p-value counts (weighted Bonferroni; `K_WEIGHTS`).
-4. The newest change that the partition found, in the same way, over the two segments that it divides.
-5. Over the night, false-discovery control (fdr.py). What is left is `suspect`; it is `changed` only where at least
-   `MIN_SEGMENT` points stand on either side, the whole search is paid for by Bonferroni, a bootstrap of blocks of
-   residuals (which keeps their autocorrelation) hardly ever reaches as far, a line does not fit better than a step,
-   and the code differed across it.
+2. Noise: sigma, autocorrelation and tail from residuals about the segments, none of them newer than the onset of the
+   newest level (batches.py, noise.py); young series borrow from their pool.
+3. The newest points against the level before them, tonight and as of the nights before (newest.py); and the newest
+   segment against the one before it in the same way.
+4. What is left is `suspect`. It is `changed` only where at least `MIN_SEGMENT` points stand on either side, the whole
+   search is paid for by Bonferroni, a bootstrap of blocks of residuals (which keeps their autocorrelation) hardly ever
+   reaches as far, a line does not fit better than a step, and the code differed across it (steps.py).
 
 A value that is missing is no point: leave it out. NaN in log_ms raises ValueError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import fdr, noise
-from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, learn, make_batches, segments
+from groupbench.tracker.stats.batches import MIN_POINTS, SETTLED, Batch, Noise, learn, make_batches, segments
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import Change, Finding, History, Level, Verdict, check, newest_environment
+from groupbench.tracker.stats.newest import Suspicion, Windows, limits, suspicions, windows
+from groupbench.tracker.stats.records import RECENT
 from groupbench.tracker.stats.steps import (
     DRIFTS,
     One,
     Step,
     climbing,
     confirmed,
-    distances,
     make_step,
     not_reported,
-    one_of,
+    some_of,
 )
 
-__all__ = ["Change", "Finding", "History", "Level", "find_all_changes", "find_changes", "scan"]
+__all__ = ["RECENT", "Change", "Finding", "History", "Level", "find_all_changes", "find_changes", "scan"]
 
 Floats = NDArray[np.float64]
 
-RECENT = 20
-"""A change with so many points after it is new; older ones are judged apart, so that they make tonight no laxer."""
-K_WEIGHTS = np.array([0.34, 0.22, 0.24, 0.06, 0.03])
-"""How the chance of a false alarm is spent on the last 1, 2, .. points; 0.11 is left for all longer runs, as 1 / k."""
-SHARPEN = ((50, 100, 300), {"alone": (0.36, 0.54, 0.82), "pooled": (0.33, 0.40, 0.60)})
-"""Neighbouring k err together, and the tail is reckoned with as heavier than it may be, so that Bonferroni asks too
-much: by so much, for these numbers of points. Measured in ci/benchmarks/judgement_marks.py."""
 DRIFT_LEVEL = 1e-4
+YOUNG = 10
+"""Results before a record below which its place is taken as it is."""
 
 
 def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None = None) -> list[Finding]:
@@ -62,20 +57,46 @@ def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None =
     chance of a false suspect; nothing is then borrowed from other series. Raises ValueError for NaN in log_ms,
     or where the arrays of a history differ in length.
     """
-    found: list[Finding | None] = [None] * len(histories)
     places = [newest_environment(history) for history in histories]
     batches = make_batches(histories, places)
-    for number, place in enumerate(places):
-        if len(place) < MIN_POINTS:
-            found[number] = _too_few(histories[number], place)
     noises = learn(batches, [history.pool for history in histories], pooled=alpha is None)
-    tests = [_test(batch, learnt, pooled=alpha is None) for batch, learnt in zip(batches, noises, strict=True)]
-    rejected, q_values = _over_the_night(tests, q, alpha)
-    for batch, learnt, test, reject, q_value in zip(batches, noises, tests, rejected, q_values, strict=True):
+    findings = [_too_few(history, place) for history, place in zip(histories, places, strict=True)]
+    tests = [_tests(batch, learnt) for batch, learnt in zip(batches, noises, strict=True)]
+    recent = [one for pair in tests for family in pair for one in family if one.count <= RECENT]
+    old = [one for pair in tests for family in pair for one in family if one.count > RECENT]
+    limit = limits(recent, q) if alpha is None else np.full(RECENT, alpha)
+    old_limit = limits(old, q) if alpha is None else limit
+    q_values = [_q_values(family) for family in (recent, old)]
+    for batch, learnt, pair in zip(batches, noises, tests, strict=True):
+        standing: list[dict[int, Suspicion]] = [{}, {}]
+        for family, suspects in zip(pair, standing, strict=True):
+            for one in family:
+                suspects |= suspicions(one, limit if one.count <= RECENT else old_limit, batch.least[one.rows])
+        for row in np.flatnonzero(batch.record >= 0).tolist():
+            known = standing[0][row].p if row in standing[0] else 1.0
+            standing[0][row] = Suspicion(int(batch.record[row]), int(batch.begin[row]), known)
+        p = np.full(len(batch.which), np.nan)
+        for one in reversed([one for family in pair for one in family]):
+            p[one.rows] = one.asof(0)
+        trend = _trends(batch, learnt)
+        calm = _calm_levels(batch, learnt)
+        loud = np.array(sorted({*standing[0], *standing[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
+        ones = dict(zip(loud.tolist(), some_of(batch, learnt, loud), strict=True))
+        recent_q = q_values[0](p)
         for row, number in enumerate(batch.which):
-            history, place = histories[number], places[number]
-            found[number] = _verdict(history, place, batch, learnt, test, reject[:, row], q_value[:, row], row)
-    return [one for one in found if one is not None]
+            finding = None
+            if row in ones:
+                judged = _Row(histories[number], places[number], batch, row, ones[row])
+                finding = judged.verdict([s.get(row) for s in standing], float(p[row]), bool(trend[row]), q_values)
+            if finding is None:
+                levels = tuple(_placed(level, places[number]) for level in calm[row])
+                finding = Finding(
+                    "ok", levels, p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
+                    n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
+                    reason="no change of the newest level",
+                )  # fmt: skip
+            findings[number] = finding
+    return findings
 
 
 def find_changes(history: History) -> list[Change]:
@@ -94,9 +115,10 @@ def find_all_changes(histories: Sequence[History]) -> list[list[Change]]:
     batches = make_batches(owners, [points for _, _, points in parts])
     found: list[list[Change]] = [[] for _ in histories]
     for batch, learnt in zip(batches, learn(batches, [0] * len(parts), pooled=False), strict=True):
-        for row in (row for row, starts in enumerate(batch.starts) if starts):
+        rows = np.array([row for row, starts in enumerate(batch.starts) if starts], dtype=np.int64)
+        for row, one in zip(rows.tolist(), some_of(batch, learnt, rows), strict=True):
             number, environment, place = parts[batch.which[row]]
-            history, one = histories[number], one_of(batch, learnt, row)
+            history = histories[number]
             steps = confirmed(one, batch.starts[row])
             for step in steps:
                 why = not_reported(one, step, history.state[place], steps, history.min_effect)
@@ -116,101 +138,68 @@ def _too_few(history: History, place: NDArray[np.int64]) -> Finding:
     )
 
 
-@dataclass
-class _Tests:
-    """Two hypotheses per series, [2, m]: the newest points within the newest segment, and the newest segment itself."""
+def _tests(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
+    """The newest points within the newest segment; and the newest segment itself, where it has a level of its own."""
+    n = batch.y.shape[1]
+    newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
+    settled = np.array([len(one) > 0 and n - one[-1] >= SETTLED for one in batch.starts], dtype=bool)
+    rows = np.flatnonzero(settled)
+    begin = np.array([(0, *batch.starts[row])[-2] for row in rows.tolist()], dtype=np.int64)
+    onset = np.array([batch.starts[row][-1] for row in rows.tolist()], dtype=np.int64)
+    segment = [windows(batch, learnt, rows[some], *ends) for ends, some in _alike(begin, onset)]
+    return newest, segment
 
-    p: Floats  # NaN where there is nothing to test
-    after: NDArray[np.int64]  # points after the most likely change
-    start: NDArray[np.int64]  # where the points that were looked at begin
-    trend: NDArray[np.bool_]  # [m] a line climbs through the newest segment
+
+def _alike(begin: NDArray[np.int64], onset: NDArray[np.int64]) -> list[tuple[tuple[int, int], NDArray[np.int64]]]:
+    """Rows that share both places."""
+    order = np.lexsort((onset, begin))
+    cuts = np.flatnonzero((np.diff(begin[order]) != 0) | (np.diff(onset[order]) != 0)) + 1
+    return [((int(begin[rows[0]]), int(onset[rows[0]])), rows) for rows in np.split(order, cuts) if len(rows)]
 
 
-NEWEST, SEGMENT = 0, 1
-
-
-def _test(batch: Batch, learnt: Noise, *, pooled: bool) -> _Tests:
+def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
+    """[m] a line climbs through the newest segment."""
     m, n = batch.y.shape
-    test = _Tests(np.full((2, m), np.nan), np.zeros((2, m), np.int64), np.zeros((2, m), np.int64), np.zeros(m, bool))
-    scaled = batch.residual / np.maximum(learnt.sigma[:, None], batch.error)
-    z = noise.calibrated(noise.score(scaled, learnt.weights, learnt.count), learnt.knots, learnt.worth)
-    z = noise.rank_cap(z, scaled, batch.used, batch.held_out)
-    starts = np.array([one[-1] if one else 0 for one in batch.starts])
-    # Too young a newest segment is only looked at together with the one before it.
-    young = (starts > 0) & (n - starts < MIN_SEGMENT + 3)
-    for start in np.unique(starts[~young]):
-        rows = np.flatnonzero((starts == start) & ~young)
-        test.p[NEWEST, rows], test.after[NEWEST, rows] = tail_test(
-            z[rows, start:], learnt.rho[rows], learnt.df[rows], pooled=pooled
-        )
-        test.start[NEWEST, rows] = start
-        test.trend[rows] = _climbs(z[rows, start:], learnt.rho[rows])
-    for row in np.flatnonzero(starts).tolist():
-        one, ends = one_of(batch, learnt, row), batch.starts[row]
-        before = ends[-2] if len(ends) > 1 else 0
-        centre = float(np.median(batch.y[row, before : ends[-1]]))
-        merged = one.scores(before, n, centre)[None]
-        p, after = tail_test(merged, learnt.rho[[row]], learnt.df[[row]], pooled=pooled)
-        test.p[SEGMENT, row], test.start[SEGMENT, row] = p[0], before
-        test.after[SEGMENT, row] = after[0] if young[row] else n - ends[-1]
-    return test
+    climbs = np.zeros(m, dtype=bool)
+    for begin in np.unique(batch.begin):
+        rows, size = np.flatnonzero(batch.begin == begin), n - int(begin)
+        if size < RECENT:
+            continue
+        time, rho = np.arange(size) - (size - 1) / 2, learnt.rho[rows]
+        calm = np.clip(batch.residual[rows, begin:] / learnt.sigma[rows, None], -4, 4)
+        slope = calm @ time / np.sqrt(time @ time) / np.sqrt((1 + rho) / (1 - rho))
+        climbs[rows] = np.abs(slope) > -special.ndtri(DRIFT_LEVEL / 2)
+    return climbs
 
 
-def k_weights(count: int) -> Floats:
-    """[count] how alpha is spent over the last 1 .. count points; they sum to 1."""
-    weights = np.zeros(count)
-    short = min(count, len(K_WEIGHTS))
-    weights[:short] = K_WEIGHTS[:short]
-    if count > short:
-        rest = 1 / np.arange(short + 1, count + 1)
-        weights[short:] = (1 - K_WEIGHTS.sum()) * rest / rest.sum()
-    return weights / weights.sum()
+def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Level]]:
+    """Levels of the segments of each series, by places in the batch."""
+    n = batch.y.shape[1]
+    levels: list[list[Level]] = [[] for _ in batch.starts]
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for row, starts in enumerate(batch.starts):
+        alike[starts].append(row)
+    for starts, members in alike.items():
+        rows = np.array(members)
+        for a, b in segments(starts, n):
+            y, reach = batch.y[rows, a:b], 2.5 * learnt.sigma[rows, None]
+            centre = np.median(y, axis=1, keepdims=True)
+            level = (centre + np.clip(y - centre, -reach, reach)).mean(axis=1) + batch.shift[rows]
+            error = learnt.sigma[rows] * np.sqrt(noise.mean_variance(np.array(b - a), learnt.rho[rows]))
+            for row, at, wide in zip(members, level.tolist(), error.tolist(), strict=True):
+                levels[row].append(Level(a, b, at, wide))
+    return levels
 
 
-def tail_test(
-    z: Floats,  # [m, n] scores
-    rho: Floats,  # [m]
-    df: Floats,  # [m]
-    *,
-    pooled: bool,  # the noise was learnt from a pool
-) -> tuple[Floats, NDArray[np.int64]]:
-    """p [m] that the last points stand on another level than those before, and how many do, [m]."""
-    n = z.shape[1]
-    distance = distances(z, rho)[:, ::-1][:, : n - 3]  # k = 1, 2, ..
-    size = np.abs(distance)
-    p = np.ones(size.shape)
-    row, column = np.nonzero(size > 2)
-    p[row, column] = 2 * special.stdtr(df[row], -size[row, column])
-    weighted = p / k_weights(n - 3)
-    best = weighted.argmin(axis=1)
-    sharpen = float(np.interp(n, SHARPEN[0], SHARPEN[1]["pooled" if pooled else "alone"]))
-    smallest = np.clip(sharpen * weighted[np.arange(len(z)), best], 1e-300, 1.0)
-    return smallest, best + 1
+def _placed(level: Level, place: NDArray[np.int64]) -> Level:
+    return Level(int(place[level.start]), int(place[level.stop - 1]) + 1, level.log_ms, level.error)
 
 
-def _climbs(z: Floats, rho: Floats) -> NDArray[np.bool_]:
-    n = z.shape[1]
-    if n < RECENT:
-        return np.zeros(len(z), dtype=bool)
-    time = np.arange(n) - (n - 1) / 2
-    slope = np.clip(z, -4, 4) @ time / np.sqrt(time @ time) / np.sqrt((1 + rho) / (1 - rho))
-    return np.abs(slope) > -special.ndtri(DRIFT_LEVEL / 2)
-
-
-def _over_the_night(tests: list[_Tests], q: float, alpha: float | None) -> tuple[list[NDArray[np.bool_]], list[Floats]]:
-    """[2, m] per batch: rejected, and q-values."""
-    if not tests:
-        return [], []
-    p = np.concatenate([test.p for test in tests], axis=1)
-    after = np.concatenate([test.after for test in tests], axis=1)
-    recent = np.ones(p.shape, dtype=bool)
-    recent[SEGMENT] = after[SEGMENT] <= RECENT
-    q_values = np.full(p.shape, np.nan)
-    for family in (recent, ~recent):
-        q_values[family] = fdr.adjusted(p[family])
-    rejected = (q_values <= q) if alpha is None else (p <= alpha)
-    cuts = np.cumsum([test.p.shape[1] for test in tests])[:-1]
-    return np.split(rejected, cuts, axis=1), np.split(q_values, cuts, axis=1)
+def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
+    """The q-value that each p has over the night."""
+    p = np.sort(np.concatenate([one.asof(0) for one in family] or [np.ones(1)]))
+    q = fdr.adjusted(p)
+    return lambda each: q[np.minimum(np.searchsorted(p, each), len(q) - 1)]
 
 
 def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) -> Change:
@@ -223,60 +212,68 @@ def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) ->
     )  # fmt: skip
 
 
-def _verdict(
-    history: History,
-    place: NDArray[np.int64],
-    batch: Batch,
-    learnt: Noise,
-    test: _Tests,
-    rejected: NDArray[np.bool_],  # [2]
-    q_value: Floats,  # [2]
-    row: int,
-) -> Finding:
-    n = batch.y.shape[1]
-    one, starts = one_of(batch, learnt, row), batch.starts[row]
-    shift = float(np.median(history.log_ms[place]))
-    answer: tuple[Verdict, str] | None = None
-    step: Step | None = None
-    which = NEWEST if not np.isnan(test.p[NEWEST, row]) else SEGMENT
-    for tried in (NEWEST, SEGMENT):
-        if not rejected[tried]:
-            continue
-        index = n - int(test.after[tried, row])
-        begin = int(test.start[tried, row])
-        candidate = make_step(one, begin, index, n)
-        if abs(candidate.effect) < history.min_effect:
-            continue
-        earlier = [s for s in starts if s < index and (tried == NEWEST or s <= begin)]
-        ends = [*(s for s in earlier if s > 0), index]
-        answer = _weighed(one, candidate, ends, history.state[place], history.min_effect)
-        if answer is not None:
-            which, step, starts = tried, candidate, tuple(ends)
-            break
-    if answer is None and test.trend[row]:
-        begin = int(test.start[NEWEST, row])
-        time = np.arange(n - begin) - (n - begin - 1) / 2
-        y = one.y[begin:] - np.median(one.y[begin:])
-        slope = float(time @ np.clip(y, -4 * one.sigma, 4 * one.sigma) / (time @ time))
-        if abs(slope * (n - begin)) >= history.min_effect:
-            answer = ("drift", "slow trend")
-    verdict, reason = answer or ("ok", "no change of the newest level")
-    levels = []
-    for a, b in segments(starts, n):
-        level, error = one.level(a, b)
-        levels.append(Level(int(place[a]), int(place[b - 1]) + 1, level + shift, error))
-    newest = starts[-1] if starts else 0
-    p, q = float(test.p[which, row]), float(q_value[which])
-    if step is None:
+@dataclass(frozen=True)
+class _Row:
+    """One series of a batch."""
+
+    history: History
+    place: NDArray[np.int64]  # of its points in the history
+    batch: Batch
+    row: int
+    one: One
+
+    def verdict(
+        self,
+        suspects: Sequence[Suspicion | None],  # of the newest points, of the newest segment
+        p: float,
+        trend: bool,
+        q_values: Sequence[Callable[[Floats], Floats]],  # of recent changes, of old ones
+    ) -> Finding | None:
+        """Return what is found, or None where nothing is."""
+        n, one, state = self.batch.y.shape[1], self.one, self.history.state[self.place]
+        for suspect in suspects:
+            if suspect is None:
+                continue
+            step = make_step(one, suspect.begin, suspect.index, n)
+            if suspect.index == self.batch.record[self.row] and step.index - step.start < YOUNG:
+                # Few results do not locate a change by their scatter, but nobody doubts where a record began.
+                step = replace(step, low_index=step.index, high_index=step.index)
+            ends = [*(s for s in self.batch.starts[self.row] if 0 < s <= suspect.begin), suspect.index]
+            answer = _weighed(one, step, ends, state, self.history.min_effect)
+            if answer is not None:
+                best = min(p, suspect.p)
+                q = float(q_values[n - step.index > RECENT](np.array([best]))[0])
+                return self._finding(step, answer, ends, best, q)
+        if trend and self._climbs_far(one):
+            return self._finding(None, ("drift", "slow trend"), self.batch.starts[self.row], p, float("nan"))
+        return None
+
+    def _finding(
+        self, step: Step | None, answer: tuple[Verdict, str], starts: Sequence[int], p: float, q: float
+    ) -> Finding:
+        n, place, one = self.batch.y.shape[1], self.place, self.one
+        shift, levels = float(self.batch.shift[self.row]), []
+        for a, b in segments(starts, n):
+            level, error = one.level(a, b)
+            levels.append(Level(int(place[a]), int(place[b - 1]) + 1, level + shift, error))
+        if step is None:
+            newest = starts[-1] if starts else 0
+            return Finding(
+                answer[0], tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1,
+                reason=answer[1],
+            )  # fmt: skip
+        half = float(special.stdtrit(one.df, 0.975)) * step.error
         return Finding(
-            verdict, tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1, reason=reason
-        )
-    half = float(special.stdtrit(one.df, 0.975)) * step.error
-    return Finding(
-        verdict, tuple(levels), int(place[step.index]), int(place[step.low_index - 1]), int(place[step.high_index]),
-        step.effect, step.effect - half, step.effect + half, step.before + shift, p, q, one.sigma,
-        step.index - step.start, n - step.index, reason,
-    )  # fmt: skip
+            answer[0], tuple(levels), int(place[step.index]), int(place[step.low_index - 1]),
+            int(place[step.high_index]), step.effect, step.effect - half, step.effect + half, step.before + shift, p, q,
+            one.sigma, step.index - step.start, n - step.index, answer[1],
+        )  # fmt: skip
+
+    def _climbs_far(self, one: One) -> bool:
+        y = one.y[int(self.batch.begin[self.row]) :]
+        time = np.arange(len(y)) - (len(y) - 1) / 2
+        slope = float(time @ np.clip(y - np.median(y), -4 * one.sigma, 4 * one.sigma) / (time @ time))
+        return abs(slope * len(y)) >= self.history.min_effect
 
 
 def _weighed(

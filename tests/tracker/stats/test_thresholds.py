@@ -3,74 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from groupbench.tracker.stats.thresholds import burst_error, far_off, judge_pools, judge_rms, mad, worse_since
+from groupbench.tracker.ab.result import defaults
+from groupbench.tracker.stats.thresholds import burst_error, judge_pools, judge_rms, least_effect, mad, worse_since
 
 UNKNOWN = math.nan
 
 
-def off(before: list[float], now: float, error: float = UNKNOWN, timing: str = "gpu", **given: Any) -> bool:
-    log = np.log([*before, now])
-    return far_off(log, np.array([error] * len(log)), timing=timing, **given) is not None
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "given", "found"),
+    ("timing", "ms", "least"),
     [
-        ([1.0, 1.001, 0.999], 1.53, {}, True),
-        ([1.0, 1.001, 0.999], 0.7, {}, True),
-        ([1.0, 1.001, 0.999], 1.04, {}, False),
-        ([1.0, 1.001, 0.999], 1.06, {}, True),
-        ([1.0, 1.001, 0.999], 1.06, {"min_effect": 0.1}, False),
-        ([1.0, 1.001, 0.999], 1.06, {"error": 0.02}, False),
-        ([1.0, 1.05, 0.95], 1.5, {}, False),
-        ([1.0, 1.001, 0.999], 1.25, {"timing": "cpu"}, False),
-        ([1.0, 1.001, 0.999], 1.5, {"timing": "cpu"}, True),
-        ([1.0, 1.0], 1.5, {}, False),
-        ([1.0] * 9, 1.5, {}, True),
-        ([1.0] * 10, 1.5, {}, False),
-        ([1.0] * 10, 1.5, {"alone": True}, True),
-        ([1.0] * 29, 1.5, {"alone": True}, True),
-        ([1.0] * 30, 1.5, {"alone": True}, False),
-        ([1.0] * 12 + [1.5], 1.5, {"alone": True}, True),
-        ([1.0] * 6 + [1.4] + [1.0] * 6, 1.5, {"alone": True}, False),
-        ([1.0] * 6 + [1.2] + [1.0] * 6, 1.5, {"alone": True}, True),
-        ([1.0] * 6 + [1.4] + [1.0] * 2, 1.5, {}, True),
-        ([1.0], 1.5, {}, False),
-        ([], 1.5, {}, False),
+        ("gpu", 0.013, 0.02),
+        ("gpu", 0.04, 0.01),
+        ("gpu", 0.089, 0.01),
+        ("gpu", 0.09, 0.003),
+        ("gpu", 600.0, 0.003),
+        ("cpu", 0.013, 0.10),
+        ("cpu", 600.0, 0.10),
     ],
-    ids=str,
 )
-def test_a_young_series_is_suspected_where_it_is_far_off(
-    before: list[float], now: float, given: dict[str, Any], found: bool
-) -> None:
-    assert off(before, now, **given) is found
-
-
-def test_unchanged_code_of_a_young_series_is_hardly_suspected() -> None:
-    rng = np.random.default_rng(7)
-    for noise, timing in ((0.003, "gpu"), (0.01, "gpu"), (0.03, "cpu")):
-        alarms = sum(off(list(np.exp(rng.normal(0, noise, 3))), float(np.exp(rng.normal(0, noise))), timing=timing)
-                     for _ in range(1000))  # fmt: skip
-        assert alarms <= 3
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=3, max_size=9), st.floats(0.01, 100), st.sampled_from([2.0, 1024.0]))
-def test_units_do_not_matter(before: list[float], now: float, scale: float) -> None:
-    errors = np.full(len(before) + 1, UNKNOWN)
-    one = far_off(np.log([*before, now]), errors, timing="gpu")
-    other = far_off(np.log([ms * scale for ms in (*before, now)]), errors, timing="gpu")
-    if one is not None and other is not None:
-        assert other.change == pytest.approx(one.change, abs=1e-9)
-    elif one is not other:  # on the edge
-        either = one or other
-        assert either is not None and abs(either.change or 0) == pytest.approx(either.threshold, abs=1e-9)
+def test_the_least_effect_is_that_of_an_ab(timing: str, ms: float, least: float) -> None:
+    assert least_effect(timing, ms) == least == defaults(timing, ms).min_effect
 
 
 def test_mad_estimates_the_standard_deviation() -> None:

@@ -1,0 +1,147 @@
+"""The newest points of a series: never silent about a large change, sharp where a series is quiet, and steady."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from groupbench.tracker.stats.records import RECENT, record_distance, records
+from groupbench.tracker.stats.scan import Finding, History, scan
+
+Floats = NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int, int], Floats]
+
+HEAVY: dict[str, Noise] = {
+    "t3": lambda rng, m, n: rng.standard_t(3, (m, n)),
+    "outliers": lambda rng, m, n: rng.normal(0, 1, (m, n)) + (rng.random((m, n)) < 0.05) * rng.uniform(5, 50, (m, n)),
+}
+
+
+def night(y: Floats, least: float = 0.003) -> list[Finding]:
+    n = y.shape[1]
+    unknown, one, commits = np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)
+    return scan([History(row, unknown, one, commits, min_effect=math.log1p(least)) for row in y])
+
+
+def news(found: list[Finding]) -> NDArray[np.bool_]:
+    return np.array([one.verdict in ("suspect", "changed") for one in found])
+
+
+@pytest.mark.parametrize("size", [20, 312])
+@pytest.mark.parametrize("earlier", [5, 10, 13, 16, 22])
+@pytest.mark.parametrize("others", HEAVY)
+def test_a_large_change_is_a_suspect_on_its_first_night(others: str, earlier: int, size: int) -> None:
+    """Whatever tails the other series of the night teach."""
+    rng = np.random.default_rng([earlier, size])
+    cases = [(2.0, 0.02), (1.5, 0.02), (1.1, 0.005), (0.5, 0.02), (2.0, 0.002)] * 3
+    y = rng.uniform(0.001, 0.02, (size, 1)) * HEAVY[others](rng, size, earlier + 1)
+    for row, (factor, sigma) in enumerate(cases):
+        y[row] = rng.normal(0, sigma, earlier + 1)
+        y[row, -1] += math.log(factor)
+    found = night(y)
+    assert news(found)[: len(cases)].all()
+    assert all(one.index == earlier and one.nights == 1 for one in found[: len(cases)])
+
+
+def test_three_results_show_a_change_of_half() -> None:
+    y = np.random.default_rng(2).normal(0, 0.003, (100, 4))
+    y[:50, -1] += math.log(1.5)
+    found = news(night(y))
+    assert found[:50].all()
+    assert found[50:].sum() <= 1
+
+
+@pytest.mark.parametrize("size", [12, 60])
+@pytest.mark.parametrize("effect", [0.009, 0.018, 0.036])
+@pytest.mark.parametrize("earlier", [10, 30])
+def test_a_quiet_series_is_the_easiest(earlier: int, effect: float, size: int) -> None:
+    """0.04 % between nights, below what a floor of 0.1 % would take for noise."""
+    rng = np.random.default_rng([earlier, size])
+    y = rng.uniform(0.0004, 0.01, (size, 1)) * rng.normal(0, 1, (size, earlier + 2))
+    y[:6] = rng.normal(0, 0.0004, (6, earlier + 2))
+    y[:6, earlier:] += math.log1p(effect)
+    assert (news(night(y[:, :-1]))[:6] | news(night(y))[:6]).all()
+
+
+@pytest.mark.parametrize("sigma", [0.0005, 0.002, 0.005])
+def test_a_suspect_whose_step_stays_is_never_ok_again(sigma: float) -> None:
+    rng = np.random.default_rng(int(1e4 * sigma))
+    for _ in range(4):
+        earlier, size = int(rng.integers(6, 15)), 8 * sigma
+        y = rng.uniform(0.0005, 0.005, (12, 1)) * rng.normal(0, 1, (12, earlier + 9))
+        y[:4] = rng.normal(0, sigma, (4, earlier + 9))
+        y[:4, earlier:] += size
+        seen = np.array([news(night(y[:, :stop], 0.001))[:4] for stop in range(earlier + 1, earlier + 10)])
+        assert np.all(seen[1:] >= seen[:-1])
+        assert seen[1].mean() >= 0.5
+
+
+def test_an_outlier_that_is_back_is_no_suspect() -> None:
+    y = np.random.default_rng(4).normal(0, 0.005, (50, 31))
+    y[:, -2] += 0.2
+    assert news(night(y[:, :-1])).all()
+    assert news(night(y)).sum() <= 1
+
+
+def test_a_step_does_not_widen_the_noise_that_it_is_judged_by() -> None:
+    """Nor its own first nights, where the history is short."""
+    y = np.random.default_rng(5).normal(0, 0.001, (12, 14))
+    y[0, 10:] += 0.035
+    for stop in (11, 12, 13, 14):
+        assert night(y[:, :stop])[0].sigma < 0.003
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "t3"])
+def test_false_suspects_of_a_night(kind: str) -> None:
+    """One in a thousand, whatever the size of the night."""
+    rng = np.random.default_rng(6)
+    y = 0.01 * (rng.standard_t(3, (3000, 40)) if kind == "t3" else rng.normal(0, 1, (3000, 40)))
+    found = night(y)
+    assert news(found).sum() <= 8
+    assert not any(one.verdict == "changed" for one in found)
+
+
+def test_a_young_series_is_no_harder_to_judge_among_others() -> None:
+    rng = np.random.default_rng(7)
+    y = rng.normal(0, 0.01, (200, 9))
+    y[:40, -1] += 0.07
+    alone = sum(bool(news(scan([one], alpha=0.001))[0]) for one in _histories(y[:40]))
+    assert news(night(y))[:40].sum() >= max(alone, 30)
+
+
+def _histories(y: Floats) -> list[History]:
+    n = y.shape[1]
+    return [History(row, np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)) for row in y]
+
+
+def test_a_finding_says_since_when_and_in_which_direction() -> None:
+    y = np.random.default_rng(8).normal(0, 0.002, (3, 30))
+    y[0, -4:] -= 0.1
+    y[1, -2:] += 0.1
+    faster, slower, same = night(y)
+    assert (faster.nights, faster.only_better) == (4, True)
+    assert (slower.nights, slower.only_better) == (2, False)
+    assert (same.nights, same.only_better) == (None, False)
+
+
+def test_a_record_is_beyond_all_that_the_series_has_shown() -> None:
+    y = np.random.default_rng(9).normal(0, 0.001, (4, 25))
+    y[:, -1] = 0.05
+    y[1, 3] = 0.06  # as far before
+    y[2, -1] = 0.008  # eight standard deviations
+    error = np.zeros(y.shape)
+    error[3, -1] = 0.02  # its own bursts scatter
+    seen = records(y, error, np.full(4, 0.0003), np.full(4, 0.05), 0)
+    assert seen.shape == (4, RECENT)
+    assert seen[:, -1].tolist() == [True, False, False, False]
+
+
+def test_the_distance_of_a_record_grows_with_what_is_known() -> None:
+    assert math.isinf(record_distance(2))
+    assert record_distance(3) > record_distance(4) > record_distance(5)
+    assert record_distance(3, gross=True) < 10
+    assert 9 < record_distance(5) < record_distance(10) < record_distance(100) < 16
