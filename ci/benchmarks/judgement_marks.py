@@ -1,8 +1,12 @@
-"""The marks of the judgement from history, measured: `python ci/benchmarks/judgement_marks.py [--only NAME] [--quick]`.
+"""Measure the judgement from history as `groupbench gate` makes it, on made-up nights: tables for docs/judgement.md.
 
-Makes its noise from a seed, writes the table of docs/judgement.md. `--nyrkio PATH` adds the public histories of nyrkio,
-rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns timestamp, commit, metric, value and, with several benchmarks,
-test). `--quick` tries it out with a tenth of the series, which resolves less than the marks ask for.
+    python ci/benchmarks/judgement_marks.py                                # all parts
+    python ci/benchmarks/judgement_marks.py --only power --scale 0.1       # one part, with a tenth of the nights
+    python ci/benchmarks/judgement_marks.py --only public --nyrkio FOLDER
+
+Every night is one call of `scan` with the gate's own false-discovery rate, floor and least effect, over all series of
+the night. `--nyrkio` takes a folder with the public histories rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns
+timestamp, commit, metric, value and, with several benchmarks, test).
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,216 +23,243 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.stats.scan import Finding, History, find_all_changes, scan
+from groupbench.tracker.judge.gate import Q
+from groupbench.tracker.stats.scan import Finding, History, scan
+from groupbench.tracker.stats.thresholds import FLOOR, least_effect
 
 Floats = NDArray[np.float64]
-Row = tuple[str, str, str]  # mark, measured, ok or missed
-
-
-def ar1(rng: np.random.Generator, m: int, n: int) -> Floats:
-    e = rng.normal(0, 0.01, (m, n + 50))
-    for i in range(1, n + 50):
-        e[:, i] += 0.5 * e[:, i - 1]
-    return e[:, 50:]
-
-
-def garch(rng: np.random.Generator, m: int, n: int) -> Floats:
-    e, variance = np.zeros((m, n + 50)), np.full(m, 1e-4)
-    for i in range(n + 50):
-        e[:, i] = rng.normal(0, 1, m) * np.sqrt(variance)
-        variance = 1e-5 + 0.1 * e[:, i] ** 2 + 0.8 * variance
-    return e[:, 50:]
-
-
-def seasonal(rng: np.random.Generator, m: int, n: int) -> Floats:
-    turns = np.arange(n) / rng.uniform(7, 60, (m, 1)) + rng.random((m, 1))
-    return rng.normal(0, 0.01, (m, n)) + 0.007 * np.sin(2 * np.pi * turns)
-
-
 Noise = Callable[[np.random.Generator, int, int], Floats]
-MARKED: dict[str, Noise] = {
-    "Gaussian": lambda rng, m, n: rng.normal(0, 0.01, (m, n)),
-    "t3": lambda rng, m, n: 0.01 * rng.standard_t(3, (m, n)),
-    "log-normal": lambda rng, m, n: np.log1p(0.01 * np.exp(rng.normal(0, 1, (m, n)))),
-    "AR(1) 0.5": ar1,
-    "bimodal": lambda rng, m, n: rng.normal(0, 0.003, (m, n)) + 0.03 * (rng.random((m, n)) < 0.3),
-}
-UNTUNED: dict[str, Noise] = {
-    "Laplace": lambda rng, m, n: rng.laplace(0, 0.01, (m, n)),
-    "rare second mode (5 %)": lambda rng, m, n: rng.normal(0, 0.003, (m, n)) + 0.03 * (rng.random((m, n)) < 0.05),
-    "1 % outliers of 10 sigma": lambda rng, m, n: rng.normal(0, 0.01, (m, n)) + 0.1 * (rng.random((m, n)) < 0.01),
-    "GARCH 0.1, 0.8": garch,
-    "season of 7-60 nights": seasonal,
-    "three ticks": lambda rng, m, n: 0.01 * np.clip(np.round(rng.normal(0, 0.7, (m, n))), -1, 1),
-    "constant": lambda rng, m, n: np.zeros((m, n)),
+Rows = Iterator[tuple[object, ...]]
+
+MS = 0.6
+"""Latency of the made-up cells: the least effect follows from it."""
+
+
+def ar1(rng: np.random.Generator, m: int, n: int, rho: float) -> Floats:
+    e = rng.normal(0, 1, (m, n + 50))
+    for i in range(1, n + 50):
+        e[:, i] = rho * e[:, i - 1] + np.sqrt(1 - rho**2) * e[:, i]
+    return e[:, 50:]
+
+
+def weekdays(rng: np.random.Generator, m: int, n: int) -> Floats:
+    return rng.normal(0, 1, (m, n)) + 3 * ((np.arange(n) + rng.integers(0, 7, (m, 1))) % 7 < 2)
+
+
+QUIET: dict[str, Noise] = {  # in sigmas of the core
+    "Gaussian": lambda rng, m, n: rng.normal(0, 1, (m, n)),
+    "log-normal": lambda rng, m, n: 0.6 * np.exp(rng.normal(0, 1, (m, n))),
+    "t3": lambda rng, m, n: rng.standard_t(3, (m, n)),
+    "5 % outliers of 5-50 sigma": lambda rng, m, n: (
+        rng.normal(0, 1, (m, n)) + (rng.random((m, n)) < 0.05) * rng.uniform(5, 50, (m, n))
+    ),
+    "bimodal": lambda rng, m, n: rng.normal(0, 0.3, (m, n)) + 3 * (rng.random((m, n)) < 0.3),
+    "weekdays": weekdays,
+    "AR(1) 0.3": lambda rng, m, n: ar1(rng, m, n, 0.3),
+    "AR(1) 0.6": lambda rng, m, n: ar1(rng, m, n, 0.6),
 }
 
 
-def histories(y: Floats) -> list[History]:
-    """Each point another commit, one environment."""
+def judged(y: Floats, ms: float = MS) -> list[Finding]:
+    """One night: y [m, n] of log latency, each point another commit."""
     n = y.shape[1]
-    return [History(row, np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n)) for row in y]
+    unknown, one, commits = np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n)
+    least = float(np.log1p(least_effect("gpu", ms)))
+    return scan([History(row, unknown, one, commits, FLOOR["gpu"], least) for row in y], q=Q)
 
 
-def count(found: list[Finding], *verdicts: str) -> int:
-    return sum(one.verdict in verdicts for one in found)
+def news(y: Floats, ms: float = MS) -> NDArray[np.bool_]:
+    """[m]"""
+    return np.array([one.verdict in ("suspect", "changed") for one in judged(y, ms)])
 
 
-def row(mark: str, measured: str, good: bool) -> Row:
-    return mark, measured, "ok" if good else "missed"
+def times(full: int, scale: float) -> int:
+    return max(1, round(full * scale))
 
 
-def quiet(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    m = round(4000 * size)
-    for kinds, owed in ((MARKED, True), (UNTUNED, False)):
-        for name, noise in kinds.items():
+def large(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """At most a sixth of the night changes; all others are heavy-tailed."""
+    yield "others", "earlier results", "night of", "2.0x in 2 %", "1.5x in 2 %", "1.1x in 0.5 %"
+    for others in ("t3", "5 % outliers of 5-50 sigma"):
+        for earlier in (5, 10, 13, 16, 22):
+            for size, nights in ((20, 100), (312, 10), (2000, 4)):
+                found, changed = np.zeros((3, 0)), 3 * min(size // 18, 6)
+                for _ in range(times(nights, scale)):
+                    y = np.exp(rng.uniform(np.log(0.0005), np.log(0.02), (size, 1))) * QUIET[others](
+                        rng, size, earlier + 1
+                    )
+                    for row in range(changed):
+                        factor, sigma = ((2.0, 0.02), (1.5, 0.02), (1.1, 0.005))[row % 3]
+                        y[row] = rng.normal(0, sigma, earlier + 1)
+                        y[row, -1] += np.log(factor)
+                    found = np.concatenate([found, news(y)[:changed].reshape(-1, 3).T], axis=1)
+                yield others, earlier, size, *(f"{one.mean():.1%} of {len(one)}" for one in found)
+
+
+def calm(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    yield "earlier results", "night of", "+0.9 %", "+1.8 %", "+3.6 %"
+    for earlier in (10, 20, 50):
+        for size, nights in ((12, 60), (312, 4)):
             shares = []
-            for n in (30, 100, 300):
-                made = histories(noise(rng, m, n))
-                changes, found = find_all_changes(made), scan(made, alpha=0.01)
-                shares.append(np.mean([bool(c) or f.verdict == "changed" for c, f in zip(changes, found, strict=True)]))
-            text = " / ".join(f"{share:.2%}" for share in shares) + f" of {m}"
-            yield row(
-                f"quiet {name}: reported, n = 30 / 100 / 300 {'<= 1 %' if owed else '(not tuned on)'}",
-                text,
-                max(shares) <= 0.01,
-            )
+            for effect in (0.009, 0.018, 0.036):
+                found: list[bool] = []
+                for _ in range(times(nights, scale)):
+                    y = rng.uniform(0.0004, 0.01, (size, 1)) * rng.normal(0, 1, (size, earlier + 2))
+                    y[:6] = rng.normal(0, 0.0004, (6, earlier + 2))
+                    y[:6, earlier:] += np.log1p(effect)
+                    found += (news(y[:, :-1]) | news(y))[:6].tolist()
+                shares.append(f"{np.mean(found):.1%} of {len(found)}")
+            yield earlier, size, *shares
 
 
-def night(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    for title, kinds in (("five noises", MARKED), ("five noises and seven not tuned on", MARKED | UNTUNED)):
-        nights = []
-        for _ in range(3):
-            made = np.concatenate([noise(rng, round(20000 * size / len(kinds)), 100) for noise in kinds.values()])
-            wall, cpu = time.perf_counter(), time.process_time()
-            found = scan(histories(made))
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            nights.append((count(found, "suspect"), count(found, "changed"), wall, cpu))
-        text = "; ".join(f"{s} suspect, {c} changed" for s, c, _, _ in nights)
-        yield row(f"quiet night of 20,000 x 100, {title}: suspects <= 20", text, max(s for s, *_ in nights) <= 20)
-        seconds = ", ".join(f"{wall:.1f} ({cpu:.1f})" for *_, wall, cpu in nights)
-        yield row("its judgement <= 10 s (wall; process CPU)", seconds, max(wall for *_, wall, _ in nights) <= 10)
+def power(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    yield "night of", "stepped", "after 1", "2", "3", "5", "others flagged after 1"
+    for size, stepped, nights in ((20, 1, 400), (300, 3, 60), (2000, 20, 12), (20000, 200, 2)):
+        shares, false = [], 0.0
+        for after in (1, 2, 3, 5):
+            hits, others = 0, 0
+            for _ in range(times(nights, scale)):
+                y = rng.normal(0, 0.01, (size, 50 + after))
+                y[:stepped, 50:] += np.log(1.03)
+                found = news(y)
+                hits, others = hits + int(found[:stepped].sum()), others + int(found[stepped:].sum())
+            shares.append(f"{hits / (stepped * times(nights, scale)):.3f}")
+            false = others / ((size - stepped) * times(nights, scale)) if after == 1 else false
+        yield size, stepped, *shares, f"{false:.2%}"
 
 
-def step(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    m = round(10000 * size)
-    for n in (50, 100, 300):
-        false = count(scan(histories(rng.normal(0, 0.01, (m, n))), alpha=0.01), "suspect", "changed") / m
-        yield row(f"alone, {n} points, alpha 0.01: false suspects <= 1 %", f"{false:.2%} of {m}", false <= 0.01)
-        for after, least in ((1, 0.5), (2, 0.85), (3, 0.97), (5, 0.99)):
-            y = rng.normal(0, 0.01, (m, n + after))
-            y[:, n:] += np.log(1.03)
-            share = count(scan(histories(y), alpha=0.01), "suspect", "changed") / m
-            yield row(
-                f"3 % in 1 %, {n} points before: found after {after} >= {least}", f"{share:.3f} of {m}", share >= least
-            )
+def grid(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """Steps of 6 sigma, at least the least effect, after one and two nights."""
+    noises = ("Gaussian", "t3", "AR(1) 0.6", "bimodal", "5 % outliers of 5-50 sigma")
+    yield "noise", "shape", *(f"{earlier} results" for earlier in (5, 10, 15, 30, 100))
+    size, stepped = 300, 10
+    for sigma in (0.0003, 0.001, 0.01, 0.03):
+        for shape in noises:
+            shares = []
+            for earlier in (5, 10, 15, 30, 100):
+                after: list[list[bool]] = [[], []]
+                for _ in range(times(6, scale)):
+                    y = sigma * QUIET[shape](rng, size, earlier + 2)
+                    y[:stepped, earlier:] += max(6 * sigma, 0.004)
+                    after[0] += news(y[:, :-1])[:stepped].tolist()
+                    after[1] += news(y)[:stepped].tolist()
+                shares.append(f"{np.mean(after[0]):.2f} {np.mean(after[1]):.2f}")
+            yield f"{sigma:.2%}", shape, *shares
 
 
-def steps(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    shares, wrong, m = [], [], round(20000 * size)
-    for _ in range(5):
+def quiet(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    yield "noise", *(f"suspects of 20,000, n = {n}" for n in (11, 23, 41, 101)), "nights of 20 with any, n = 41"
+    m = times(20000, scale)
+    for name, noise in QUIET.items():
+        counts = []
+        for n in (11, 23, 41, 101):
+            found = [one.verdict for one in judged(0.01 * noise(rng, m, n))]
+            certain = found.count("changed")
+            counts.append(f"{found.count('suspect') * 20000 / m:.0f}" + (f" + {certain} changed" if certain else ""))
+        nights = [bool(news(0.01 * noise(rng, 20, 41)).any()) for _ in range(times(400, scale))]
+        yield name, *counts, f"{np.mean(nights):.1%}"
+
+
+def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """40 nights one after the other: series that are ever called certain, or ever a suspect."""
+    yield "noise", "ever certain", "ever suspect", "of series"
+    m = times(2000, scale)
+    for name, noise in QUIET.items():
+        y = 0.01 * noise(rng, m, 60)
+        certain, suspect = np.zeros(m, dtype=bool), np.zeros(m, dtype=bool)
+        for stop in range(21, 61):
+            verdicts = np.array([one.verdict for one in judged(y[:, :stop])])
+            certain |= verdicts == "changed"
+            suspect |= verdicts == "suspect"
+        yield name, f"{certain.mean():.2%}", f"{suspect.mean():.2%}", m
+
+
+def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """Nights of 12 series after a step; one that was a suspect must not be ok again while its step stays."""
+    yield "step", "within two nights", "ok again", "of series"
+    for size in (3, 5, 8, 12, 20):
+        seen_early, again, total = 0, 0, 0
+        for _ in range(times(30, scale)):
+            earlier = int(rng.integers(6, 19))
+            y = np.exp(rng.uniform(np.log(0.0005), np.log(0.006), (12, 1))) * ar1(rng, 12, 24, 0.3)
+            y[0] = 0.0015 * (rng.normal(0, 1, 24) + size * (np.arange(24) >= earlier))
+            seen = [bool(news(y[:, :stop])[0]) for stop in range(earlier + 1, 25)]
+            seen_early += any(seen[:2])
+            again += any(before and not now for before, now in itertools.pairwise(seen))
+            total += 1
+        yield f"{size} sigma", f"{seen_early / total:.0%}", f"{again / total:.0%}", total
+
+
+def speed(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    yield "20,000 series of 100 results", "wall s", "process s"
+    m = times(20000, scale)
+    for name in ("quiet", "every one stepped"):
         y = rng.normal(0, 0.01, (m, 100))
-        y[: m // 100, -3:] += np.log(1.03)
-        hit = np.array([f.verdict in ("suspect", "changed") for f in scan(histories(y))])
-        shares.append(hit[: m // 100].mean())
-        wrong.append(hit[m // 100 :].sum() / max(hit.sum(), 1))
-    each = ", ".join(f"{share:.3f}" for share in shares)
-    yield row(
-        "3 % in 1 % of 20,000 series: found after 3 points >= 0.9",
-        f"{np.mean(shares):.3f} ({each})",
-        np.mean(shares) >= 0.9,
-    )
-    each = ", ".join(f"{share:.3f}" for share in wrong)
-    yield row("share of false findings <= 10 %", f"{np.mean(wrong):.3f} ({each})", np.mean(wrong) <= 0.1)
+        if name != "quiet":
+            y += 0.1 * (np.arange(100) >= rng.integers(20, 95, (m, 1)))
+        wall, cpu = time.perf_counter(), time.process_time()
+        judged(y)
+        yield name, f"{time.perf_counter() - wall:.1f}", f"{time.process_time() - cpu:.1f}"
 
 
-def last(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    m = round(1000 * size)
-    for name in ("Gaussian", "AR(1) 0.5", "Laplace"):
-        for n in (30, 100):
-            y = (MARKED | UNTUNED)[name](rng, m, n)
-            y[:, -1] = np.median(y[:, :-1], axis=1) + 6 * y.std()
-            alone = scan(histories(y), alpha=0.01)
-            others = histories((MARKED | UNTUNED)[name](rng, m, n))
-            among = [scan([one, *others])[0] for one in histories(y[:10])]
-            changed = count(alone, "changed") + count(among, "changed")
-            share, seen = count(alone, "suspect") / m, count(among, "suspect")
-            text = f"alone {share:.1%}; among {m}: {seen} of 10; {changed} changed"
-            good = changed == 0 and (name != "Gaussian" or count(alone, "suspect") >= 0.99 * m)
-            yield row(f"last point off by 6 sigma, {name}, n = {n}: suspect, never changed", text, good)
-
-
-def public(rng: np.random.Generator, size: float, given: argparse.Namespace) -> Iterator[Row]:
-    if given.nyrkio is None:
+def public(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """Recorded CI histories in random order: there is nothing to be found on any night."""
+    yield "history", "series", "least effect", "ever suspect in 40 nights", "ever certain", "suspect on the last night"
+    if options.nyrkio is None:
         return
-    folder = given.nyrkio if given.nyrkio.is_dir() else given.nyrkio.parent
-    files = sorted(folder.glob("*_2023.csv.gz")) if given.nyrkio.is_dir() else [given.nyrkio]
-    for path in files:
-        name, made = path.name.removesuffix(".csv.gz"), list(read(path))
-        changes, found = find_all_changes(made), scan(made)
-        inside = sum(
-            h.state[c.index] == h.state[c.index - 1] for h, each in zip(made, changes, strict=True) for c in each
-        )
-        inside += sum(
-            f.verdict == "changed" and h.state[f.index] == h.state[f.index - 1]
-            for h, f in zip(made, found, strict=True)
-        )
-        near = sum(
-            min(np.abs(np.flatnonzero(np.diff(h.state)) + 1 - c.index), default=99) > 0
-            for h, each in zip(made, changes, strict=True)
-            for c in each
-        )
-        verdicts = ", ".join(f"{count(found, v)} {v}" for v in ("ok", "suspect", "changed", "drift"))
-        text = (
-            f"{inside} inside; {sum(map(len, changes))} changes between commits; newest: {verdicts}; {len(made)} series"
-        )
-        yield row(f"{name}: changes reported inside one commit: none", text, inside == 0 and near == 0)
-        shuffled = []
-        for h in made:
-            order = rng.permutation(len(h.log_ms))
-            shuffled.append(
-                History(h.log_ms[order], h.error, h.environment, np.arange(len(order)), h.floor, h.min_effect)
-            )
-        false = sum(bool(each) for each in find_all_changes(shuffled))
-        yield row(
-            f"{name}, shuffled: series with a change <= 1 %", f"{false} of {len(made)}", false <= 0.01 * len(made)
-        )
+    for path in sorted(options.nyrkio.glob("*_2023.csv.gz")):
+        for least in (0.003, 0.05):
+            series = [rng.permutation(log) for log in read(path)]
+            ever, certain, last = set(), set(), 0
+            for left in range(39, -1, -1):
+                cut = [log[: len(log) - left] for log in series]
+                found = scan([_history(log, least) for log in cut], q=Q)
+                ever |= {i for i, one in enumerate(found) if one.verdict == "suspect"}
+                certain |= {i for i, one in enumerate(found) if one.verdict == "changed"}
+                last = sum(one.verdict == "suspect" for one in found)
+            yield path.name.split("_")[0], len(series), f"{least:.1%}", len(ever), len(certain), last
 
 
-def read(path: Path) -> Iterator[History]:
-    """The positive series of a file, in the order of their time stamps."""
-    series: dict[tuple[str, str], list[tuple[int, str, float]]] = defaultdict(list)
+def _history(log: Floats, least: float) -> History:
+    n = len(log)
+    return History(
+        log, np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n), FLOOR["gpu"], float(np.log1p(least))
+    )  # fmt: skip
+
+
+def read(path: Path) -> Iterator[Floats]:
+    """Yield the logarithms of the positive series of a file, in the order of their time stamps; those of 50 or more."""
+    series: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            key = (line.get("test") or "", line["metric"])
-            series[key].append((int(line["timestamp"]), line["commit"], float(line["value"])))
+            series[line.get("test") or "", line["metric"]].append((int(line["timestamp"]), float(line["value"])))
     for _, points in sorted(series.items()):
-        points = sorted((p for p in points if p[2] > 0), key=lambda point: point[0])
-        if len(points) < 10:
-            continue
-        commits = list(dict.fromkeys(commit for _, commit, _ in points))
-        n = len(points)
-        yield History(
-            np.log([value for *_, value in points]), np.full(n, np.nan), np.zeros(n, np.int64),
-            np.array([commits.index(commit) for _, commit, _ in points]), pool=0,
-        )  # fmt: skip
+        values = np.array([value for _, value in sorted(points) if value > 0])
+        if len(values) >= 50:
+            yield np.log(values)
 
 
-MARKS = {"quiet": quiet, "night": night, "step": step, "steps": steps, "last": last, "public": public}
+PARTS: dict[str, Callable[[np.random.Generator, float, argparse.Namespace], Rows]] = {
+    "large": large, "calm": calm, "power": power, "grid": grid, "quiet": quiet, "replay": replay, "steady": steady,
+    "speed": speed, "public": public,
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(MARKS), action="append")
-    parser.add_argument("--nyrkio", type=Path, help="one such file, or the folder of both")
+    parser.add_argument("--only", choices=list(PARTS), action="append")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the nights and series to make")
     parser.add_argument("--seed", type=int, default=31415)
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    print("| mark | measured | |\n|---|---|---|", flush=True)
-    for i, (name, measure) in enumerate(MARKS.items()):
-        if not given.only or name in given.only:
-            for each in measure(np.random.default_rng([given.seed, i]), 0.1 if given.quick else 1.0, given):
-                print("| " + " | ".join(each) + " |", flush=True)
+    parser.add_argument("--nyrkio", type=Path, help="folder of the public histories")
+    options = parser.parse_args()
+    for number, (name, part) in enumerate(PARTS.items()):
+        if options.only and name not in options.only:
+            continue
+        rows = part(np.random.default_rng([options.seed, number]), options.scale, options)
+        heads = next(rows)
+        print(f"\n{name}\n\n| " + " | ".join(map(str, heads)) + " |\n|" + "---|" * len(heads), flush=True)
+        for row in rows:
+            print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.text.wording import counted, date
+from groupbench.tracker.text.wording import date
 from groupbench.tracker.verdicts import Verdict
 
 ENOUGH = 3

@@ -6,7 +6,7 @@ Two estimates of the standard error are made of what both sides show, and the wi
             in five runs or more does not widen it (Yuen and Dixon, "The approximate behaviour and performance of the
             two-sample trimmed t", Biometrika 60, 1973). It needs two runs on a side.
     bursts  the standard error of a run's latency from the spread of its bursts, and the least scatter between two runs
-            (`thresholds.FLOOR`), added in quadrature
+            (`thresholds.POOL_FLOOR`), added in quadrature
 
 The scatter between runs includes that between bursts. So the first alone would be enough for many runs, and the second
 keeps a few runs that agree by chance from looking exact. With one run a side there is only the second, and what differs
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from groupbench.tracker.stats.thresholds import FLOOR, typical
+from groupbench.tracker.stats.thresholds import POOL_FLOOR, typical
 
 LEVEL = 0.95
 """Confidence of every interval here."""
@@ -73,7 +73,7 @@ def ratio_interval(
         return None
     bursts = math.sqrt(
         sum(
-            _median_factor(len(side)) ** 2 * ((error or max(known)) ** 2 + FLOOR[timing] ** 2) / len(side)
+            _median_factor(len(side)) ** 2 * ((error or max(known)) ** 2 + POOL_FLOOR[timing] ** 2) / len(side)
             for side, error in zip(sides, known, strict=True)
         )
     )
