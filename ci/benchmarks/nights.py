@@ -1,6 +1,7 @@
 """Made-up nights that look like measured ones: as records, and straight into a database for millions of points.
 
-A cell is 4 bursts of 10 latencies around a level of its own, between 10 us and 10 ms. The noise within bursts,
+A cell is 4 bursts of 10 latencies around a level of its own, between 10 us and 10 ms, or longer where the problem takes
+100 TFLOP/s or 1 TB/s as long: what no card can do is not stored. The noise within bursts,
 between bursts and between nights is 0.2 to 1 %. Latencies are multiples of 32 ns, as CUDA events give them on an
 H100; without `ticks` they are of full precision, with nothing in them for a packer to find but the level. Beside
 them stand telemetry of every burst, accuracy, the compiled kernel and the times around it, as the measuring side
@@ -99,6 +100,8 @@ def _record(
 ) -> Record:
     of_series = np.random.default_rng(series)
     level, noise = np.exp(of_series.uniform(np.log(0.01), np.log(10))), of_series.uniform(0.002, 0.01)
+    problem = cell(series)
+    level = max(level, problem["flops"] / 1e11, problem["min_bytes"] / 1e9)
     bursts = level * (1 + noise * rng.normal(0, 0.5)) * (1 + noise * rng.normal(0, 0.3, (BURSTS, 1)))
     samples = bursts * (1 + noise * np.abs(rng.normal(0, 1, (BURSTS, SAMPLES))))
     if ticks:
@@ -122,7 +125,7 @@ def _record(
             "schema": 1,
             "run": run,
             "environment": where,
-            "cell": cell(series),
+            "cell": problem,
             "status": "ok",
             "baseline": series % len(BACKENDS) == 0,
             "latency": {
