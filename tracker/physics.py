@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import lru_cache
 
 from groupbench.tracker.record import Record, Timing
 
@@ -80,7 +81,7 @@ def floor_ms(
         # What has no number of operations may be another's benchmark of a few instructions.
         call_ms = CPU_CALL_MS if flops else 0.0
         return max((1e3 * flops / rate, "arithmetic at this processor's peak"), (call_ms, "a call of nothing"))
-    card = next((card for part, card in CARDS.items() if part in (gpu or "")), FASTEST)
+    card = _card(gpu or "")
     peaks = {"fp16": card.tflops, "bf16": card.tflops, "fp32": max(card.fp32, card.tflops / EMULATED)}
     peak = peaks.get(dtype, card.fp8)
     beyond_cache = max(0, min_bytes - (card.l2_mib << 20))
@@ -88,6 +89,11 @@ def floor_ms(
         (flops / peak / 1e9, f"arithmetic at {peak:g} TFLOP/s"),
         (beyond_cache / card.terabytes / 1e9, f"traffic at {card.terabytes:g} TB/s"),
     )
+
+
+@lru_cache(maxsize=64)
+def _card(gpu: str) -> Card:
+    return next((card for part, card in CARDS.items() if part in gpu), FASTEST)
 
 
 def too_fast(ms: float, floor: tuple[float, str]) -> str | None:
@@ -102,7 +108,9 @@ def implausible(record: Record) -> str | None:
     """Why a record's latency cannot be one, or None."""
     if record.latency is None or not record.latency.bursts_ms or not all(record.latency.bursts_ms):
         return None
-    cell, where = record.cell, record.environment
-    ms = statistics.median(statistics.median(burst) for burst in record.latency.bursts_ms)
+    cell, where, bursts = record.cell, record.environment, record.latency.bursts_ms
     amounts = (cell.flops or 0, cell.min_bytes or 0, cell.dtype)
-    return too_fast(ms, floor_ms(*amounts, record.latency.timing, where.gpu, where.cpu_count))
+    floor = floor_ms(*amounts, record.latency.timing, where.gpu, where.cpu_count)
+    if too_fast(min(map(min, bursts)), floor) is None:  # nearly always: no median is less
+        return None
+    return too_fast(statistics.median(map(statistics.median, bursts)), floor)

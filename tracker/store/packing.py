@@ -43,12 +43,16 @@ THROTTLE = (
 )
 """Reasons that take a bit. Append only; any other is kept as text."""
 
+_LARGEST = 1 << 40  # numbers of telemetry beyond it stay text
 _MOST = 1 << 28  # samples of a point; a damaged length must not take all memory
 _CHUNK = 1 << 15  # values whose bits are spread out at once; a multiple of 8, so that chunks end on a byte
 _FEW = 200
 _ZLIB_FROM = 256  # samples; fewer are never shorter under zlib than in bits
 
 Bursts = Sequence[Sequence[float]]
+
+Whole = list[int] | NDArray[np.int64]
+"""Whole numbers: a list of few, which is quicker then, or an array."""
 
 
 def flatten(bursts: Bursts) -> NDArray[np.float32]:
@@ -63,16 +67,16 @@ def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> byt
     alike = len(set(lengths)) == 1
     head = _varint(2 * len(lengths) + alike) + b"".join(map(_varint, lengths[:1] if alike else lengths))
 
-    whole, method = flat.view("<u4").astype(np.int64), bytes([_BITS]) + head
-    low, high = int(whole.min()), int(whole.max())
+    whole, method = _whole(flat.view("<u4")), bytes([_BITS]) + head
+    low, high = _ends(whole)
     for position, step in enumerate(TICK_NS):
         ticks = _ticks(flat, step)
         if ticks is not None:
-            ends = int(ticks.min()), int(ticks.max())
+            ends = _ends(ticks)
             if 1 + _packed_size(*ends, len(ticks)) < _packed_size(low, high, len(whole)):
                 whole, method, (low, high) = ticks, bytes([_TICKS]) + head + bytes([position]), ends
             break  # a shorter step is a multiple more ticks
-    best = method + _pack_whole(whole.tolist() if len(whole) <= _FEW else whole, low, high)
+    best = method + _pack_whole(whole, low, high)
     if len(flat) >= _ZLIB_FROM:
         planes = flat.view(np.uint8).reshape(-1, 4).T.tobytes()
         squeezed = bytes([_ZLIB]) + head + zlib.compress(planes, 6)
@@ -129,9 +133,15 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
             if not given:
                 columns.append([])
                 continue
+            if len(given) != len(bursts):
+                return plain
+            kinds = set(map(type, given))
+            if scale == 1 and kinds == {int}:
+                columns.append(given)
+                continue
             whole = [round(value * scale) for value in given]
             back = [value / scale for value in whole] if scale > 1 else whole
-            if len(given) != len(bursts) or back != given or set(map(type, given)) - {type(back[0])}:
+            if back != given or kinds - {type(back[0])}:
                 return plain
             if 0 in whole and str(back) != str(given):  # as text: -0.0 is not 0.0
                 return plain
@@ -139,13 +149,14 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
         reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
     except (ValueError, OverflowError):
         return plain
-    if any(bits != sorted(set(bits)) for bits in reasons):
+    if any(bits and bits != sorted(set(bits)) for bits in reasons):
         return plain
     columns.append([sum(1 << bit for bit in bits) for bits in reasons] if any(reasons) else [])
-    if any(abs(value) >= 1 << 40 for column in columns for value in column):
+    ends = [(min(column), max(column)) if column else (0, 0) for column in columns]
+    if any(low <= -_LARGEST or high >= _LARGEST for low, high in ends):
         return plain
     present = sum(1 << i for i, column in enumerate(columns) if column)
-    body = b"".join(_pack_whole(column, min(column), max(column)) for column in columns if column)
+    body = b"".join(_pack_whole(column, *each) for column, each in zip(columns, ends, strict=True) if column)
     return bytes([_COLUMNS]) + _varint(len(bursts)) + bytes([present]) + body
 
 
@@ -184,26 +195,36 @@ def _unpack_columns(packed: bytes) -> list[dict[str, Any]]:
 _TELEMETRY_FIELDS = (("sm_clock_mhz", 1), ("temperature_c", 1), ("power_w", 1000))
 
 
-def _ticks(flat: NDArray[np.float32], step: int) -> NDArray[np.int64] | None:
+def _whole(values: NDArray[Any]) -> Whole:
+    return values.tolist() if len(values) <= _FEW else values.astype(np.int64)
+
+
+def _ends(values: Whole) -> tuple[int, int]:
+    """(the smallest, the largest)."""
+    return (min(values), max(values)) if isinstance(values, list) else (int(values.min()), int(values.max()))
+
+
+def _ticks(flat: NDArray[np.float32], step: int) -> Whole | None:
     """The samples as counts of `step` nanoseconds, where that gives each of them back."""
     first = float(flat[0])
     if np.float32(round(first * 1e6 / step) * step / 1e6) != first:
         return None  # most sets of samples end here
     counted = np.rint(flat.astype(np.float64) * 1e6 / step)
-    if not (counted < 2**40).all():
+    if not counted.max() < 2**40 or not (_of_ticks(counted, step) == flat).all():
         return None
-    whole = counted.astype(np.int64)
-    return whole if (_of_ticks(whole, step) == flat).all() else None
+    return _whole(counted.astype(np.int64))
 
 
 def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
-    return (ticks.astype(np.float64) * step / 1e6).astype("<f4")
+    return (ticks.astype(np.float64, copy=False) * step / 1e6).astype("<f4")
 
 
-def _pack_whole(values: list[int] | NDArray[np.int64], low: int, high: int) -> bytes:
+def _pack_whole(values: Whole, low: int, high: int) -> bytes:
     """Smallest, width, then each one's difference from the smallest in `width` bits. `low` and `high` are the ends."""
     width = (high - low).bit_length()
     head = _varint(_signed(low)) + bytes([width])
+    if width == 0:
+        return head
     if isinstance(values, list) and len(values) <= _FEW:  # one long number: for few, quicker than arrays
         joined = 0
         for value in values:
