@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.judge.gate import Q
+from groupbench.tracker.judge.parts import Q
 from groupbench.tracker.stats.scan import Finding, History, scan
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect
 
