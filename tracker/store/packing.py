@@ -47,6 +47,7 @@ _LARGEST = 1 << 40  # numbers of telemetry beyond it stay text
 _MOST = 1 << 28  # samples of a point; a damaged length must not take all memory
 _CHUNK = 1 << 15  # values whose bits are spread out at once; a multiple of 8, so that chunks end on a byte
 _FEW = 200
+_ONE_BYTE = [bytes([value]) for value in range(128)]
 _ZLIB_FROM = 256  # samples; fewer are never shorter under zlib than in bits
 
 Bursts = Sequence[Sequence[float]]
@@ -242,7 +243,7 @@ def _pack_whole(values: Whole, low: int, high: int) -> bytes:
 
 def _packed_size(low: int, high: int, count: int) -> int:
     """Bytes that `_pack_whole` takes."""
-    return len(_varint(_signed(low))) + 1 + ((high - low).bit_length() * count + 7) // 8
+    return max(1, (_signed(low).bit_length() + 6) // 7) + 1 + ((high - low).bit_length() * count + 7) // 8
 
 
 def _signed(value: int) -> int:
@@ -290,6 +291,8 @@ def _burst_lengths(packed: bytes) -> tuple[list[int], int]:
 
 def _varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    if value < 128:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
