@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from groupbench.tracker.exits import ExitCode
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -61,13 +63,14 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int) -> NoRetur
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF if os.WIFEXITED(status) else 1)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if os.WIFEXITED(status) else ExitCode.FAILED)
 
 
 def _give_up(number: int, frame: FrameType | None) -> NoReturn:
     """When the parent asks for it."""
     _end_children()
-    os._exit(128 + number)
+    os._exit(ExitCode.TERMINATED)
 
 
 def _wait_for(child: int) -> int:

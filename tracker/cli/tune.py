@@ -40,4 +40,5 @@ def tune(
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    sys.exit(subprocess.run([sys.executable, "-m", MODULE, *arguments], check=False).returncode)
+    done = subprocess.run([sys.executable, "-m", MODULE, *arguments])
+    sys.exit(done.returncode)

@@ -131,7 +131,7 @@ def accept_improvements(session: Session, gate: Gate, who: str, reason: str | No
         if row.verdict is Verdict.IMPROVED and row.point is not None and row.what in METRICS
     }
     for key in sorted(keys):
-        _move(session, key, "expected", who, reason or "improved", now)
+        _move(session, key, "expected", who, reason or Verdict.IMPROVED, now)
     return find(session, keys=keys) if keys else []
 
 

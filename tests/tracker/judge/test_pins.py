@@ -70,6 +70,7 @@ def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: tuple[
     assert reason in result.stderr
 
 
+@pytest.mark.sqlite  # which `backup` copies
 def test_a_pin_is_replaced_listed_kept_from_pruning_and_merged(
     cli: Cli, stored: Stored, make: Any, tmp_path: Any
 ) -> None:
