@@ -52,7 +52,7 @@ def test_says_which_configs_cannot_run(change, message):
 
 def test_a_cpu_has_no_registers_of_hopper():
     a, b = torch.empty(16, 64, dtype=torch.float16), torch.empty(16, 64, dtype=torch.float16).t()
-    assert stream.unsuitable(a, b) == "written for Hopper"
+    assert stream.unsuitable(a, b) == "Gluon has no interpreter"
 
 
 @dataclass(frozen=True)

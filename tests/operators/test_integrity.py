@@ -70,7 +70,17 @@ BACKEND = Backend("leaves_a_daemon", leaves_a_daemon, "a test", operator="groupe
 
 def test_a_daemon_ends_with_its_cell_and_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
-    command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "groupbench.operators",
+        "--host",
+        "builtin",
+        "--op",
+        "grouped_gemm",
+        "--device",
+        "cpu",
+    ]
     command += ["--shapes", "G=2,M_g=16,N=8,K=8", "--plugin", "daemon.BACKEND", "--only", "leaves_a_daemon"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

@@ -62,7 +62,7 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
 @click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
 @click.option(
     "--fail-on",
-    type=click.Choice([Verdict.REGRESSED]),
+    type=click.Choice([str(Verdict.REGRESSED.value)]),
     help="Exit with 1 where a series regressed or is wrong.",
 )
 @series_filters

@@ -402,12 +402,11 @@ def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.M
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     card = cells.card("GPU-x", "GPU-x")
-    opened: list[int] = []
-    opens = alone._open
-    monkeypatch.setattr(alone, "_open", lambda path: opened.append(opens(path)) or opened[-1])
+    held: list[Any] = []
+    monkeypatch.setattr(alone, "_HELD", held)
     yield card
-    for handle in opened:
-        os.close(handle)
+    for lock in held:
+        lock.release()
 
 
 def test_a_card_is_locked_unless_the_night_around_holds_it(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:

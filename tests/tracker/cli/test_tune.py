@@ -27,7 +27,7 @@ from groupbench.tracker.cli import tune as module
 def test_arguments_are_handed_on(arguments: tuple[str, ...], handed_on: list[str], monkeypatch: Any) -> None:
     commands: list[list[str]] = []
 
-    def run(command: list[str], check: bool) -> Any:
+    def run(command: list[str]) -> Any:
         commands.append(command)
         return SimpleNamespace(returncode=2)
 
