@@ -58,11 +58,12 @@ def judge_run(
     expected = {} if previous is None else outcomes_of_run(session, previous)
     stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
     facts = Known.read(session, run, line, points, expected, stored, window, min_effect)
-    rows = [*_Judge(facts).rows(), *_absent(session, points, expected)]
+    judge = _Judge(facts)
+    rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
     said = summary(rows, code, strict=strict, same_commit=same_commit)
-    notes = _notes(line, facts.pasts.copies)
+    notes = (*_notes(line, facts.pasts.copies), *judge.pins.notes())
     return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes)
 
 

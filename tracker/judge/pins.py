@@ -122,6 +122,17 @@ class PinRule:
         found = (self._row(each, point, row) for each in self.pins)
         return [each for each in found if each is not None]
 
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for each pin that some latencies cannot be compared with: silence would read as a pass."""
+        timed = [point for point in self.known.points if point.timed and point.series.operator != CANARY]
+        lines = []
+        for each in self.pins:
+            held = self.levels[each.pk]
+            lacking = sum((point.series.pk, point.environment.identity) not in held for point in timed)
+            if lacking and each.commit != self.known.run.commit:
+                lines.append(f"pin {each.name}: {lacking:,} series have no result there in this environment")
+        return tuple(lines)
+
     def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
         before = self.levels[pinned.pk].get((point.series.pk, point.environment.identity))
         if before is None or point.run.state.commit == pinned.commit:

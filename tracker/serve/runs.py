@@ -168,6 +168,7 @@ def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict
         "state": "stale" if answer.stale else "known",
         "run": found.run,
         "word": found.word,
+        "blind": found.blind,
         "summary": found.summary,
         "exit_code": found.exit_code,
         "counts": found.counts,

@@ -17,6 +17,7 @@ class Verdict:
     run: str
     run_pk: int
     word: str
+    blind: bool  # it passed, and no latency could be judged
     summary: str
     exit_code: int
     counts: dict[str, int]
@@ -62,6 +63,7 @@ def judge(location: str, run: str) -> Verdict:
         run=found.run.id,
         run_pk=found.run.pk,
         word=found.word,
+        blind=found.blind,
         summary=found.summary,
         exit_code=found.exit_code,
         counts=found.counts,

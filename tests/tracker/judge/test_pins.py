@@ -45,6 +45,15 @@ def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any
     assert cli("gate").exit_code == 0
 
 
+def test_a_series_that_cannot_be_compared_with_a_pin_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
+    other_card = {"environment": {"gpu_uuid": "GPU-other"}}
+    stored([make(0), *[make(night, ms=2.0, **other_card) for night in range(1, 6)]])
+    cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
+    line = "pin v1: 1 series have no result there in this environment"
+    assert line in cli("gate").stderr
+    assert line in json.loads(cli("gate", "--json").stdout)["notes"]
+
+
 def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), *[make(night, ms=1.0304) for night in range(1, 8)]])
     cli("pin", "000ccc", "--max-slowdown", "3%")

@@ -94,6 +94,15 @@ def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make
     assert html.text.index("needs sm_100") > html.text.index("What was not measured")
 
 
+@pytest.mark.parametrize(("nights", "kind"), [(2, "blind"), (6, "ok")])
+def test_a_pass_without_a_judged_latency_is_not_green(
+    page: Any, stored: Any, make: Any, tmp_path: Path, nights: int, kind: str
+) -> None:
+    stored([make(night) for night in range(nights)])
+    page()
+    assert f'<p class="verdict {kind}">' in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.usefixtures("plain_statistics")
 def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stored: Any, make: Any) -> None:
     facts = {"subject": "Tiles of 128x256", "author": "Ada <ada@example.org>"}

@@ -141,3 +141,11 @@ def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, m
     assert (told["counts"], told["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
     forced = client.get("/compare.json?a=previous&b=latest&force=1").json()
     assert (forced["counts"], forced["rows"][0]["note"]) == ({"ok": 1}, "forced: driver 570.1 → 580.2")
+
+
+@pytest.mark.parametrize(("nights", "kind"), [(2, "blind"), (6, "ok")])
+def test_a_pass_without_a_judged_latency_is_not_green(
+    stored: Any, make: Any, serve: Client, nights: int, kind: str
+) -> None:
+    stored([make(night) for night in range(nights)])
+    assert f'<p class="verdict {kind}">' in serve().get("/").text
