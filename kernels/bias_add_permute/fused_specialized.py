@@ -376,8 +376,11 @@ def _fused_specialized_kernel(
     ring = gl.allocate_shared_memory(gl.int64, [WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     a_full, a_empty = _barriers(A_TILES, 1), _barriers(A_TILES, 2)
     b_full, b_empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
-    e_full, e_empty = _barriers(2, 1), _barriers(2, 1)
     turns = _barriers(2, 1)
+    # Only where e is loaded. The compiler gives the memory of a barrier that nobody waits for to others, and the
+    # hardware may still write a barrier's state there: on an H200 that processes took turns on, into TMA descriptors.
+    e_full = turns if OP == "none" else _barriers(2, 1)
+    e_empty = turns if OP == "none" else _barriers(2, 1)
     READERS: gl.constexpr = 3 if OP == "none" else 4
     ring_full, ring_empty = _barriers(1, 1).index(0), _barriers(1, READERS).index(0)
     memory = (

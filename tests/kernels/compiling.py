@@ -80,8 +80,29 @@ def compiled(
         "spilled_bytes": spilled,
         "local_bytes": stack,
         "shared_bytes": code.metadata.shared,
+        "barriers_shared": barriers_that_share(ptx),
         "wgmma": ptx.count("wgmma.mma_async"),
         "stores": sorted(set(re.findall(r"st\.global[\w.:]*", ptx))),
         "once_loads": sorted(set(re.findall(r"ld\.global\.L1::evict_first[\w.:]*", ptx))),
         "async_copies": sorted(set(re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx))),
     }
+
+
+def barriers_that_share(ptx: str) -> list[str]:
+    """Where an mbarrier is initialised in shared memory that is another one's too, or a TMA descriptor's."""
+    offsets = dict(re.findall(r"add\.s32 \t(%r\d+), %r\d+, (\d+);", ptx))
+    found = re.findall(r"mbarrier\.init[\w.:]* \[\s*(%r\d+|global_smem\+\d+)", ptx)
+    places = [offsets.get(place, place.rpartition("+")[2]) for place in found]
+    wide = dict(re.findall(r"cvt\.u64\.u32 \t(%rd\d+), (%r\d+);", ptx))
+    descriptors = {
+        int(offsets[wide[name]])
+        for name in re.findall(r"tensormap\.replace[\w.:]* \[ ?(%rd\d+)", ptx)
+        if wide.get(name) in offsets
+    }
+    return sorted(
+        {
+            place
+            for place in places
+            if places.count(place) > 1 or any(place.isdigit() and 0 <= int(place) - at < 128 for at in descriptors)
+        }
+    )

@@ -307,7 +307,6 @@ def test_chooses(sizes: Sizes, op: str, tuned: str | None, name: str, monkeypatc
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=4),
     programs=st.integers(1, 12),

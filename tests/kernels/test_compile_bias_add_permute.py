@@ -122,6 +122,7 @@ def test_the_specialised_kernel_compiles_for_hopper_without_local_memory(
     assert row["wgmma"] > 0, row
     assert row["stores"] == ["st.global.cs.v4.b32"], row
     assert (row["async_copies"], row["once_loads"]) == ([], []), row
+    assert row["barriers_shared"] == [], "a barrier's state may be written over what shares its memory"
 
 
 def main() -> None:

@@ -18,8 +18,10 @@ if __name__ == "__main__":
 import pytest
 import torch
 
-from groupbench.kernels.device import KNOWN, Device
-from groupbench.kernels.grouped_gemm import contiguous, flat, flat_pointers, fp8, pointer, wgrad
+from groupbench.kernels import outer_k
+from groupbench.kernels.bias_add_permute import fused
+from groupbench.kernels.device import KNOWN, Device, fitted
+from groupbench.kernels.grouped_gemm import contiguous, flat, flat_pointers, fp8, pointer, quantize, wgrad
 from groupbench.kernels.moe import gate_up, permute, routing
 from groupbench.kernels.split_k import tiled
 
@@ -57,9 +59,33 @@ def grouped(gpu: Device) -> dict[str, Callable[[], Source]]:
                     cases[label] = lambda c=config, mode=mode: (*hopper.of_fp8(c, mode), c)  # type: ignore[misc]
         if f"fp8_{fp8.BLOCKWISE}_large" not in cases:
             cases[f"fp8_{fp8.BLOCKWISE}_large"] = cases[f"fp8_{fp8.BLOCKWISE}_plain"]
+    cases |= {f"fused_{name}": lambda n=name: of_fused(gpu, n) for name in ("none", "operand")}  # type: ignore[misc]
+    for kind, kernel in (("rows", quantize._quantize_rows_kernel), ("blocks", quantize._quantize_blocks_kernel)):
+        cases[f"quantize_{kind}"] = lambda k=kernel: of_quantize(k)  # type: ignore[misc]
     many = flat.default_config(256 * 500, 256, BF16, gpu)
     cases["flat_many"] = lambda: (*hopper.of_flat(many, nk=True, G=256), many)
     return cases
+
+
+def of_fused(gpu: Device, name: str) -> Source:
+    """bias_add_permute's default of a name, for operands of bf16 but for fp32."""
+    import test_compile_bias_add_permute as hopper
+
+    which, _, op = name.partition("_")
+    op = op or ("none" if which in ("none", "pointers") else "mul")
+    dtype, text = (torch.float32, "fp32") if which == "fp32" else (BF16, "bf16")
+    config = fitted(fused.CONFIGS[which], lambda smaller: fused.illegal(smaller, dtype, op, gpu))
+    return hopper.inputs_of(config, op, text, even=True)
+
+
+def of_quantize(kernel: Any) -> Source:
+    types = {"x_ptr": "*bf16", "q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    constants: dict[str, Any] = {"SMALLEST": quantize.SMALLEST_AMAX, "EMULATED": False}
+    if kernel is quantize._quantize_rows_kernel:
+        constants |= {"WHOLE": True, "BLOCK_K": quantize.WHOLE_ROW}
+        return kernel, types, constants, permute.RowConfig(0, 8)
+    constants |= {"BLOCK_M": quantize.TILE_ROWS, "BLOCK_K": quantize.SCALE_BLOCK}
+    return kernel, types, constants, permute.RowConfig(0, 4)
 
 
 def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
@@ -100,7 +126,17 @@ def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
         config = wgrad.pointer_config({"bf16": BF16, "fp32": torch.float32}[dtype], gpu)
         return (*hopper.of_wgrad(config, dtype, tma=False), config)
 
+    def of_outer_k(dtype: str) -> Source:
+        of = {"bf16": BF16, "fp32": torch.float32}[dtype]
+        config = outer_k.default_config(gpu, of)
+        names = ("block_m", "block_n", "block_k")
+        constants = {name.upper(): getattr(config, name) for name in names} | {"EVEN_K": True, "PRECISION": "ieee"}
+        types = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
+        return outer_k._outer_k_kernel, types, constants | {"stride_ak": 1, "stride_bn": 1}, config
+
     cases: dict[str, Callable[[], Source]] = {"pointer": of_pointer, "contiguous": of_contiguous}
+    cases |= {f"outer_k_{dtype}": lambda d=dtype: of_outer_k(d) for dtype in ("bf16", "fp32")}  # type: ignore[misc]
+    cases |= {f"fused_{name}": lambda n=name: of_fused(gpu, n) for name in ("pointers", "pointers_mul", "fp32")}  # type: ignore[misc]
     cases |= {f"pointers_{rows}": lambda rows=rows: of_pointers(rows) for rows in (8, 60, 999)}  # type: ignore[misc]
     cases |= {f"wgrad_pointers_{dtype}": lambda d=dtype: of_wgrad(d) for dtype in ("bf16", "fp32")}  # type: ignore[misc]
     cases |= {f"split_k_{M}": lambda M=M: of_split_k(M) for M in (16, 64, 128)}  # type: ignore[misc]

@@ -130,9 +130,10 @@ def test_the_list_has_each_tile_once_and_in_order(sizes, wide, device):
     assert (tiles[count.item() :] == -1).all(), "nothing is written behind the list"
 
 
-def test_many_groups(make_case, make_inputs, poisoned, check):
-    """torch allows 1023."""
-    sizes = tuple(g % 3 if g % 64 < 2 or g > 1020 else 0 for g in range(1023))
+@pytest.mark.parametrize("groups", [130, pytest.param(1023, marks=pytest.mark.exhaustive)])
+def test_many_groups(groups, make_case, make_inputs, poisoned, check):
+    """More than the list has entries to a chunk, and as many as torch allows."""
+    sizes = tuple(g % 3 if g % 64 < 2 or g > groups - 3 else 0 for g in range(groups))
     a, b, offs = make_inputs(make_case("many", sizes, n=16, k=16), torch.float16)
     run = worklist.prepare_helion_worklist(a, b, offs, dataclasses.replace(worklist.CONFIGS["cpu"], block_n=16))
     with poisoned():

@@ -38,7 +38,7 @@ CASES = {
     "int32_ids": Routed(23, 3, 5, ids=torch.int32),
     "wider_than_a_block": Routed(5, 2, 3, H=1100),
     "one_choice_past_a_block": Routed(129, 1, 3, H=8),
-    "more_than_a_chunk": Routed(514, 2, 9, H=8),
+    "more_than_a_chunk": Routed(86, 12, 9, H=8),
     "many_experts": Routed(40, 2, 300, H=8),
     "many_choices": Routed(21, 9, 5, H=45),
 }

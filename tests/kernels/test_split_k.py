@@ -100,7 +100,7 @@ def test_runs_agree_to_the_bit(way, name, device, poisoned):
     run = PREPARE[way](*operands(product, torch.float32, device), product.config)
     first = run()
     with poisoned():
-        assert all(torch.equal(first, run()) for _ in range(3))
+        assert all(torch.equal(first, run()) for _ in range(2))
     assert first.data_ptr() != run().data_ptr()
 
 
