@@ -23,6 +23,7 @@ from typing import NoReturn
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.tracker import durations
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.night.measuring import HELD
 from groupbench.tracker.text.wording import printable
 
 POLL_S = 1.0
@@ -32,9 +33,6 @@ SIGNED = b'{"pid": '
 
 LONGEST = 300
 """Characters of each word that a lock's file says of its holder."""
-
-HELD = "GROUPBENCH_ALONE"
-"""Environment variable of what runs under a lock: the lock's file."""
 
 
 class Busy(GroupbenchError):

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from groupbench.operators import flags
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
-from groupbench.tracker import shell
+from groupbench.tracker import project, shell
 
 # Options that a plan file has a field for, or that its shapes leave no room for.
 PLAN_SAYS = (
-    *("ops", "only", "skip", "suites", "shapes", "input_id", "num_inputs", "mode", "precision"),
-    *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "seed"),
+    *(
+        "ops",
+        "only",
+        "skip",
+        "rivals",
+        "suites",
+        "shapes",
+        "routing_trace",
+        "trace_steps",
+        "input_id",
+        "num_inputs",
+        "mode",
+        "precision",
+    ),
+    *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "costs", "seed"),
 )
 
 # What TritonBench has nothing like.
-BUILTIN_ALONE = ("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware")
+BUILTIN_ALONE = (
+    *("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "traces", "routing_trace"),
+)
 
 
 @click.command(
@@ -53,14 +73,61 @@ def command(**given: Any) -> None:
 
 def _run(options: dict[str, Any]) -> int:
     asked = tuple(name for name in ("operators", "backends", "metrics") if options[f"list_{name}"])
+    on_tritonbench = not asked and _checked(options)
+    options = options | {"plugins": _plugins(options)}
+    options = options | _rivals(options)
     if asked:
         _list(options, asked)
         return 0
-    if _checked(options):
+    if on_tritonbench:
         return _run_tritonbench(options)
+    options = options | flags.translated(options["rest"])
+    session = _session(options)
     if any(options[name] for name in ("gpus", "scheduler", "slurm", "hardware")):
-        return _run_fleet(options)
-    return _run_builtin(options)
+        code = _run_fleet(options, session)
+    else:
+        code = _run_builtin(options, session)
+    if options["traces"] is not None:
+        from groupbench.operators.problems import traces
+
+        number = traces.write(options["traces"], session.records, options["plugins"])
+        session.say(f"traces: {options['traces']}: {number}")
+    return code
+
+
+def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the plugins of the plan, or of this folder's groupbench.toml, and those given; have Python find them."""
+    try:
+        found = project.load(options["plan"])
+    except project.ProjectError as error:
+        raise UsageError(f"plan {error.message}" if options["plan"] else error.message) from error
+    folders = found.python_path() if found.settings.plugins else []
+    os.environ |= project.add_to_path(folders, dict(os.environ))  # for the processes that measure
+    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
+    plugins = found.plugins(options["plugins"])
+    if options["plan"] or found.folder == Path.cwd():
+        return plugins
+    ours = found.settings.plugins  # a file's name is relative to the folder of groupbench.toml
+    return tuple(
+        str(found.folder / name) if name in ours and (".py" in name or name.endswith(".json")) else name
+        for name in plugins
+    )
+
+
+def _rivals(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the rivals among the plugins, where they are asked for; the missing ones are skipped."""
+    from groupbench.operators.catalog import rivals
+
+    named = set(options["only"]) | {options["baseline"]}
+    if options["rivals"] is None and not named & rivals.names():
+        return {}
+    plugins = tuple(dict.fromkeys((*options["plugins"], rivals.PLUGIN)))
+    if options["list_backends"] or options["rivals"] != "installed":
+        return {"plugins": plugins}
+    missing = {name: how for name, how in rivals.not_installed(options["ops"]).items() if name not in named}
+    for how in dict.fromkeys(missing.values()):
+        print(f"rivals: {how}", file=sys.stderr)
+    return {"plugins": plugins, "skip": (*options["skip"], *missing)}
 
 
 def _checked(options: dict[str, Any]) -> bool:
@@ -73,13 +140,9 @@ def _checked(options: dict[str, Any]) -> bool:
     if options["plan"] is not None:
         _check_plan_alone(context)
     on_tritonbench = _picks_tritonbench(options)
-    if options["rest"] and not on_tritonbench:
-        raise UsageError(
-            f"unknown option or argument: {' '.join(options['rest'])} (TritonBench's own flags need its host)"
-        )
     own = next((name for name in BUILTIN_ALONE if options[name]), None)
     if own and on_tritonbench:
-        raise UsageError(f"--{own} is the built-in host's: add --host builtin")
+        raise UsageError(f"--{own.replace('_', '-')} is the built-in host's: add --host builtin")
     return on_tritonbench
 
 
@@ -91,14 +154,15 @@ def _run_tritonbench(options: dict[str, Any]) -> int:
     return tritonbench.measure(options | {"given": _given(click.get_current_context())}, device, _session(options))
 
 
-def _run_builtin(options: dict[str, Any]) -> int:
+def _run_builtin(options: dict[str, Any], session: Any) -> int:
     """On the first GPU, or the processor; a plan on all GPUs of this host, where there are several."""
     from groupbench.operators.hosts import builtin
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
-    session = _session(options)
     selections = _selections(options, device, session)
+    if options["unmeasured"] is not None:
+        return builtin.record_failure(selections, device, session, options["unmeasured"])
     if options["plan"] is not None and device == "cuda":
         from groupbench.operators.fleet import host
 
@@ -113,7 +177,7 @@ def _list(options: dict[str, Any], asked: tuple[str, ...]) -> None:
         raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
     from groupbench.operators import listing
 
-    theirs = listing.theirs(options["ops"]) if _picks_tritonbench(options) else ()
+    theirs = listing.theirs(options["ops"], options["plugins"]) if _picks_tritonbench(options) else ()
     if theirs:
         from groupbench.operators.hosts import tritonbench
 
@@ -124,7 +188,7 @@ def _list(options: dict[str, Any], asked: tuple[str, ...]) -> None:
         listing.show(options | {"ops": ours})
 
 
-def _run_fleet(options: dict[str, Any]) -> int:
+def _run_fleet(options: dict[str, Any], session: Any) -> int:
     """On the GPUs that were named, here or elsewhere; what is far away has a GPU unless --device says otherwise."""
     from groupbench.operators.fleet import host, slurm
     from groupbench.operators.measure.environment import resolve_device
@@ -134,7 +198,6 @@ def _run_fleet(options: dict[str, Any]) -> int:
     device = resolve_device("cuda" if elsewhere else options["device"])
     if where.gpus is not None and device == "cpu" and options["device"] == "auto":
         raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries it out on the processor")
-    session = _session(options)
     return host.measure(_selections(options, device, session), device, session, where)
 
 
@@ -150,6 +213,8 @@ def _check_plan_alone(context: click.Context) -> None:
     for parameter in context.command.params:
         if parameter.name in given and parameter.name in PLAN_SAYS:
             raise UsageError(f"--plan says what is measured; it does not go with {parameter.opts[0]}")
+    if context.params["rest"]:
+        raise UsageError(f"unknown option or argument: {' '.join(context.params['rest'])}")
 
 
 def _picks_tritonbench(options: dict[str, Any]) -> bool:
@@ -181,7 +246,7 @@ def _session(options: dict[str, Any]) -> Any:
             plots.check(options["plot"])
         except plots.DrawError as error:
             raise UsageError(str(error)) from error
-    return Session(
+    made = Session(
         records_path=options["records"],
         csv=options["csv"],
         output=options["output"],
@@ -197,7 +262,11 @@ def _session(options: dict[str, Any]) -> Any:
         resume=options["resume"],
         previous=options["previous"],
         budget_s=options["budget"] or math.inf,
+        logs_path=options["logs"],
+        show_output=options["show_output"],
     )
+    _SESSIONS.append(made)
+    return made
 
 
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
@@ -208,7 +277,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
     if options["plan"] is not None:
         found = plan.read_plan(options["plan"], device, plugins)
         session.plan = found.name
-        session.budget_s = options["budget"] or 60 * (found.budget_minutes or math.inf)
+        session.budget_s = options["budget"] or found.budget_s or math.inf
         return found.selections
     if options["baseline"]:
         for op in options["ops"]:
@@ -239,18 +308,39 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
             rtol=options["rtol"],
             atol=options["atol"],
             plugins=plugins,
+            costs=options["costs"],
+            routing_trace=options["routing_trace"],
+            trace_steps=options["trace_steps"],
         )
         for op in options["ops"]
     ]
+
+
+_SESSIONS: list[Any] = []
+"""The session of this process, once there is one."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _interrupt_aloud(owner: int) -> Callable[[int, FrameType | None], None]:
+    """Return a handler that says at once what is kept, since ending the processes takes its time."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:  # and not a child that inherited the handler
+            kept = _SESSIONS[-1].kept if _SESSIONS else "nothing is measured yet"
+            os.write(2, f"\ntritonbench: interrupted: {kept}\n".encode("ascii", "replace"))
+        raise KeyboardInterrupt
+
+    return handle
+
+
 def main() -> None:
     """Console entry point: every expected failure is one line and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `groupbench night` has it
+        signal.signal(signal.SIGINT, _interrupt_aloud(os.getpid()))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _interrupt)
     shell.run("tritonbench", command, GroupbenchError)

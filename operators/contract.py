@@ -23,6 +23,10 @@ def lines(operator: Operator) -> Iterator[str]:
     told = None
     for mode in operator.modes:
         measured = operator.in_mode(mode)
+        if operator.takes:
+            names = ", ".join(name for name, _ in operator.takes)
+            yield f"  a backend({names}) returns {measured.returns}"
+            continue
         yield f"  prepare{'' if mode == 'fwd' else f'_{mode}'}(x): a callable that returns {measured.returns}"
         inputs = inputs_class(measured.make_inputs)
         if inputs is told:

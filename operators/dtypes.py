@@ -13,8 +13,11 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """bf16, fp16, fp32; fp8 is e4m3fn. Raises KeyError."""
-    return _dtypes()[name]
+    """bf16, fp16, fp32, fp64; fp8 is e4m3fn; int8, int32, int64, bool. Raises KeyError."""
+    import torch
+
+    others = {"fp64": torch.float64, "int8": torch.int8, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
+    return (_dtypes() | others)[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:

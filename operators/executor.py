@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import environment
+from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.live import Live, new_secret
 from groupbench.operators.measure.selection import why_unavailable
@@ -30,7 +30,7 @@ from groupbench.operators.measure.worker import DYNAMO, Judge, Worker, call
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.operators.sizes import counted
-from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Environment, Kernel, Latency, Record, Run, Status
+from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
 
 # What a process holds beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
 PROCESS_MIB = 1500
@@ -47,10 +47,16 @@ class Machine:
 
 @dataclass
 class Progress:
-    """Called as the run goes on; the default is silence."""
+    """Called as the run goes on; the default is silence.
+
+    printed   gets each record with what its process printed, tracebacks included
+    finished  gets each record once it is written
+    """
 
     describe: Callable[[str], None] = lambda text: None
     advance: Callable[[float], None] = lambda cells: None
+    printed: Callable[[Record, str], None] = lambda record, text: None
+    finished: Callable[[Record], None] = lambda record: None
 
 
 class Workers:
@@ -137,6 +143,7 @@ def execute(
     kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
     until = time.monotonic() + budget_s
+    seal.renew()  # plugins were compared when they were imported; what they started then may replace something yet
     try:
         for _, problem in groupby(jobs, key=_problem):
             if time.monotonic() >= until:
@@ -220,8 +227,11 @@ def _batch_records(
             progress.advance(1 / (bursts + 1))
     for cell in cells:
         cell.finish()
-        sound = cell.find_routing()
-        yield _finished(cell, machine, run), cell.job
+        sound = cell.find_costs() and cell.find_routing()
+        cell.find_cold()
+        record = _finished(cell, machine, run)
+        progress.printed(record, cell.worker.printed)
+        yield record, cell.job
         if not sound or cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
             workers.retire(cell.worker)
 
@@ -244,9 +254,14 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        extra |= {"accuracy": cell.accuracy, "kernels": prepared.kernels}
+        kernels = machine_code.described(prepared.kernels, prepared.code)
+        metrics = machine_code.metrics_of(kernels) | cell.metrics
+        if cell.launched is not None:
+            metrics["kernels"] = float(len(cell.launched))
+            kernels = machine_code.with_launched(kernels, cell.launched)
         if cell.dynamic is not None:
-            extra["metrics"] = {"dynamic_routing": float(cell.dynamic)}
+            metrics["dynamic_routing"] = float(cell.dynamic)
+        extra |= {"accuracy": cell.accuracy, "kernels": kernels, "code": prepared.code, "metrics": metrics}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
     if failure is not None:
@@ -287,13 +302,17 @@ def _record(
     kernels: tuple[Kernel, ...] = (),
     duration_s: float | None = None,
     metrics: Mapping[str, float] = MappingProxyType({}),
+    code: tuple[Code, ...] = (),
 ) -> Record:
     operator = get_operator(job.operator, job.plugins, job.mode)
     shape = job.shape_of(operator)
+    flops = operator.flops(shape)
+    if flops and metrics.get("energy_j"):
+        metrics = {**metrics, "tflops_w": flops / metrics["energy_j"] / 1e12}
     return Record(
         schema=SCHEMA,
         run=run,
-        environment=machine.environment,
+        environment=environment.with_packages(machine.environment, operator.backend(job.backend).packages),
         cell=Cell(
             operator=job.operator,
             backend=job.backend,
@@ -303,8 +322,8 @@ def _record(
             protocol=job.protocol.label,
             seed=job.seed,
             dims=shape.dims,
-            flops=operator.flops(shape),
-            min_bytes=operator.min_bytes(shape, job.dtype),
+            flops=flops,
+            min_bytes=operator.min_bytes(shape, job.dtype) or None,
         ),
         status=status,
         message=message,
@@ -314,6 +333,7 @@ def _record(
         kernels=kernels,
         duration_s=duration_s,
         metrics=dict(metrics),
+        code=code,
     )
 
 

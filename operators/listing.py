@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from groupbench.operators.registry import get_operator, operator_names
+from groupbench.operators.operator import Operator
+from groupbench.operators.registry import get_operator, has_operator, operator_names
 from groupbench.operators.sizes import counted
 
 
-def theirs(ops: tuple[str, ...]) -> tuple[str, ...]:
-    """The operators that groupbench has not."""
-    return tuple(op for op in ops if op not in operator_names())
+def theirs(ops: tuple[str, ...], plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The operators that neither groupbench nor a plugin has."""
+    return tuple(op for op in ops if not has_operator(op, plugins))
 
 
 def show(options: dict[str, Any]) -> None:
     """Print the lists that the flags ask for."""
-    operators = [get_operator(name, tuple(options["plugins"])) for name in options["ops"] or operator_names()]
+    plugins = tuple(options["plugins"])
+    operators = [get_operator(name, plugins) for name in options["ops"] or operator_names(plugins)]
     if options["list_operators"]:
         from groupbench.operators import contract  # what it stands on takes longer than the other lists
 
         print(contract.NOTE)
+    missing = _missing(operators) if options["list_backends"] else {}
     for operator in operators:
         if options["list_operators"]:
             print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
@@ -31,9 +35,20 @@ def show(options: dict[str, Any]) -> None:
             print(f"{operator.name}:")
             for backend in operator.backends:
                 mark = " (baseline)" if backend.name == operator.baseline else ""
-                print(f"  {backend.name}{mark}: {backend.source}")
+                print(f"  {backend.name}{mark}: {backend.source}{missing.get((operator.name, backend.name), '')}")
     if options["list_metrics"]:
         from groupbench.operators import table
 
         for name, (meaning, _) in table.metrics_of_tables().items():
             print(f"{name}: {meaning}")
+
+
+def _missing(operators: Iterable[Operator]) -> dict[tuple[str, str], str]:
+    """By operator and backend: in brackets, how to install the package that it needs."""
+    from groupbench.operators.catalog import rivals
+
+    return {
+        (operator.name, name): f" ({how})"
+        for operator in operators
+        for name, how in rivals.not_installed([operator.name]).items()
+    }

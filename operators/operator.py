@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from groupbench.operators.catalog.trace import Step
+    from groupbench.operators.tolerances import Tolerance
+
 
 @dataclass(frozen=True)
 class Target:
@@ -52,6 +55,7 @@ class Backend:
     operator     which operator it belongs to; only a plugin needs to say
     prepare_bwd, prepare_fwd_bwd  the same of the operator's modes bwd and fwd_bwd, None where it has none
     tolerance    the row of the tolerance table it is held to, where that is not its output's dtype, which {dtype} is
+    packages     distributions, as pip names them, whose versions its records name: what runs is theirs
     """
 
     name: str
@@ -63,6 +67,7 @@ class Backend:
     tolerance: str | None = None
     prepare_bwd: Callable[[Any], Run] | None = None
     prepare_fwd_bwd: Callable[[Any], Run] | None = None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,17 +100,21 @@ class Operator:
                  dataclass with a comment beside each field (see contract.py)
     reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them
     returns      what a backend's callable returns, in words: sizes, and the dtype where it is not the inputs'
-    flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once
+    flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once; 0 unknown
     output_dtype  dtype name of a cell -> that of its output; by it the tolerance is chosen
     decode        output -> the values it stands for, [M, N] (several where the reference has several), where it is no
                   such tensor itself; raises TypeError
     from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
+    on_trace      (shape, a step of a routing trace) -> the shape with that step's rows; None where there is no routing.
+                  Raises ValueError where the shape takes none
     moves         names of the inputs that get new values between calls (`a`, `x.weights`); all that hold floating-point
                   values if empty. What a forward has saved does not move in a mode that is given it
     reroute       (shape, inputs, seed) -> whether the inputs have another routing now, of as many rows, written in
                   place; None where there is no routing
     backward      what mode bwd measures; None where there is the forward alone
     forward_backward  what mode fwd_bwd measures, a training step; None where it has no such mode
+    tolerances    rows of its own for the tolerance table
+    takes         (name, what it is) of the arguments that backends take, where `make_inputs` says no class of inputs
     """
 
     name: str
@@ -123,10 +132,13 @@ class Operator:
     output_dtype: Callable[[str], str] = lambda dtype: dtype
     decode: Callable[[Any], Any] | None = None
     from_tritonbench: Callable[..., Example] | None = None
+    on_trace: Callable[[Any, Step], Any] | None = None
     moves: tuple[str, ...] = ()
     reroute: Callable[[Any, Any, int], bool] | None = None
     backward: Backward | None = None
     forward_backward: Backward | None = None
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    takes: tuple[tuple[str, str], ...] = ()
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SHAPES = ("--shapes", "--shape")
 
+COSTS = ("memory", "kernels", "energy", "cold")
+"""operators/measure/costs.py, which is not imported for a help text."""
+
 PATH = click.Path(path_type=Path)
 
 
@@ -43,6 +46,17 @@ class _Finite(click.FloatRange):
 def _is_flag(arg: str) -> bool:
     """A shape may begin with a minus too, and its error says what is wrong with it."""
     return arg.startswith("-") and not arg[1:2].isdigit()
+
+
+def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
+    """`memory,energy` as (memory, energy)."""
+    names = _commas(context, parameter, value)
+    if names in (("all",), ("none",)):
+        return COSTS if names == ("all",) else ()
+    unknown = [name for name in names if name not in COSTS]
+    if unknown:
+        raise click.BadParameter(f"no cost {unknown[0]!r}; there are: {', '.join(COSTS)}, all, none")
+    return names
 
 
 class GreedyShapes(click.Command):
@@ -91,6 +105,18 @@ cells = _group(
         help="G,M,N,K with M rows a group, or a shape's text or name.",
     ),
     click.option(
+        "--routing-trace",
+        type=PATH,
+        help="Give shapes the rows of a routing dump's steps: topk_ids as .npy or .jsonl, or a .csv.",
+    ),
+    click.option(
+        "--trace-steps",
+        type=click.IntRange(min=1),
+        default=16,
+        show_default=True,
+        help="How many steps of the trace, evenly over time.",
+    ),
+    click.option(
         "--input-id", "input_id", callback=_commas, help="Which inputs: one to start from, or several by comma."
     ),
     click.option("--num-inputs", type=click.IntRange(min=1), help="How many inputs."),
@@ -104,9 +130,20 @@ cells = _group(
         help="bf16, fp16, fp32, fp8, by comma. [bf16; fp16 on a CPU]",
     ),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs."),
-    click.option("--plan", type=PATH, help="Measure what this file says (see ci/nightly.toml)."),
+    click.option("--plan", type=PATH, help="Measure what this groupbench.toml says."),
     click.option(
-        "--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated."
+        "--rivals",
+        type=click.Choice(["installed", "all"]),
+        is_flag=False,
+        flag_value="installed",
+        help="Measure other projects' kernels too; all: those that are not installed become unavailable.",
+    ),
+    click.option(
+        "--plugin",
+        "plugins",
+        multiple=True,
+        metavar="MODULE.NAME|FILE.py",
+        help="Further operators and backends; may be repeated.",
     ),
 )
 """Which cells are measured."""
@@ -135,6 +172,15 @@ timing = _group(
     click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs a burst."),
     click.option("--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Rest before a burst."),
     click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
+    click.option(
+        "--costs",
+        callback=_costs,
+        default="memory",
+        show_default=True,
+        metavar="NAME,...",
+        help="What a call costs besides latency, on a GPU: memory, kernels, energy, cold (compiling with empty caches, "
+        "at the first shape); all, none.",
+    ),
     click.option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
@@ -165,6 +211,7 @@ results = _group(
         metavar="[FILE]",
         help="Draw the first metric in the terminal, or into FILE.png or FILE.svg.",
     ),
+    click.option("--traces", type=PATH, help="Write results of FlashInfer-Bench's definitions as its traces."),
     click.option("--records", type=PATH, help="Append records (JSON lines) for `groupbench ingest`."),
     click.option(
         "--resume", is_flag=True, help="Go on with the run in --records: what it holds is not measured again."
@@ -175,6 +222,14 @@ results = _group(
     click.option("--commit", help="Hash of the code measured, where the tree has no .git."),
     click.option("--branch", help="Branch of the code measured."),
     click.option("--trigger", default="manual", show_default=True, help="Why this run: manual, nightly, ..."),
+    click.option(
+        "--logs",
+        type=PATH,
+        metavar="DIR",
+        help="Keep what each cell prints here. [of those that fail: next to records]",
+    ),
+    click.option("--show-output", "-s", is_flag=True, help="Show what cells print, tracebacks included."),
+    click.option("--unmeasured", metavar="REASON", hidden=True, help="Record every cell as failed, and measure none."),
     click.option("--quiet", "-q", is_flag=True, help="No progress."),
 )
 """What becomes of what is measured."""

@@ -1,59 +1,29 @@
 """What a run measures: the product of operators, shapes, backends, dtypes, as a list of jobs.
 
-From the command line's flags, or from a plan file (TOML) that says what a night holds:
-
-    name = "nightly"
-    budget_minutes = 60         # optional: what has not begun by then is left out, and recorded as skipped
-
-    [[measure]]
-    operator = "grouped_gemm"
-    suites = ["smoke"]          # and/or shapes = ["G,M,N,K", ...]
-    dtypes = ["fp16"]
-    device = "cpu"              # this entry is for machines without a GPU; "cuda" for those with one; absent: both
-    only = ["torch_loop"]       # optional, as are skip, protocol, bursts, samples, idle, seed, mode
+From the command line's flags, or from a plan: the `[[measure]]` of a groupbench.toml (tracker/project.py).
 """
 
 from __future__ import annotations
 
 import itertools
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-
+from groupbench.operators.catalog import trace
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.costs import CHEAP, COLD
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
+from groupbench.tracker import project
+from groupbench.tracker.project import Entry
 
-
-class Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One `[[measure]]` of a plan file."""
-
-    operator: str
-    suites: tuple[str, ...] = ()
-    shapes: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    device: str | None = None
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    mode: str = "fwd"
-    protocol: str = "cooled"
-    bursts: int = Protocol.bursts
-    samples: int = Protocol.samples
-    idle: float = Protocol.idle_s
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-
-
-class PlanFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    name: str
-    measure: tuple[Entry, ...]
-    budget_minutes: Annotated[float, msgspec.Meta(gt=0, le=100_000)] | None = None
+TRACE_STEPS = 16
+"""Of a routing trace, evenly over time."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +32,7 @@ class Plan:
 
     name: str
     selections: list[Selection]
-    budget_minutes: float | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +53,9 @@ class Selection:
     rtol: float | None = None
     atol: float | None = None
     plugins: tuple[str, ...] = ()
+    costs: tuple[str, ...] = CHEAP
+    routing_trace: Path | None = None
+    trace_steps: int = TRACE_STEPS
 
 
 def named(
@@ -113,14 +86,12 @@ def integer(text: str) -> int:
 
 
 def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
-    """What a plan file holds for this device. Raises UsageError."""
+    """Return what a plan file holds for this device, with its plugins and further ones. Raises UsageError."""
     try:
-        plan = msgspec.convert(tomllib.loads(path.read_text()), PlanFile, strict=True)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise UsageError(f"plan {path}: {error}") from error
-    for entry in plan.measure:
-        if entry.device not in (None, "cuda", "cpu"):
-            raise UsageError(f"plan {path}: device {entry.device!r} is neither cuda nor cpu")
+        found = project.load(path)
+    except project.ProjectError as error:
+        raise UsageError(f"plan {error.message}") from error
+    plugins = found.plugins(plugins)
     selections = [
         Selection(
             operator=entry.operator,
@@ -130,16 +101,27 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
             only=entry.only,
             skip=entry.skip,
             mode=entry.mode,
-            protocol=Protocol(entry.protocol, entry.bursts, entry.samples, idle_s=entry.idle),
+            protocol=_protocol(entry),
             seed=entry.seed,
             plugins=plugins,
+            costs=entry.costs,
         )
-        for entry in plan.measure
+        for entry in found.settings.measure
         if entry.device in (None, device)
     ]
     if not selections:
         raise UsageError(f"plan {path}: nothing in it is for device {device}")
-    return Plan(storable(plan.name), selections, plan.budget_minutes)
+    return Plan(storable(found.settings.name), selections, found.budget_s)
+
+
+def _protocol(entry: Entry) -> Protocol:
+    given: dict[str, Any] = {
+        "name": entry.protocol,
+        "bursts": entry.bursts,
+        "samples": entry.samples,
+        "idle_s": entry.idle,
+    }
+    return Protocol(**{name: value for name, value in given.items() if value is not None})
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
@@ -155,6 +137,8 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
     if not names:
         raise UsageError("--only and --skip leave no backend")
     shapes = shapes_of(operator, selection, device)
+    # What compiling takes hardly depends on the shape: one each is enough, and a fresh process takes seconds.
+    warm = tuple(name for name in selection.costs if name != COLD)
     return [
         Job(
             operator=operator.name,
@@ -169,6 +153,7 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
             rtol=selection.rtol,
             atol=selection.atol,
             plugins=selection.plugins,
+            costs=selection.costs if shape is shapes[0] else warm,
             problem=shape,
         )
         for shape, dtype, name in itertools.product(shapes, dtypes, names)
@@ -176,9 +161,28 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
 
 
 def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any]:
-    """Return the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError."""
+    """Return the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError.
+
+    With a routing trace, each stands for as many as there are steps with rows for it.
+    """
     shapes = select_shapes(operator, selection.suites, selection.shapes, device)
+    if selection.routing_trace is not None:
+        shapes = _on_trace(operator, shapes, trace.spread(trace.read(selection.routing_trace), selection.trace_steps))
     return [shapes[i] for i in input_ids(len(shapes), selection.input_ids, selection.num_inputs)]
+
+
+def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.Step]) -> list[Any]:
+    """Raises UsageError where there is no routing, or no step has a row for any shape."""
+    if operator.on_trace is None:
+        raise UsageError(f"{operator.name} has no routing, so --routing-trace says nothing about it")
+    try:
+        found = [operator.on_trace(shape, step) for shape in shapes for step in steps]
+    except ValueError as error:
+        raise UsageError(f"{operator.name}, --routing-trace: {error}") from error
+    found = list({str(shape): shape for shape in found if shape.M}.values())
+    if not found:
+        raise UsageError("--routing-trace: no row of it falls to the experts of the shapes")
+    return found
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:

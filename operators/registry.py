@@ -1,22 +1,18 @@
-"""The operators there are, and the backends that other packages add to them.
+"""The operators there are, groupbench's own and those of plugins, with the backends that plugins add to them.
 
-A plugin is what an entry point of the group `groupbench.backends` names, or `--plugin module.attribute`: a Backend,
-several of them, or a function without arguments that returns either. Which operator a backend belongs to is its
-`operator`.
+Which operator a backend belongs to is its `operator`; plugins.py says what a plugin is.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any
 
+from groupbench.operators import plugins as plugin_sources
 from groupbench.operators.errors import UsageError
-from groupbench.operators.operator import KINDS, Backend, Operator
+from groupbench.operators.operator import Backend, Operator
+from groupbench.operators.plugins import Plugin
 
 CATALOG = {
     "grouped_gemm": "grouped_gemm",
@@ -40,17 +36,22 @@ An operator is imported when it is first asked for.
 """
 
 
-MAX_NAME = 500  # characters, as in the record
+def operator_names(plugins: Iterable[str] = ()) -> list[str]:
+    """Those of groupbench, of installed plugins and of `plugins`. Raises UsageError where a plugin does not load."""
+    return [*CATALOG, *_added_operators(tuple(plugins))]
 
 
-def operator_names() -> list[str]:
-    return [*CATALOG]
+def has_operator(name: str, plugins: Iterable[str] = ()) -> bool:
+    """Whether groupbench or a plugin has an operator of that name. Functions that `plugins` name are not called."""
+    if name in CATALOG or name in _added_operators(()):
+        return True
+    return any(operator.name == name for path in plugins for operator in plugin_sources.operators_in(path))
 
 
 def module_name(operator: str) -> str:
     """The full name of the module that defines an operator. Raises UsageError where there is no such operator."""
     if operator not in CATALOG:
-        raise UsageError(f"no operator {operator!r}; there are: {', '.join(CATALOG)}")
+        raise _no_operator(operator)
     return f"groupbench.operators.catalog.{CATALOG[operator]}"
 
 
@@ -58,6 +59,29 @@ def catalog_operator(name: str) -> Operator:
     """Return the operator of that name with its own backends alone. Raises UsageError where there is none."""
     operator: Operator = getattr(importlib.import_module(module_name(name)), name.upper())
     return operator
+
+
+def operator_alone(name: str, plugins: Iterable[str] = ()) -> Operator:
+    """Return the operator of that name without backends of plugins, of which as few as possible are imported.
+
+    Raises UsageError where there is no such operator or a plugin does not load.
+    """
+    if name in CATALOG:
+        return catalog_operator(name)
+    for path in (None, *plugins):
+        found = _added_operators((path,) if path else ()).get(name)
+        if found is not None:
+            return found[0]
+    raise _no_operator(name, plugins)
+
+
+def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
+    """The plugin that defines an operator, of `plugins`; none where groupbench or an installed package does."""
+    plugins = tuple(plugins)
+    if name in CATALOG or name in _added_operators(()):
+        return ()
+    found = _added_operators(plugins).get(name)
+    return (found[1],) if found else plugins
 
 
 def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> Operator:
@@ -72,13 +96,46 @@ def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> O
 def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
     if mode != "fwd":
         return _resolved(name, plugins, "fwd").in_mode(mode)
-    operator = catalog_operator(name)
+    added = _added_operators(plugins)
+    operator = added[name][0] if name in added else catalog_operator(name)
     return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
+
+
+@cache
+def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]]:
+    """The operators of installed plugins and of `plugins`, by name, with the plugin that each is of.
+
+    Raises UsageError where one has the name of another.
+    """
+    found: dict[str, tuple[Operator, str]] = {}
+    for plugin in _plugins(plugins):
+        for operator in plugin.operators:
+            if operator.name in CATALOG:
+                raise UsageError(
+                    f"plugin {plugin.origin!r}: groupbench has an operator {operator.name!r} already; give this one "
+                    "another name"
+                )
+            first, origin = found.get(operator.name, (operator, plugin.origin))
+            if first.make_inputs != operator.make_inputs:
+                raise UsageError(
+                    f"plugins {origin!r} and {plugin.origin!r} both have an operator {operator.name!r}; give one of "
+                    "them another name"
+                )
+            found[operator.name] = (operator, origin)  # the same, to which the later plugin may have added backends
+    return found
+
+
+def _plugins(plugins: Iterable[str]) -> Iterator[Plugin]:
+    for group in plugin_sources.INSTALLED:
+        yield from plugin_sources.installed(group)
+    for path in plugins:
+        yield plugin_sources.read(path)
 
 
 def forget() -> None:
     """Resolve operators and installed plugins again when they are next asked for."""
-    _installed_backends.cache_clear()
+    plugin_sources.installed.cache_clear()
+    _added_operators.cache_clear()
     _resolved.cache_clear()
 
 
@@ -92,67 +149,25 @@ def get_backend(operator: Operator, name: str) -> Backend:
 
 
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
-    """Those of installed plugins, then those of `plugins`. Raises UsageError where one does not load."""
-    backends = list(_installed_backends())
-    for plugin in plugins:
-        backends += _as_backends(load_plugin(plugin), plugin)
-    return backends
+    """Those of installed plugins, then those of `plugins`, but for those that come with an operator of a plugin.
+
+    Raises UsageError where one does not load, or is of no operator.
+    """
+    plugins = tuple(plugins)
+    names = operator_names(plugins)
+    found = []
+    for plugin in _plugins(plugins):
+        for backend in plugin.backends:
+            if backend.operator not in names:
+                raise UsageError(
+                    f"plugin {plugin.origin!r}: backend {backend.name!r} names operator {backend.operator!r}; "
+                    f"there are: {', '.join(names)}"
+                )
+            found.append(backend)
+    return found
 
 
-@cache  # walks through every installed package: 1.3 ms with a hundred of them
-def _installed_backends() -> tuple[Backend, ...]:
-    backends: list[Backend] = []
-    for entry_point in entry_points(group="groupbench.backends"):
-        try:
-            loaded = entry_point.load()
-        except (Exception, SystemExit) as error:
-            raise UsageError(
-                f"entry point {entry_point.name} = {entry_point.value} does not load: {error!r}"
-            ) from error
-        backends += _as_backends(loaded, entry_point.value)
-    return tuple(backends)
-
-
-def load_plugin(path: str) -> Any:
-    """What `module.attribute` names; modules in the current folder are found too. Raises UsageError."""
-    module_name, _, attribute = path.replace(":", ".").rpartition(".")
-    if not module_name:
-        raise UsageError(f"plugin {path!r} is not of the form module.attribute")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"plugin {path!r} does not load: {type(error).__name__}: {error}") from error
-
-
-def _as_backends(loaded: Any, origin: str) -> list[Backend]:
-    try:
-        if callable(loaded) and not isinstance(loaded, Backend):
-            loaded = loaded()
-        backends = [loaded] if isinstance(loaded, Backend) else list(loaded) if isinstance(loaded, Iterable) else None
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
-    if backends is None or not all(isinstance(backend, Backend) for backend in backends):
-        raise UsageError(f"plugin {origin!r} gives neither a Backend nor several: {loaded!r}")
-    for backend in backends:
-        _check(backend, origin)
-    return backends
-
-
-def _check(backend: Backend, origin: str) -> None:
-    """Raises UsageError for what no record, no option or no process could take."""
-    name, names = backend.name, operator_names()
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise UsageError(f"plugin {origin!r}: {name!r:.80} is no backend's name: 1 to {MAX_NAME} printable characters")
-    if "," in name or name != name.strip():
-        raise UsageError(f"plugin {origin!r}: {name!r} is no backend's name, since --only could not say it")
-    if backend.operator not in names:
-        raise UsageError(
-            f"plugin {origin!r}: backend {name!r} names operator {backend.operator!r}; there are: {', '.join(names)}"
-        )
-    if backend.kind not in KINDS:
-        raise UsageError(
-            f"plugin {origin!r}: backend {name!r} is of kind {backend.kind!r}; there are: {', '.join(KINDS)}"
-        )
+def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:
+    return UsageError(
+        f"no operator {name!r}; there are: {', '.join(operator_names(plugins))}. --plugin FILE.py brings another"
+    )

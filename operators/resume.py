@@ -14,6 +14,7 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.environment import without_packages
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
@@ -26,7 +27,7 @@ _KEY = tuple(name for name in IDENTITY if name not in ("host", "hardware"))
 """A file holds one run, by one host on one machine."""
 
 LONGEST = timedelta(hours=24)
-"""A run that began longer ago is another night's."""
+"""A run that began longer ago is another night's; a backfill may take as long as it likes."""
 
 
 class CannotResume(GroupbenchError):
@@ -96,7 +97,7 @@ def go_on(
     if _alike(measured_on) != _alike(environment):
         unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
         raise CannotResume(f"{began} in another environment: {', '.join(unlike)} changed")
-    if datetime.now(UTC) - run.started > LONGEST:
+    if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
         raise CannotResume(f"{began}, more than {LONGEST.total_seconds() / 3600:.0f} hours ago")
     kept = [record for record in found if record.status != "skipped"]
     _rewrite(path, kept)
@@ -114,8 +115,8 @@ def named(commit: Commit) -> str:
 
 
 def _alike(environment: Environment) -> Environment:
-    """Without the machine's name, which is a container's number where each start is a new container."""
-    return msgspec.structs.replace(environment, host=None)
+    """Without the machine's name, a container's number, and the packages of single backends."""
+    return msgspec.structs.replace(without_packages(environment), host=None)
 
 
 def _software(measured_on: Environment, environment: Environment) -> Environment:

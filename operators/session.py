@@ -7,24 +7,33 @@ import io
 import math
 import os
 import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from groupbench.operators import resume, table
+from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
+from groupbench.operators.logs import Logs, logs_for
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
 from groupbench.operators.vet import vetted
+from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
+from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
 
 FEW_PROBLEMS = 3
@@ -52,9 +61,13 @@ class Session:
     resume: bool = False  # go on with the run that the file of records ends with
     previous: Path | None = None  # records of the run before: what it left out comes first
     budget_s: float = math.inf
+    logs_path: Path | None = None  # what every cell prints goes there
+    show_output: bool = False  # what cells print is shown
     shows_table: bool = True  # False where the host has shown its own
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
+    kernels: KernelFolder | None = None
+    unkept: bool = False  # the code of kernels could not be written
     unwritten: bool = False  # something that was asked for is in no file
 
     def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
@@ -63,8 +76,6 @@ class Session:
         With `resume`, `records` holds afterwards what is measured already. The environment of a `fleet` is that of one
         of its cards. Raises UsageError, CannotResume.
         """
-        import msgspec
-
         commit = find_commit(self.commit)
         if self.branch:
             commit = msgspec.structs.replace(commit, branch=storable(self.branch))
@@ -96,6 +107,20 @@ class Session:
             command=storable(" ".join(sys.argv[1:])) or None,
         )
 
+    @property
+    def logs(self) -> Logs:
+        """Where what cells print is kept."""
+        assert self.run is not None
+        return logs_for(self.records_path, self.run.id, self.logs_path, self.show_output)
+
+    @property
+    def kept(self) -> str:
+        """What an interrupt leaves now, in words."""
+        if not self.records:
+            return "nothing is measured yet"
+        where = f" in {self.records_path}; --resume goes on" if self.records_path is not None else ""
+        return f"{counted(len(self.records), 'cell')} kept{where}"
+
     def say(self, text: str) -> None:
         """The first line belongs to the result; with --csv, standard output is for the table alone."""
         print(storable(text), file=sys.stderr if self.csv else sys.stdout, flush=True)
@@ -108,11 +133,17 @@ class Session:
         """
         assert self.run is not None
         interrupted, ended = False, None
+        ceilings = Ceilings()
+        for record in self.records:  # of the run that this one goes on with
+            ceilings.see(record)
         with self._writer() as write, _progress(total, self.quiet) as progress:
+            progress.printed = self.logs.keep
             try:
                 for record in map(vetted, produce(self.run, progress)):
+                    record = ceilings.see(self._keep_code(record))
                     self.records.append(record)
                     write(record)
+                    progress.finished(record)
             except KeyboardInterrupt:
                 interrupted = True
             except Incomplete as error:
@@ -122,6 +153,21 @@ class Session:
         if ended:
             raise ended
         return ExitCode.INTERRUPTED if interrupted else self.exit_code()
+
+    def _keep_code(self, record: Record) -> Record:
+        """Keep the code of a record's kernels in a folder next to the records. Return the record without it.
+
+        A folder that cannot be written is reported once: the measurement is worth more than the kernels.
+        """
+        if record.code and self.records_path is not None and not self.unkept:
+            folder = os.environ.get("GROUPBENCH_KERNELS") or self.records_path.parent / FOLDER
+            self.kernels = self.kernels or KernelFolder(Path(folder))
+            try:
+                self.kernels.add(record.code)
+            except OSError as error:
+                self.unkept = True
+                print(f"tritonbench: kernels are not kept: {self.kernels.path}: {error.strerror}", file=sys.stderr)
+        return msgspec.structs.replace(record, code=())
 
     def show(self) -> None:
         """The table, in the formats asked for, and a line of counts."""
@@ -143,6 +189,8 @@ class Session:
             self.say(f"left out: {_problems(skipped)}")
         if self.records_path is not None:
             self.say(f"records: {self.records_path}")
+        if self.run is not None and (logs := self.logs).written(self.records):
+            self.say(f"{'logs' if logs.every else 'logs of what failed'}: {logs.folder}")
 
     def _draw(self, where: str) -> None:
         """A file that could not be written is told, and does not undo what was measured."""
@@ -255,10 +303,17 @@ def _check_records(path: Path) -> None:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Progress]:
-    """A bar with the current cell and the time left on a terminal; a line a cell, on standard error, elsewhere."""
+    """A row for each finished cell, on standard error; on a terminal, a bar with the current one below."""
     if quiet:
         yield Progress()
-    elif sys.stderr.isatty():
+        return
+    rows = _Rows(total)
+
+    def show(row: str | None, write: Callable[[str], None]) -> None:
+        if row is not None:
+            write(row)
+
+    if sys.stderr.isatty():
         from rich import progress
         from rich.console import Console
 
@@ -268,23 +323,50 @@ def _progress(total: int, quiet: bool) -> Iterator[Progress]:
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.description}", markup=False),
         ]
-        with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True, highlight=False, markup=False)
+        with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=total)
+
+            def advance(cells: float) -> None:
+                rows.advance(cells)
+                bar.advance(task, cells)
+
             yield Progress(
                 describe=lambda text: bar.update(task, description=text),
-                advance=lambda cells: bar.advance(task, cells),
+                advance=advance,
+                finished=lambda record: show(rows.of(record), console.print),
             )
     else:
-        done = 0.0
+        to_stderr = partial(print, file=sys.stderr, flush=True)
+        yield Progress(advance=rows.advance, finished=lambda record: show(rows.of(record), to_stderr))
 
-        def describe(text: str) -> None:
-            if text.endswith(": preparing"):
-                print(
-                    f"[{int(done + 1e-6) + 1}/{total}] {text.removesuffix(': preparing')}", file=sys.stderr, flush=True
-                )
 
-        def advance(cells: float) -> None:
-            nonlocal done
-            done += cells
+class _Rows:
+    """Lines of finished cells: how many there are, what came of this one, and how long the others will take."""
 
-        yield Progress(describe, advance)
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._clock = total, clock
+        self._began, self._finished, self._worked = clock(), 0, 0.0
+
+    def advance(self, cells: float) -> None:
+        """Count work that is done: cells of one problem are finished together, long after most of their bursts."""
+        self._worked += cells
+
+    def of(self, record: Record) -> str | None:
+        """Return the line of a cell; None where an interrupt or a budget has left it out."""
+        if record.status == "skipped":
+            return None
+        self._finished += 1
+        cell, latency = record.cell, record.latency
+        ms = "" if latency is None else wording.latency(Bursts.of(latency.bursts_ms).median, latency.timing)
+        ms += " ms" if ms and ms != wording.INTERPRETED else ""
+        name = f"{cell.operator}/{cell.backend} {cell.shape} {cell.dtype}"
+        told = ", ".join(filter(None, [ms, record.status, self._left()]))
+        return storable(f"[{self._finished}/{self._total}] {name}: {told}")
+
+    def _left(self) -> str:
+        left = self._total - self._worked
+        if left < 0.01 or not self._worked:
+            return ""
+        seconds = (self._clock() - self._began) / self._worked * left
+        return f"about {f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min'} left"

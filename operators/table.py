@@ -12,6 +12,8 @@ from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.plots import Comparison, Row
 from groupbench.tracker.record import Latency, Record
+from groupbench.tracker.text.cells import cell_for
+from groupbench.tracker.text.wording import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,8 +147,8 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
             table.add_section()
         previous = problem
         cell = record.cell
-        row = [f"{cell.operator} {cell.mode} {cell.dtype}" if fresh else ""] if several else []
-        row += [escape(cell.shape) if fresh else "", escape(cell.backend)]
+        row = [escape(printable(f"{cell.operator} {cell.mode} {cell.dtype}")) if fresh else ""] if several else []
+        row += [escape(printable(cell.shape)) if fresh else "", escape(printable(cell.backend))]
         row += [_shown(name, record, base.get(problem)) for name in metrics]
         table.add_row(*row, _status_text(record))
     return table
@@ -177,7 +179,7 @@ def _status_text(record: Record) -> str:
         repeats = record.accuracy is None or record.accuracy.repeatable is not False
         return "[green]ok[/green]" if repeats else "[green]ok[/green], but two runs differ"
     style = "dim" if record.status == "unavailable" else "bold red"
-    return f"[{style}]{record.status}[/{style}] {escape(record.message or '')}"
+    return f"[{style}]{record.status}[/{style}] {escape(printable(record.message or ''))}"
 
 
 def panels(records: list[Record], metric: str, baseline: str | None) -> list[Comparison]:
@@ -219,8 +221,8 @@ def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | N
     """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last; empty where unmeasured."""
     headers, rows, _ = _wide(records, metrics, baseline)
     writer = csv.writer(file, delimiter=";", lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows([["" if value is None else _number(value) for value in row] for row in rows])
+    writer.writerow([cell_for(file, header) for header in headers])
+    writer.writerows([["" if value is None else cell_for(file, _number(value)) for value in row] for row in rows])
     averages: list[Any] = ["average"]
     for column in range(1, len(headers)):
         numbers = [row[column] for row in rows if isinstance(row[column], (int, float))]

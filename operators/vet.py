@@ -12,10 +12,12 @@ from groupbench.tracker.record import Record, RecordError, decode, encode
 def vetted(record: Record) -> Record:
     """The record; `wrong` where its latency is none, and `error` where no reader would take it."""
     try:
-        decode(encode(record))
+        decode(encode(msgspec.structs.replace(record, code=())))
         reason = implausible(record) if record.status == "ok" else None
     except RecordError as error:
         message = one_line(f"its process reported what is no record: {error}")
-        bare = msgspec.structs.replace(record, latency=None, accuracy=None, kernels=(), duration_s=None, metrics={})
+        bare = msgspec.structs.replace(
+            record, latency=None, accuracy=None, kernels=(), duration_s=None, metrics={}, code=()
+        )
         return msgspec.structs.replace(bare, status="error", message=message)
     return record if reason is None else msgspec.structs.replace(record, status="wrong", message=reason)

@@ -381,6 +381,7 @@ GROUPED_GEMM = Operator(
     returns="[M, N]",
     shapes_help=shapes.HELP,
     from_tritonbench=from_tritonbench,
+    on_trace=shapes.on_trace,
     reroute=reroute,
     backward=Backward(
         make_inputs=make_backward_inputs,

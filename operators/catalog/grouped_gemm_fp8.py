@@ -274,6 +274,7 @@ GROUPED_GEMM_FP8 = Operator(
     dtypes=("fp8",),
     output_dtype=lambda dtype: "bf16",
     shapes_help=shapes.HELP,
+    on_trace=shapes.on_trace,
     reroute=reroute,
 )
 

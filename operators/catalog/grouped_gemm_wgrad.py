@@ -141,5 +141,6 @@ GROUPED_GEMM_WGRAD = Operator(
     min_bytes=min_bytes,
     returns="[G, K, N]",
     shapes_help=shapes.HELP,
+    on_trace=shapes.on_trace,
     reroute=reroute,
 )

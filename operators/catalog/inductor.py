@@ -39,6 +39,8 @@ def prepare_grouped_mm(
     import torch.nn.functional as F
     from torch._inductor.utils import run_and_get_code
 
+    if reason := _untraceable(a, b, offs):
+        raise Unavailable(reason)
     compiled = torch.compile(
         lambda a, b, offs: F.grouped_mm(a, b, offs=offs), options=OPTIONS, dynamic=False, fullgraph=True
     )
@@ -53,6 +55,19 @@ def prepare_grouped_mm(
     if foreign or not any(TEMPLATE.match(name) for name in ran):
         raise Unavailable(f"Inductor's Triton template did not run, but {', '.join(ran) or 'nothing that is known'}")
     return lambda: compiled(a, b, offs)
+
+
+def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
+    """Why grouped_mm cannot be compiled for such operands, though it may run: torch 2.11 traces bf16 alone."""
+    import torch
+    import torch.nn.functional as F
+
+    meta = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (a, b, offs)]
+    try:
+        F.grouped_mm(meta[0], meta[1], offs=meta[2])
+    except RuntimeError as error:
+        return f"torch cannot compile grouped_mm for {a.dtype}: {_line(error)}"
+    return None
 
 
 def launched(source: str) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
 from groupbench.operators.sizes import whole, within
 from groupbench.operators.suites import Suites
@@ -23,6 +24,8 @@ from groupbench.operators.suites import Suites
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from groupbench.operators.catalog.trace import Step
 
 MAX_EXPERTS = 4096
 MAX_CHOICES = 1 << 26
@@ -60,7 +63,7 @@ class MoeShape:
             raise ValueError(f"k={self.k}: a token has 1 to E={self.experts} experts, all different")
         if not 0 <= self.T * self.k <= MAX_CHOICES:
             raise ValueError(f"T={self.T}, k={self.k}: 0 to {MAX_CHOICES} choices")
-        routings.check(self.routing)
+        routings.check(self.routing, self.experts)
 
     @property
     def experts(self) -> int:
@@ -168,6 +171,35 @@ def _decode() -> dict[str, MoeShape]:
     }
 
 
+def on_trace(shape: MoeShape, step: Step) -> MoeShape:
+    """The shape with a step's tokens, drawn in proportion to its loads: as many choices, not the same tokens' together.
+
+    A step of which loads alone are known has the shape's k.
+    """
+    experts = max(shape.experts, len(step.rows), step.experts)
+    k = step.k or shape.k
+    tokens = step.tokens or round(sum(step.rows) / k)
+    loads = "|".join(map(str, step.loads(experts)))
+    return MoeShape(tokens, k, shape.G, shape.H, shape.F, experts, f"loads({loads})")
+
+
+def _phase(name: str) -> dict[str, MoeShape]:
+    """One step of each published model, on a rank that sees the tokens of all."""
+    phase = models.PHASES[name]
+    return {
+        f"{m.name}_{name}": MoeShape(phase.tokens * m.ranks, m.k, m.local, m.H, m.F, E=m.experts, routing=phase.routing)
+        for m in models.MODELS
+    }
+
+
+def _sweep_batch() -> dict[str, MoeShape]:
+    return {f"tokens{T}": MoeShape(T, 8, 128, 2048, 768, routing="multinomial") for T in models.SWEEP_TOKENS}
+
+
+def _sweep_skew() -> dict[str, MoeShape]:
+    return {f"skew_{routing}": MoeShape(4096, 8, 128, 2048, 768, routing=routing) for routing in models.SWEEP_SKEW}
+
+
 def _smoke() -> dict[str, MoeShape]:
     return {
         "even": MoeShape(24, 2, 4, 64, 32),
@@ -190,7 +222,16 @@ def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
     return found
 
 
-LAYER_SUITES: Suites[dict[str, MoeShape]] = Suites({"moe": _models, "decode": _decode, "smoke": _smoke})
+LAYER_SUITES: Suites[dict[str, MoeShape]] = Suites(
+    {
+        "moe": _models,
+        "decode": lambda: _decode() | _phase("decode"),
+        "smoke": _smoke,
+        **{name: partial(_phase, name) for name in models.PHASES if name != "decode"},
+        "sweep_batch": _sweep_batch,
+        "sweep_skew": _sweep_skew,
+    }
+)
 PERMUTE_SUITES = LAYER_SUITES.each(without_f)
 
 
@@ -200,6 +241,7 @@ def shape_fields(layer: bool) -> dict[str, Any]:
         "suites": (LAYER_SUITES if layer else PERMUTE_SUITES).each(lambda suite: tuple(suite.values())),
         "parse_shape": partial(parse, layer=layer),
         "shapes_help": help_text(layer),
+        "on_trace": on_trace,
     }
 
 

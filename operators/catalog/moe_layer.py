@@ -283,7 +283,7 @@ def _trainable(suite: dict[str, MoeShape]) -> tuple[MoeShape, ...]:
     return tuple(shape for shape in suite.values() if 3 * shape.G * shape.H * shape.F <= MAX_WEIGHTS)
 
 
-TRAINING_SUITES = moe.LAYER_SUITES.without("decode").each(_trainable)
+TRAINING_SUITES = moe.LAYER_SUITES.without("decode", "prefill").each(_trainable)
 """The suites without decode, which nobody trains with, and without shapes whose gradient is too large to check."""
 
 

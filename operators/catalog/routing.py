@@ -1,8 +1,9 @@
 """How many rows each expert gets: the loads a mixture-of-experts router makes, drawn once and for all.
 
 A routing is text, so that a shape can carry it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)`, `multinomial`, each with
-`+empty(0.1)` behind it where a tenth of the experts get nothing. The same text, G and M always give the same rows:
-numpy's legacy generator is frozen by its own promise (NEP 19), unlike the newer one.
+`+empty(0.1)` behind it where a tenth of the experts get nothing; or the loads themselves, `loads(5|0|3)`. The
+same text, G and M always give the same rows: numpy's legacy generator is frozen by its own promise
+(NEP 19), unlike the newer one.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ _TEXT = re.compile(
     r"(?:\((?P<args>[0-9.]+(?:,[0-9.]+)?)\))?"
     r"(?:\+empty\((?P<empty>0?\.[0-9]+|0)\))?"
 )
+_LOADS = re.compile(r"loads\((?P<loads>[0-9]{1,15}(?:\|[0-9]{1,15})*)\)")
 _ARGS = {"balanced": 0, "multinomial": 0, "uniform": 2, "zipf": 1}
 MAX_ARGUMENT = 1000
-HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE)"
+HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE); or loads(5|0|3)"
 
 
-def check(text: str) -> None:
-    """Raises ValueError where `text` is no routing."""
-    _parse(text)
+def check(text: str, groups: int | None = None) -> None:
+    """Raises ValueError where `text` is no routing, or its loads are not of as many experts as `groups`."""
+    name, args, _ = _parse(text)
+    if name == "loads" and groups not in (None, len(args)):
+        raise ValueError(f"routing loads(...) has {counted(len(args), 'expert')}, and the shape {groups}")
 
 
 def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
@@ -38,11 +42,15 @@ def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
     uniform(a,b)   loads drawn from U(a, b) times the mean
     zipf(s)        each row goes to the expert of rank r with probability ~ r^-s; ranks are shuffled over experts
     multinomial    each row goes to any expert alike
+    loads(a|b|c)   in proportion to a, b and c
     +empty(share)  that share of the experts, chosen at random, get no row
     """
     import numpy as np
 
     name, args, empty = _parse(text)
+    if name == "loads":
+        check(text, groups)
+        return tuple(int(count) for count in _apportion(np.array(args), total))
     random = np.random.RandomState(zlib.crc32(f"{text} {groups} {total}".encode()))
     order = random.permutation(groups)
     active = order[: max(1, groups - round(groups * empty))]
@@ -59,6 +67,11 @@ def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
 
 
 def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
+    if found := _LOADS.fullmatch(text):
+        loads = tuple(float(load) for load in found["loads"].split("|"))
+        if not any(loads):
+            raise ValueError(f"routing {text!r}: all loads are 0")
+        return "loads", loads, 0.0
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(f"routing {text!r} is not one of: {HELP}")

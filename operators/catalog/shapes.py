@@ -11,19 +11,24 @@ rows M_g. A shape's text names the whole problem and is what the database keeps:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
-from groupbench.operators.sizes import counted, size, whole
+from groupbench.operators.sizes import counted, size, whole, within
 from groupbench.operators.suites import Suites
+
+if TYPE_CHECKING:
+    from groupbench.operators.catalog.trace import Step
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32
 MAX_TEXT = 20_000  # characters, as in the record
 HELP = (
     "G,M,N,K with M rows in each of G groups (as TritonBench's --shapes), a shape's full text such as "
-    "G=3,M_g=0|1|129,N=96,K=64 or G=8,M=4096,N=512,K=256,routing=zipf(1.2),W=nk, or a name of a suite"
+    "G=3,M_g=0|1|129,N=96,K=64 or G=8,M=4096,N=512,K=256,routing=zipf(1.2),W=nk, or a name of a suite; with "
+    "E=256,rank=3 the G experts of one rank, M being the rows of all E"
 )
 
 
@@ -63,7 +68,7 @@ class GroupedShape:
                 f"M_g lists {len(self.listed)} groups with {sum(self.listed)} rows for G={self.G}, M={self.M}"
             )
         if not self.listed:
-            routings.check(self.routing)
+            routings.check(self.routing, self.G)
         elif self.routing != "balanced":
             raise ValueError("M_g lists the rows, so routing has no say")
         if len(str(self)) > MAX_TEXT:
@@ -102,6 +107,26 @@ def uniform(G: int, M_g: int, N: int, K: int, **options: Any) -> GroupedShape:
 def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShape:
     """Groups of the given rows."""
     return GroupedShape(len(rows), sum(rows), N, K, listed=rows, **options)
+
+
+def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **options: Any) -> GroupedShape:
+    """The G experts of one rank of E / G, where M rows fall to all E experts by the routing: its total varies."""
+    if E % G or not 1 <= G <= E <= MAX_GROUPS:
+        raise ValueError(f"E={E}: experts in all, a multiple of G={G}, {MAX_GROUPS} at most")
+    if not 0 <= rank < E // G:
+        raise ValueError(f"rank={rank}: 0 to {E // G - 1}")
+    return listed(routings.rows(routing, E, M)[rank * G : (rank + 1) * G], N, K, **options)
+
+
+def on_trace(shape: GroupedShape, step: Step) -> GroupedShape:
+    """The shape with the rows of a step: of its first G experts, so those of one rank where the trace has more.
+
+    Raises ValueError where the shape has one B for all groups.
+    """
+    if shape.shared:
+        raise ValueError("TritonBench's shapes have one B for all groups, and traffic is of experts")
+    rows = step.loads(max(shape.G, len(step.rows)))[: shape.G]
+    return listed(rows, shape.N, shape.K, nk=shape.nk)
 
 
 def _moe(G: int, M: int, N: int, K: int, routing: str) -> GroupedShape:
@@ -163,8 +188,38 @@ def _tritonbench() -> dict[str, GroupedShape]:
     return {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)}
 
 
+def _phase(name: str) -> dict[str, GroupedShape]:
+    """One step of each model: `gu` the gate-up and `dn` the down projection of the first rank."""
+    phase = models.PHASES[name]
+    found = {}
+    for model in models.MODELS:
+        rows = phase.tokens * model.ranks * model.k
+        for part, N, K in (("gu", 2 * model.F, model.H), ("dn", model.H, model.F)):
+            shape = of_rank(model.local, model.experts, 0, rows, N, K, phase.routing, nk=True)
+            found[f"{model.name}_{name}_{part}"] = shape
+    return found
+
+
+def _sweep_batch() -> dict[str, GroupedShape]:
+    """The gate-up projection of Qwen3-30B, 1 to 65,536 tokens."""
+    return {f"tokens{T}": _moe(128, 8 * T, 1536, 2048, "multinomial") for T in models.SWEEP_TOKENS}
+
+
+def _sweep_skew() -> dict[str, GroupedShape]:
+    """The gate-up projection of Qwen3-30B, 4096 tokens, from balanced to most rows at one expert."""
+    return {f"skew_{routing}": _moe(128, 32768, 1536, 2048, routing) for routing in models.SWEEP_SKEW}
+
+
 SUITES: Suites[dict[str, GroupedShape]] = Suites(
-    {"tritonbench": _tritonbench, "ragged": _ragged, "moe": _models, "smoke": _smoke}
+    {
+        "tritonbench": _tritonbench,
+        "ragged": _ragged,
+        "moe": _models,
+        "smoke": _smoke,
+        **{name: partial(_phase, name) for name in models.PHASES},
+        "sweep_batch": _sweep_batch,
+        "sweep_skew": _sweep_skew,
+    }
 )
 """Shapes by name, in suites. No name has a `=` in it: by that a shape's full text is told from a name."""
 
@@ -207,7 +262,7 @@ def _parse_fields(text: str) -> GroupedShape:
     fields: dict[str, str] = {}
     for part in _split(text):
         key, _, value = part.partition("=")
-        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B"):
+        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B", "E", "rank"):
             raise ValueError(f"field {key!r} is unknown or given twice")
         fields[key] = value
     missing = {"G", "N", "K"} - fields.keys()
@@ -218,6 +273,11 @@ def _parse_fields(text: str) -> GroupedShape:
         "shared": _choice(fields, "B", {"shared": True}),
     }
     G, N, K = (whole(letter, fields[letter]) for letter in "GNK")
+    if "E" in fields or "rank" in fields:
+        if not {"E", "rank", "M"} <= fields.keys():
+            raise ValueError("the experts of one rank need E, rank, and M rows of all E experts")
+        E, rank, M = (whole(name, fields[name]) for name in ("E", "rank", "M"))
+        return of_rank(G, E, rank, within("M", M, MAX_SIZE, 0), N, K, fields.get("routing", "balanced"), **options)
     if "M" in fields:
         return GroupedShape(G, whole("M", fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
     if "routing" in fields:

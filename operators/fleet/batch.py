@@ -22,6 +22,7 @@ from typing import TypeAlias
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress, Workers
+from groupbench.operators.logs import Logs
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.registry import plugin_backends
@@ -50,6 +51,7 @@ class Batch:
 
     code      digest of the client's code, which a worker's must equal
     hardware  pattern of the card's model, None where any will do
+    logs      where a worker keeps what cells print
     """
 
     jobs: tuple[Job, ...]
@@ -57,6 +59,7 @@ class Batch:
     timeout_s: float
     code: str
     hardware: str | None = None
+    logs: Logs | None = None
 
     @property
     def problem(self) -> Problem:
@@ -94,13 +97,18 @@ def matches(environment: Environment, pattern: str | None) -> bool:
 
 
 def batches(
-    jobs: Iterable[Job], run: Run, timeout_s: float, code: str = "", hardware: str | None = None
+    jobs: Iterable[Job],
+    run: Run,
+    timeout_s: float,
+    code: str = "",
+    hardware: str | None = None,
+    logs: Logs | None = None,
 ) -> list[Batch]:
     """The jobs by operator and shape, in the order in which each first appears."""
     found: dict[Problem, list[Job]] = {}
     for job in jobs:
         found.setdefault((job.operator, job.shape), []).append(job)
-    return [Batch(tuple(group), run, timeout_s, code, hardware) for group in found.values()]
+    return [Batch(tuple(group), run, timeout_s, code, hardware, logs) for group in found.values()]
 
 
 def measure(batch: Batch) -> list[Record]:
@@ -117,10 +125,9 @@ def measure(batch: Batch) -> list[Record]:
         raise GroupbenchError(f"asked for {batch.hardware}, but this worker has {hardware(machine.environment)}")
     if lacks := plugin_fault(batch.jobs[0].plugins):
         raise GroupbenchError(f"the worker on {platform.node()} cannot measure this: {lacks}")
+    progress = Progress(printed=batch.logs.keep) if batch.logs is not None else Progress()
     with _KEPT.of(batch) as workers:
-        return list(
-            executor.execute(list(batch.jobs), machine, batch.run, batch.timeout_s, Progress(), workers=workers)
-        )
+        return list(executor.execute(list(batch.jobs), machine, batch.run, batch.timeout_s, progress, workers=workers))
 
 
 class _KeptWorkers:

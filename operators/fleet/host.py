@@ -81,7 +81,9 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
         raise
     return session.collect(
         lambda run, progress: drive.records(
-            fleet, batches.batches(jobs, run, session.timeout_s, batches.code(), where.hardware), progress
+            fleet,
+            batches.batches(jobs, run, session.timeout_s, batches.code(), where.hardware, session.logs),
+            progress,
         ),
         len(jobs),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from groupbench.operators import executor, plan, resume
 from groupbench.operators.measure import worker
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.texts import storable
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
 
@@ -13,6 +14,19 @@ def list_jobs(selections: list[Selection], device: str) -> list[Job]:
     """Every cell of the selections, each once."""
     jobs = [job for selection in selections for job in plan.jobs(selection, device, interpreted=device == "cpu")]
     return list(dict.fromkeys(jobs))
+
+
+def record_failure(selections: list[Selection], device: str, session: Session, reason: str) -> int:
+    """Write a record of every cell that says why the commit could not be measured. Returns the exit code."""
+    jobs = list_jobs(selections, device)
+    machine = executor.probe(device)
+    session.shows_table = False
+    session.open("built-in host", machine.environment)
+    jobs = resume.not_done(jobs, session.records)
+    return session.collect(
+        lambda run, progress: (executor.unmeasured(job, machine, run, "error", storable(reason)) for job in jobs),
+        len(jobs),
+    )
 
 
 def measure(selections: list[Selection], device: str, session: Session) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Status
+from groupbench.tracker.record import Accuracy, Cell, Code, Kernel, Latency, Status
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -62,6 +62,7 @@ class Event(msgspec.Struct, frozen=True):
     latency: Latency | None = None
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
+    code: tuple[Code, ...] = ()
     duration_s: float | None = None
     metrics: bytes | None = None
 

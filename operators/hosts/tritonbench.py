@@ -22,12 +22,14 @@ import msgspec
 from groupbench.operators import executor, plan
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Machine
+from groupbench.operators.flags import MODES
 from groupbench.operators.hosts.journal import Event, Finished, Setup
+from groupbench.operators.measure import machine_code
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes, select_mode
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.warden import kill_group, kill_left
-from groupbench.operators.registry import get_operator, operator_names
+from groupbench.operators.registry import CATALOG, get_operator, has_operator
 from groupbench.operators.session import Session
 from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
@@ -37,10 +39,12 @@ NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a C
 POLL_S = 0.2
 IMPORT_S = 300  # what starting, and making the inputs, may take however short --timeout is
 
-MODES = {"--bwd": "bwd", "--fwd-bwd": "fwd_bwd", "--fwd-no-grad": "fwd_no_grad"}
-"""TritonBench's flags that say --mode in another way; of several it takes the last."""
-
 OUR_TIMING = ("protocol", "bursts", "samples", "idle", "seed")
+
+CHECKS_LESS = (
+    "groupbench: TritonBench keeps the same inputs and its own clock, so fewer cheats show than with --host builtin "
+    "(docs/integrity.md)"
+)
 
 IN_TWO = "measure what differs in two runs"
 LEAVES = {
@@ -64,6 +68,7 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
     session.shows_table = False
     session.quiet = True  # TritonBench has a bar of its own
     session.open(f"TritonBench host ({Path(spec.origin).parent if spec and spec.origin else ''})", machine.environment)
+    print(CHECKS_LESS, file=sys.stderr, flush=True)
     failures: list[str] = []
     code = session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s, failures), 0)
     for failure in failures:
@@ -134,7 +139,7 @@ def _records(
 def _setups(options: dict[str, Any], device: str) -> list[Setup]:
     """What each child must know beyond TritonBench's own flags. Raises UsageError for what does not exist."""
     plugins = tuple(options["plugins"])
-    own = {op: op in operator_names() and _is_own(op, options, device) for op in options["ops"]}
+    own = {op: has_operator(op, plugins) and _is_own(op, options, device) for op in options["ops"]}
     for op, is_own in own.items():
         if options["suites"] and not is_own:
             raise UsageError(f"{op} is not an operator of groupbench: --suite is of those that are")
@@ -142,7 +147,7 @@ def _setups(options: dict[str, Any], device: str) -> list[Setup]:
         if given and not is_own:
             raise UsageError(
                 f"--{given} is of groupbench's own operators, and {op} is TritonBench's here, which times by its own "
-                "flags (--warmup, --rep, ...)" + (": add --suite or --host builtin" if op in operator_names() else "")
+                "flags (--warmup, --rep, ...)" + (": add --suite or --host builtin" if has_operator(op) else "")
             )
     alone = len(own) == 1
     # What TritonBench's operators have is known when they are imported.
@@ -191,24 +196,35 @@ def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
     its table. Ours runs where TritonBench's cannot give what is asked for: a suite or a shape of ours, mode bwd, a CPU
     where its operator needs a GPU, inputs that our backends do not know.
     """
+    if op not in CATALOG and _is_theirs(op):
+        raise UsageError(
+            f"{op} is TritonBench's operator too: give the plugin's another name, or measure it by --host builtin"
+        )
     if options["suites"] or any("=" in shape for shape in options["shapes"]):
         return True
-    operator = get_operator(op)
+    operator = get_operator(op, options.get("plugins", ()))
     if operator.from_tritonbench is None or (device == "cpu" and op in NEEDS_CUDA):
         return True
     if options["mode"] in operator.modes[1:]:  # its grouped_gemm has the forward alone
         return True
+    return not _is_theirs(op)
+
+
+def _is_theirs(op: str) -> bool:
+    """Whether TritonBench has an operator of that name."""
     spec = importlib.util.find_spec("tritonbench")
     folders = spec.submodule_search_locations if spec else None
-    return not any((Path(folder) / "operators" / op).is_dir() for folder in folders or ())
+    return any((Path(folder) / "operators" / op).is_dir() for folder in folders or ())
 
 
 def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
     """TritonBench's command line."""
     own = setup.own
     arguments = ["--op", setup.op, "--device", device, "--mode", options["mode"]]
-    usual = default_dtypes(get_operator(setup.op), device) if own and device == "cpu" else ()
+    usual = default_dtypes(get_operator(setup.op, setup.plugins), device) if own and device == "cpu" else ()
     precision = options["precision"] or usual
+    if own and (lacking := set(precision or get_operator(setup.op, setup.plugins).dtypes[:1]) & {"fp64"}):
+        raise UsageError(f"TritonBench has no precision {lacking.pop()}: add --host builtin")
     if len(precision) > 1:
         raise UsageError("TritonBench takes one --precision at a time")
     texts = {
@@ -300,6 +316,7 @@ def _lost(event: Event, machine: Machine, run: Run, status: Status, message: str
 
 def _record(event: Event, machine: Machine, run: Run) -> Record:
     assert event.cell is not None
+    kernels = machine_code.described(event.kernels, event.code)
     return Record(
         schema=SCHEMA,
         run=run,
@@ -310,8 +327,10 @@ def _record(event: Event, machine: Machine, run: Run) -> Record:
         baseline=event.baseline,
         latency=event.latency,
         accuracy=event.accuracy,
-        kernels=event.kernels,
+        kernels=kernels,
+        code=event.code,
         duration_s=event.duration_s,
+        metrics=machine_code.metrics_of(kernels),
     )
 
 

@@ -25,14 +25,15 @@ from groupbench.operators.hosts.adapter.internals import PACKAGE, operator_list,
 from groupbench.operators.hosts.adapter.own import add_backends, add_operator, own_operator
 from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, tell
-from groupbench.operators.measure.cell import describe
-from groupbench.operators.registry import get_operator, load_plugin, operator_names
+from groupbench.operators.measure.faults import describe
+from groupbench.operators.plugins import load
+from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
 from groupbench.tracker.exits import ExitCode
 
 
 def plugin() -> None:
     """Add our backends to those of TritonBench's operators that we have backends for."""
-    for name in operator_names():
+    for name in CATALOG:
         module = sys.modules.get(f"{PACKAGE}.{name}")
         if module is not None:
             add_backends(module.Operator, name, get_operator(name))
@@ -41,8 +42,8 @@ def plugin() -> None:
 def _run(setup: Setup, arguments: list[str]) -> None:
     """Prepare TritonBench's operator, or ours as one of its own, and run it."""
     name = setup.op
-    is_ours = name in operator_names()
-    loaded = [] if is_ours else [load_plugin(path) for path in setup.plugins]
+    is_ours = setup.own or has_operator(name)
+    loaded = [] if is_ours else [load(path) for path in setup.plugins]
     for path, function in zip(setup.plugins, loaded, strict=False):
         if not callable(function):
             raise UsageError(

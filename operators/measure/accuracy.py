@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.measure.arrays import tensor_of
 from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
@@ -153,7 +154,7 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`. An output
     that is an input stays as it is: the names of such are returned.
     """
-    parts = out if isinstance(out, (list, tuple)) else [out]
+    parts = [part for part in map(tensor_of, out if isinstance(out, (list, tuple)) else [out]) if part is not None]
     returned = given.holding(parts) if given is not None else []
     for part in () if returned else parts:
         part.fill_(math.nan if part.is_floating_point() else LEFT)
@@ -280,13 +281,14 @@ def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
 
     if isinstance(out, (list, tuple)) and out and all(isinstance(part, torch.Tensor) for part in out):
         out = torch.cat(list(out))
-    if not isinstance(out, torch.Tensor):
+    tensor = tensor_of(out)
+    if tensor is None:
         raise TypeError(f"the backend returned {type(out).__name__}, not a tensor")
-    if out.shape != reference.shape:
-        raise ValueError(f"the backend returned shape {list(out.shape)}, expected {list(reference.shape)}")
-    if dtype is not None and out.dtype != dtype:
-        raise TypeError(f"the backend returned {out.dtype}, expected {dtype}")
-    return out
+    if tensor.shape != reference.shape:
+        raise ValueError(f"the backend returned shape {list(tensor.shape)}, expected {list(reference.shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise TypeError(f"the backend returned {tensor.dtype}, expected {dtype}")
+    return tensor
 
 
 def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:

@@ -9,34 +9,44 @@ clock bounds the times that it reports (witness.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
+import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure import accuracy, compiled, exchange, moves, seal
+from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal
+from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, Watch
-from groupbench.operators.measure.texts import LONGEST, one_line
+from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
-from groupbench.tracker.record import Kernel, Telemetry, Timing
+from groupbench.tracker.record import Code, Kernel, Telemetry, Timing
 
 KEEP_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 """Outputs of timed calls that are kept until the parent has said which one it wants to see."""
 
+CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Environment variables that say where compilers keep what they have made."""
+
 _now = time.perf_counter
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Job:
     rtol: float | None = None
     atol: float | None = None
     plugins: tuple[str, ...] = ()
+    costs: tuple[str, ...] = CHEAP  # what else than latency and accuracy is measured
     problem: Any = field(default=None, compare=False)
 
     def shape_of(self, operator: Operator) -> Any:
@@ -79,6 +90,8 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     sent: Sent
     repeatable: bool
     problem: str | None = None  # what the backend did to its inputs, or to what measures it
+    code: tuple[Code, ...] = ()  # of the kernels
+    metrics: dict[str, float] = {}  # what preparing cost, by the metrics' names
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +135,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Answer = Prepared | Burst | Shown | Witnessed | Restored | Done | Failure
+Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Done | Failure
 
 
 @dataclass(frozen=True)
@@ -159,8 +172,17 @@ def answer_requests(connection: Connection, take: Callable[[Request, Any], Any])
             answer = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
         except BaseException as error:
             traceback.print_exc()
-            answer = Failure("oom" if is_oom(error) else "error", describe(error))
+            answer = Failure("oom" if is_oom(error) else "error", located(error))
+        _flush()
         send(request.token + encode(answer))
+
+
+def _flush() -> None:
+    """Write out what was printed: by Python, and by C and CUDA, which prints what kernels do when it is waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a backend may have closed it
+            stream.flush()
+    _libc.fflush(None)
 
 
 class _Kept(Watch):
@@ -250,30 +272,60 @@ class _Cell:
         job = self.job
         self.given = Given(self.inputs)
         _release(job.device)
+        memory = costs.CudaMemory() if job.device == "cuda" else None
+        before = memory.fresh() if memory else 0
         start = _now()
-        with _choices() as chosen:
+        with _choices() as chosen, costs.building() as built:
             run, copies = self._prepared()
         prepare_ms = 1e3 * (_now() - start)
-        with compiled.watched() as kernels:
+        spent = built.metrics
+        if memory is not None:
+            spent["kept_mib"] = max(0, memory.kept() - before) / costs.MIB
+        code: dict[str, Code] = {}
+        with compiled.watched(code) as kernels:
             form, second, first, returned = accuracy.rehearse(run, job.device, self.given)
         problem = self.given.misuse(returned) or seal.problem()
         sent = exchange.send(form, [*second, *first], self.file, by_handle=True)
         self.shown = second, first
-        interpreted = job.interpreted and self.backend.kind != "torch"
+        self.run = run
         self.moves = moves.of(self.operator, self.inputs, copies)
         self.timer = self._timer(run, job.protocol)
-        timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if interpreted else "cpu"
+        timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if self.interpreted else "cpu"
         self.nvml = _nvml() if job.device == "cuda" else None
         kernels_and_variants = compiled.with_variants(kernels, chosen)
-        return Prepared(timing, prepare_ms, self.timer.enqueue_ms, kernels_and_variants, sent, not first, problem)
+        return Prepared(
+            timing, prepare_ms, self.timer.enqueue_ms, kernels_and_variants, sent, not first, problem,
+            tuple(code.values()), spent,
+        )  # fmt: skip
 
     def _prepared(self) -> tuple[Any, list[Any]]:
         """(the callable, after one call; the copies of inputs in other layouts that it reads)"""
         moves.registered_copies()  # of what was prepared before
-        run = self.backend.prepare(self.inputs)
-        run()
+        with compiled.interpreted() as launched:
+            run = self.backend.prepare(self.inputs)
+            if not callable(run):
+                raise TypeError(f"prepare must return a callable, and {self.backend.name}'s returned {_kind(run)}")
+            run()
+        self.interpreted = self.job.interpreted and (self.backend.kind != "torch" or bool(launched))
         _synchronize(self.job.device)
         return run, moves.within(moves.registered_copies(), self.inputs)
+
+    def first(self, folder: str) -> Costs:
+        """Prepare and make one call with the caches of compilers in an empty folder, as on the first day."""
+        os.environ |= {name: str(Path(folder) / name.lower()) for name in CACHES}
+        start = _now()
+        with costs.building() as built:
+            self._prepared()
+        return Costs(built.metrics | {"cold_prepare_ms": 1e3 * (_now() - start)})
+
+    def costs(self, wanted: tuple[str, ...], call_ms: float) -> Costs:
+        """What a call costs besides its latency. What cannot be measured is left out: it is no fault of the cell."""
+        if self.job.device != "cuda":
+            return Costs({})
+        self.moves.set(None)
+        enqueue_ms = self.timer.host_ms() if isinstance(self.timer, GpuTimer) else None
+        found = costs.of_cuda(self.run, wanted, call_ms, self.nvml)
+        return msgspec.structs.replace(found, enqueue_ms=enqueue_ms)
 
     def forget(self) -> Done:
         """Drop the outputs that were shown."""
@@ -319,7 +371,7 @@ class _Cell:
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
         if self.job.device == "cuda":
             return GpuTimer(run, protocol)
-        return CpuTimer(run, protocol, self.job.interpreted and self.backend.kind != "torch")
+        return CpuTimer(run, protocol, self.interpreted)
 
     def burst(self, secret: int | None) -> Burst:
         """Times of calls, each on inputs that are new: the secret's full move, and a step before each call."""
@@ -350,19 +402,9 @@ def _choices() -> Any:
     return choices()
 
 
-def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    text = one_line(str(error))
-    return f"{type(error).__name__}: {text}"[:LONGEST] if text else type(error).__name__
-
-
-def is_oom(error: BaseException) -> bool:
-    """Out of memory, on the GPU or the host; torch's CPU allocator says it in a RuntimeError's text."""
-    import torch
-
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"a {name}" if value is not None else "nothing"
 
 
 def _synchronize(device: str) -> None:

@@ -8,6 +8,7 @@ returns it is watched, here and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,15 +17,18 @@ from unittest import mock
 import msgspec
 
 from groupbench.kernels.variants import Choice
-from groupbench.tracker.record import Kernel
+from groupbench.tracker.record import Code, Kernel
 
 _SCALARS = (bool, int, float, str)
 _CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 @contextmanager
-def watched() -> Iterator[list[Kernel]]:
-    """Within, every distinct Triton kernel launched is added to the list; none is where Triton interprets."""
+def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
+    """Within, every distinct Triton kernel launched is added to the list; none is where Triton interprets.
+
+    code  receives the code of each kernel by its hash
+    """
     kernels: dict[str, Kernel] = {}
     found: list[Kernel] = []
     try:
@@ -39,6 +43,8 @@ def watched() -> Iterator[list[Kernel]]:
         kernel = _describe(compiled, kwargs)
         if kernel is not None:
             kernels.setdefault(kernel.hash or kernel.name, kernel)
+            if code is not None and kernel.hash is not None and kernel.hash not in code:
+                code[kernel.hash] = _code_of(kernel.hash, compiled, self)
         return compiled
 
     with mock.patch.object(JITFunction, "run", run):
@@ -97,6 +103,30 @@ def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
         return None
 
 
+def _code_of(hash_: str, compiled: Any, function: Any) -> Code:
+    """Return the code of a compiled kernel, without what its hash passes over: line numbers and debug information."""
+    asm = compiled.asm
+    ptx, ttgir, cubin = asm.get("ptx"), asm.get("ttgir"), asm.get("cubin")
+    source = getattr(function, "src", None)
+    return Code(
+        hash=hash_,
+        name=compiled.metadata.name,
+        source=source if isinstance(source, str) else None,
+        ttgir=without_locations(ttgir) if isinstance(ttgir, str) else None,
+        ptx="\n".join(instructions(ptx)) if isinstance(ptx, str) else None,
+        cubin=bytes(cubin) if isinstance(cubin, bytes | bytearray) else None,
+    )
+
+
+def without_locations(ttgir: str) -> str:
+    """Return MLIR without the places in the source that it names."""
+    lines = (_LOCATION.sub("", line).rstrip() for line in ttgir.splitlines() if not line.startswith("#loc"))
+    return "\n".join(line for line in lines if line)
+
+
+_LOCATION = re.compile(r' loc\((?:#loc\w*|unknown|"[^"]*"(?:\(#loc\w*\)|[^()]*))\)')
+
+
 def _number(compiled: Any, name: str) -> int | None:
     value = getattr(compiled, name, None)
     return value if isinstance(value, int) else None
@@ -104,6 +134,11 @@ def _number(compiled: Any, name: str) -> int | None:
 
 def code_hash(ptx: str) -> str:
     """Of what the GPU would run: moving the source by a line leaves it as it is."""
+    return hashlib.sha256("\n".join(instructions(ptx)).encode()).hexdigest()[:16]
+
+
+def instructions(ptx: str) -> list[str]:
+    """Return the lines of PTX without comments, line numbers and debug information."""
     code = []
     for line in ptx.splitlines():
         stripped = line.split("//")[0].strip()
@@ -111,4 +146,4 @@ def code_hash(ptx: str) -> str:
             break  # debug information to the end of the file
         if stripped and not stripped.startswith((".loc", ".file")):
             code.append(stripped)
-    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+    return code

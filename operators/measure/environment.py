@@ -9,14 +9,17 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
-from groupbench.tracker.record import Environment
+from groupbench.tracker.record import PACKAGE, Environment
 
 # Environment variables that change what is compiled or how it runs.
 SETTING_PREFIXES = (
@@ -112,6 +115,19 @@ def detect(device: str) -> Environment:
         },
         **facts,
     )
+
+
+def with_packages(found: Environment, packages: Iterable[str]) -> Environment:
+    """Return the environment with the versions of further packages, of those that are installed, in its settings."""
+    versions = {f"{PACKAGE}{name}": _version(name) for name in packages}
+    known = {name: storable(version) for name, version in versions.items() if version}
+    return msgspec.structs.replace(found, settings=found.settings | known) if known else found
+
+
+def without_packages(found: Environment) -> Environment:
+    """Return the environment as it is for backends that need no further package."""
+    settings = {name: value for name, value in found.settings.items() if not name.startswith(PACKAGE)}
+    return msgspec.structs.replace(found, settings=settings)
 
 
 def _version(package: str) -> str | None:

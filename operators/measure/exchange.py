@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from groupbench.operators.measure.arrays import tensor_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -48,8 +50,12 @@ def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
 
     if type(out) is torch.Tensor:
         return "tensor", [_plain(out, device)]
-    if isinstance(out, (tuple, list)) and all(isinstance(part, torch.Tensor) for part in out):
-        return "list" if isinstance(out, list) else "tuple", [_plain(part, device) for part in out]
+    if isinstance(out, (tuple, list)):
+        parts = [tensor_of(part) for part in out]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return "list" if isinstance(out, list) else "tuple", [_plain(part, device) for part in parts]
+    elif not isinstance(out, torch.Tensor) and (array := tensor_of(out)) is not None:
+        return "tensor", [_plain(array, device)]
     raise TypeError(f"the backend returned {_kind(out)}, not a tensor")
 
 

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.measure.arrays import tensor_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -35,6 +37,10 @@ class Given:
                 self._names[at], self._memory[at] = name, tensor
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
+    def is_like(self, other: Given) -> bool:
+        """Whether two inputs hold the same values."""
+        return list(self._sums.values()) == list(other._sums.values())
+
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
         """Names of the inputs whose memory any of the outputs lies in."""
         found = {_address(out) for out in outputs}
@@ -49,11 +55,10 @@ class Given:
 
 
 def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """("x.a", tensor) of every tensor in dataclasses, sequences and mappings."""
-    import torch
-
-    if isinstance(inputs, torch.Tensor):
-        yield name or "x", inputs
+    """("x.a", tensor) of every tensor in dataclasses, sequences and mappings; an array of NumPy's is one."""
+    tensor = tensor_of(inputs)
+    if tensor is not None:
+        yield name or "x", tensor
         return
     parts: Iterable[tuple[str, Any]] = ()
     if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):

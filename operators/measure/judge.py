@@ -15,14 +15,19 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, exchange, moves
+from groupbench.operators.measure import accuracy, exchange, moves, witness
 from groupbench.operators.measure.cell import Done, Failure, Job, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.given import Given
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 from groupbench.tracker.record import Accuracy
 
 LOCAL = 6.0
 """Times the slack of the whole that a row, block or element has for inputs that are drawn."""
+
+
+_CHECKED: set[str] = set()
+"""Operators of plugins whose inputs were made twice."""
 
 
 class At(msgspec.Struct, frozen=True):
@@ -46,7 +51,13 @@ class Rerouted(msgspec.Struct, frozen=True, tag=True):
     possible: bool
 
 
-JudgeAnswer = Judged | Rerouted | Done | Failure
+class Gauged(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `gauge`: how many times as long known work takes as it would on an idle device."""
+
+    stretch: float
+
+
+JudgeAnswer = Judged | Rerouted | Gauged | Done | Failure
 
 
 def serve(connection: Connection, file: int) -> None:
@@ -63,13 +74,47 @@ class _Judge:
         if self.job is None or _problem(self.job) != _problem(job):
             self.unload()
             self.job = job
-            self.operator = _operator(job)
-            self.shape = job.shape_of(self.operator)
-            self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
-            self.moves = moves.of(self.operator, self.inputs)
-            self.at: At | None = None
-            self.reference: Any = None
+            try:
+                self._make()
+            except BaseException:
+                self.unload()  # or the next backend of the problem would find half of it
+                raise
         return Done("loaded")
+
+    def _make(self) -> None:
+        assert self.job is not None
+        job = self.job
+        self.operator = _operator(job)
+        self.shape = job.shape_of(self.operator)
+        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
+        self._check_inputs()
+        self.moves = moves.of(self.operator, self.inputs)
+        self.at: At | None = None
+        self.reference: Any = None
+
+    def gauge(self) -> Gauged:
+        """Time known work on the problem's device: other work there stretches it."""
+        assert self.job is not None
+        return Gauged(witness.stretch(self.job.device))
+
+    def _check_inputs(self) -> None:
+        """Raises UsageError where a plugin's inputs are drawn from a generator that nobody seeds.
+
+        Each process makes its own: a result would be judged by the reference for other inputs. One problem of each
+        operator is made twice.
+        """
+        assert self.job is not None
+        job = self.job
+        if not job.plugins or job.operator in _CHECKED:
+            return
+        first = Given(self.inputs)
+        again = Given(self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed))
+        if not first.is_like(again):
+            raise UsageError(
+                f"{job.operator} makes other inputs each time: draw them from the global generator of torch or NumPy, "
+                "which is seeded, or take `seed` as a parameter"
+            )
+        _CHECKED.add(job.operator)
 
     def can_reroute(self, seed: int) -> Rerouted:
         """Whether this problem has another routing."""
@@ -134,7 +179,10 @@ def _problem(job: Job) -> tuple[Any, ...]:
 
 def _operator(job: Job) -> Any:
     """The operator, without the plugins' backends; a plugin is imported only where the operator itself is in one."""
-    own = getattr(registry, "catalog_operator", registry.get_operator)
+    alone = getattr(registry, "operator_alone", None)
+    if alone is not None:
+        return alone(job.operator, job.plugins).in_mode(job.mode)
+    own = getattr(registry, "catalog_operator", registry.get_operator)  # a tree from before operators were plugins
     try:
         return own(job.operator).in_mode(job.mode)
     except UsageError:
@@ -145,6 +193,8 @@ def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:
     """The row of the table that a backend is held to. Raises ValueError for one of another dtype."""
     own: str = operator.output_dtype(dtype)
     name = (row or "{dtype}").format(dtype=own)
-    if name not in TOLERANCES or name.partition("_")[0] != own.partition("_")[0]:
+    table = TOLERANCES | dict(getattr(operator, "tolerances", {}))
+    if name not in table or name.partition("_")[0] != own.partition("_")[0]:
         raise ValueError(f"the backend asks for the tolerance {name!r}, which is not one of {own}")
-    return TOLERANCES[name]
+    tolerance: Tolerance = table[name]
+    return tolerance

@@ -9,17 +9,20 @@ from __future__ import annotations
 import random
 import secrets
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from groupbench.operators.measure import witness
+from groupbench.operators import registry
+from groupbench.operators.measure import seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
+from groupbench.operators.measure.costs import COLD, Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Judged, Rerouted
+from groupbench.operators.measure.judge import At, Gauged, Judged, Rerouted
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Accuracy
@@ -44,6 +47,30 @@ def new_secret() -> int:
     return secrets.randbits(63)
 
 
+@dataclass(frozen=True)
+class HeldTo:
+    """What the judge must know of a backend.
+
+    row   of the tolerance table, None for that of its dtype
+    home  plugins that the judge imports, to have the operator
+    """
+
+    row: str | None
+    home: tuple[str, ...]
+
+
+def held_to(job: Job) -> HeldTo:
+    """By what the backend itself says. Imports the plugins, in this process.
+
+    Where the operator is known without a plugin, or with one of several, the judge imports no other.
+    """
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+    home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
+    return HeldTo(
+        get_backend(operator, job.backend).tolerance, home(job.operator, job.plugins) if home else job.plugins
+    )
+
+
 @dataclass
 class Live:
     """A cell and what is known of it so far. `judge` gives the process that judges, a new one where it has died."""
@@ -57,14 +84,24 @@ class Live:
     bursts: list[Burst] = field(default_factory=list)
     accuracy: Accuracy | None = None
     problem: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # what it costs, by name
+    launched: tuple[str, ...] | None = None  # kernels, copies and fills of one call, in order
     dynamic: bool | None = None  # whether the callable follows another routing; None where that was not tried
 
+    held_to: HeldTo | None = None
+    inaccurate: str | None = None  # what the first calls' output has against it
+
     def __post_init__(self) -> None:
-        backend = get_backend(
-            get_operator(self.job.operator, self.job.plugins).in_mode(self.job.mode), self.job.backend
-        )
-        self._row = backend.tolerance
+        self.held_to = self.held_to or held_to(self.job)
+        self._row = self.held_to.row
+        self.worker.begin_log()
+        self._judged_job = replace(self.job, plugins=self.held_to.home)
         self._looks = LOOKS
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether it is wrong by what it does to the measurement, and not by its result alone."""
+        return self.problem is not None and self.problem != self.inaccurate
 
     @property
     def going(self) -> bool:
@@ -94,6 +131,7 @@ class Live:
         if not isinstance(prepared, Prepared):
             return
         self.prepared, self.problem = prepared, prepared.problem
+        self.metrics |= prepared.metrics
         sent = prepared.sent
         half = len(sent.parts) if prepared.repeatable else len(sent.parts) // 2
         second = self._judged(Sent(sent.form, sent.parts[:half]), FIRST)
@@ -104,6 +142,7 @@ class Live:
                 first = self._judged(Sent(sent.form, sent.parts[half:]), FIRST)
                 if first is not None and first.problem:
                     self.problem = f"another run of the same call: {first.problem}"
+            self.inaccurate = second.problem or (self.problem if not prepared.problem else None)
         self._forget()
 
     def burst(self, secret: int, chosen: int | None) -> Burst | Failure:
@@ -146,6 +185,9 @@ class Live:
         """Find out what is left when the bursts are over."""
         if not self.going:
             return
+        if self.job.plugins and (name := seal.broken()) is not None:
+            self.problem = f"a plugin replaced {name} in the process that times it"
+            return
         restored = self.ask("restore")
         if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
             self.problem = restored.problem
@@ -156,11 +198,53 @@ class Live:
         def calls(number: int) -> Any:
             return self.worker.ask(Request("witness", arguments=(number,)))
 
-        found = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms)
+        found = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
         if isinstance(found, Failure):
             self.failure = found
         else:
             self.problem = found
+
+    def _gauge(self) -> float | Failure:
+        """How many times as long known work takes on the device, by the process that judges."""
+        gauged = self._ask_judge(Request("gauge"))
+        return gauged.stretch if isinstance(gauged, Gauged) else gauged
+
+    def find_costs(self) -> bool:
+        """Measure what a call costs besides its latency. False where the process is no good afterwards.
+
+        A cost that cannot be measured is no failure of the cell, whose latency and accuracy are known by now.
+        """
+        if not self.going or self.interpreted or self.problem is not None or not self.bursts:
+            return True
+        wanted = tuple(name for name in self.job.costs if name != COLD)
+        answer = self.worker.ask(Request("costs", arguments=(wanted, median_ms(self.bursts)))) if wanted else None
+        if isinstance(answer, Costs):
+            self.metrics |= answer.metrics
+            self.launched = answer.launched
+            self._lower_enqueue(answer.enqueue_ms)
+        return not isinstance(answer, Failure)
+
+    def _lower_enqueue(self, enqueue_ms: float | None) -> None:
+        """Take the lower of two times of the host, seconds apart: in one process of four the first was up to 3.5 x."""
+        assert self.prepared is not None
+        if enqueue_ms is not None and self.prepared.enqueue_ms is not None and enqueue_ms < self.prepared.enqueue_ms:
+            self.prepared = msgspec.structs.replace(self.prepared, enqueue_ms=enqueue_ms)
+
+    def find_cold(self) -> None:
+        """Time the first result of a fresh process with empty caches: what is compiled and tuned on the first day."""
+        if not self.going or self.interpreted or self.problem is not None or COLD not in self.job.costs:
+            return
+        fresh = Worker(self.job.device, self.worker.timeout_s)
+        try:
+            with tempfile.TemporaryDirectory(prefix="groupbench-") as folder:
+                begun = witness.now()
+                requests = (Request("adopt", self.job), Request("load"), Request("first", arguments=(folder,)))
+                answers = [answer for request in requests if not isinstance(answer := fresh.ask(request), Failure)]
+                took_ms = 1e3 * (witness.now() - begun)
+        finally:
+            fresh.close()
+        if len(answers) == len(requests) and isinstance(answers[-1], Costs):
+            self.metrics |= answers[-1].metrics | {"first_result_ms": took_ms}
 
     def find_routing(self) -> bool:
         """Whether the callable follows another routing, in the same buffers, or has its own built in.
@@ -199,7 +283,7 @@ class Live:
 
     def _ask_judge(self, request: Request) -> Any:
         judge = self.judge()
-        loaded = judge.ask(Request("load", arguments=(self.job,)))
+        loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
         return loaded if isinstance(loaded, Failure) else judge.ask(request)
 
     def _forget(self) -> None:

@@ -26,9 +26,11 @@ TORCH = ("empty", "empty_like", "randint", "Generator", "Tensor", "equal", "no_g
 BUILTINS = ("type", "isinstance", "len", "id", "getattr", "setattr", "min", "max", "sum", "range")
 OWN = ("_now", "_threads", "now")
 """Names under which modules of the harness keep clocks of their own."""
-PACKAGE = "groupbench.operators."
+STATISTICS = ("median", "mean", "fmean")
+PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
 """Of whose modules every function and every method is watched."""
 
+_GONE = object()
 _first: dict[str, Any] = {}
 
 
@@ -38,10 +40,17 @@ def close() -> None:
         _first.setdefault(name, value)
 
 
+def renew() -> None:
+    """Forget what was remembered, and remember what there is now."""
+    _first.clear()
+    close()
+
+
 def broken() -> str | None:
     """The name of a function that is not what it was, or None."""
-    for name, value in _watched():
-        if name in _first and _first[name] is not value:
+    now = dict(_watched())
+    for name, value in _first.items():
+        if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
             return name
     return _modes()
 
@@ -70,7 +79,7 @@ def _watched() -> list[tuple[str, Any]]:
     for holder, label, names in _named():
         found += [(f"{label}.{name}", _of(holder, name)) for name in names]
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith(PACKAGE) or ".catalog" in module_name or ".integrity" in module_name:
+        if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
         found += [(f"{module_name.removeprefix('groupbench.')}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
         for name, value in list(vars(module).items()):
@@ -95,6 +104,9 @@ def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
         (time, "time", CLOCKS),
         (importlib.import_module("builtins"), "builtins", BUILTINS),
     ]
+    statistics = sys.modules.get("statistics")  # where nobody has imported it, it judges nothing
+    if statistics is not None:
+        holders.append((statistics, "statistics", STATISTICS))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda"):
         holders += [

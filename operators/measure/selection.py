@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure.cell import describe
+from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator, Target
 

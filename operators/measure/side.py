@@ -26,15 +26,18 @@ import importlib
 import os
 import random
 import signal
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.operators.measure.cell import Done, Failure, Job, Request, describe
+from groupbench.operators.measure import machine_code
+from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
-from groupbench.operators.measure.live import Live, new_secret
+from groupbench.operators.measure.faults import describe
+from groupbench.operators.measure.live import HeldTo, Live, held_to, new_secret
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Judge, Worker, call
@@ -59,6 +62,7 @@ class Side:
         self._live: Live | None = None
         self._is_right = True
         self._job: Job | None = None
+        self._held_to: HeldTo | None = None
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
@@ -74,6 +78,10 @@ class Side:
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         return call(list_cells, self._device, self._capability, selection)
 
+    def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
+        """The backends that a plugin adds to those of other plugins and of groupbench."""
+        return call(list_offers, candidate, tuple(plugins))
+
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
@@ -87,7 +95,8 @@ class Side:
             answer = self._checker.ask(request)
             if isinstance(answer, Failure):
                 return self._answer(answer)
-        live = Live(self._job, self._checker, self._judging)
+        self._held_to = self._as_held(cell)
+        live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
             live.burst(new_secret(), random.getrandbits(31))
@@ -99,15 +108,16 @@ class Side:
             return live.failure
         assert live.prepared is not None
         self._is_right = live.problem is None
-        flops, min_bytes = call(amounts, self._job)
+        flops, min_bytes = call(amounts, replace(self._job, plugins=self._held_to.home))
         return {
             "flops": flops,
             "min_bytes": min_bytes,
             "timing": live.prepared.timing,
             "accuracy": msgspec.to_builtins(live.accuracy),
             "problem": live.problem,
+            "suspicious": live.suspicious,
             "prepare_ms": live.prepared.prepare_ms,
-            "kernels": msgspec.to_builtins(live.prepared.kernels),
+            "kernels": msgspec.to_builtins(machine_code.described(live.prepared.kernels, live.prepared.code)),
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
@@ -124,7 +134,7 @@ class Side:
             return answer
         assert self._timed is not None and self._job is not None
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
-            self._live = Live(self._job, self._timed, self._judging)
+            self._live = Live(self._job, self._timed, self._judging, held_to=self._held_to)
         return "reloaded"
 
     def burst(self) -> list[float] | Failure:
@@ -176,6 +186,17 @@ class Side:
             self.end()
         return answer
 
+    def _as_held(self, cell: dict[str, Any]) -> HeldTo:
+        """What the judge must know; of the backend that the cell names in its own backend's place, if any.
+
+        This process, whose clock bounds the times, imports no plugin.
+        """
+        assert self._job is not None
+        if cell.get("trusted") is None:
+            return call(held_to, self._job)
+        job = replace(self._job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
+        return call(held_to, job)
+
     def _as_job(self, cell: dict[str, Any]) -> Job:
         named = {key: cell[key] for key in ("operator", "backend", "shape", "dtype", "mode", "seed")}
         return Job(
@@ -224,6 +245,38 @@ def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
     return why_unavailable(operator, backend.name, Target(job.device, job.dtype, job.interpreted, capability))
+
+
+def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The candidate's backends: operator, name, and the operator's baseline; whether the operator is its own.
+
+    Raises UsageError where it does not load.
+    """
+    from groupbench.operators import plugins as sources
+    from groupbench.operators import registry
+
+    before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
+    plugin = sources.read(candidate)
+    found = [(b.operator, b.name) for b in plugin.backends]
+    found += [
+        (op.name, b.name) for op in plugin.operators for b in op.backends if b.name not in before.get(op.name, ())
+    ]
+    answers = []
+    for operator, backend in found:
+        known = registry.get_operator(operator, (*plugins, candidate))
+        own = operator in registry.operator_names((*plugins, candidate)) and not registry.has_operator(
+            operator, plugins
+        )
+        if own and backend == known.baseline and len(found) > 1:
+            continue
+        answers.append({"operator": operator, "backend": backend, "baseline": known.baseline, "own": own})
+    return answers
+
+
+def _added(plugins: tuple[str, ...]) -> list[str]:
+    from groupbench.operators import registry
+
+    return [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
 
 
 def amounts(job: Job) -> tuple[int, int]:

@@ -46,6 +46,11 @@ class Nvml:
         except (self._nvml.NVMLError, AttributeError):
             return None
 
+    def joules(self) -> float | None:
+        """Return the energy that the card has used since its driver was loaded; None where it does not count it."""
+        millijoules = self.get("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
     def telemetry(self) -> Telemetry | None:
         """The card as it is now."""
         if self._handle is None:

@@ -15,5 +15,10 @@ def storable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A message, storable and without its ends of lines."""
-    return storable(" ".join(text.split()))[:LONGEST]
+    """A message, storable, its lines with ` / ` between them."""
+    return storable(joined_lines(text))[:LONGEST]
+
+
+def joined_lines(text: str) -> str:
+    """The lines that are not blank as one, without the spaces around each."""
+    return " / ".join(line for line in (" ".join(line.split()) for line in text.splitlines()) if line)

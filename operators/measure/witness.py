@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -11,13 +12,17 @@ from groupbench.operators.measure.cell import Failure, Witnessed
 
 WINDOW_MS = 50.0
 """How long the calls take together that are timed from outside."""
-MOST_CALLS = 4000
-ATTEMPTS = 4
+FIRST_CALLS, MOST_CALLS = 64, 4000
+ATTEMPTS = 6
 """Windows, each twice as long as the one before: on a busy machine a process may wait for milliseconds to go on."""
 SHARE, SLACK_MS = 0.5, 5.0
 """What may be missing in the samples: that share of their sum, or as much as asking takes."""
 FACTOR, LAUNCH_MS = 3.0, 0.05
 """How far the calls of a window may be above those of the bursts, whose inputs are colder, and by how much at least."""
+
+STRETCHED, UNEVEN = 1.3, 2.0
+"""The stretch from which on a device counts as shared, and the factor by which it may change from call to call."""
+GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
 
 now = time.monotonic
 
@@ -31,41 +36,89 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
 
 
 def watch(
-    ask: Callable[[int], Witnessed | Failure], median_ms: float, enqueue_ms: float | None
+    ask: Callable[[int], Witnessed | Failure],
+    median_ms: float,
+    enqueue_ms: float | None,
+    gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Have calls made in a row, and time them from outside. Returns what is wrong, or None.
+    """Have calls made in a row, and time them from outside. Return what is wrong, or None.
+
+    A Failure where other work on the device can explain it: processes that take turns on a GPU stretch calls in a row
+    and leave single ones as they are, and no backend is to blame for that.
 
     ask         makes so many calls, and waits until the device is idle
     median_ms   of the bursts
     enqueue_ms  what the host takes to launch a call, where it does not wait for it
+    gauge       measures how many times as long work takes on the device as it would alone
     """
-    calls = max(2, min(MOST_CALLS, math.ceil(WINDOW_MS / max(median_ms, enqueue_ms or 0.0, 1e-3))))
-    problem: str | None = None
+    single_ms = max(median_ms, enqueue_ms or 0.0)
+    most = max(2, min(MOST_CALLS, math.ceil(WINDOW_MS / max(single_ms, 1e-3))))
+    calls = min(FIRST_CALLS, most)  # of a call that takes longer than it says, thousands would take minutes
     for _ in range(ATTEMPTS):
-        begun = now()
-        answer = ask(calls)
-        took_ms = 1e3 * (now() - begun)
-        if isinstance(answer, Failure):
-            return answer
-        problem = _problem(answer.samples_ms, took_ms, calls, median_ms, enqueue_ms)
+        while True:
+            begun = now()
+            answer = ask(calls)
+            took_ms = 1e3 * (now() - begun)
+            if isinstance(answer, Failure):
+                return answer
+            if took_ms >= WINDOW_MS or calls >= most:
+                break
+            calls = min(4 * calls, most)
+        row = (answer.samples_ms, took_ms, calls, single_ms)
+        problem = _problem(*row)
         if problem is None:
             return None
         calls = min(2 * calls, MOST_CALLS)
-    return problem
+    stretched = gauge()
+    if isinstance(stretched, Failure):
+        return stretched
+    if stretched < STRETCHED or _problem(*row, UNEVEN * stretched):
+        return problem
+    return Failure(
+        "error",
+        f"not checked: the device is shared with other work and takes {stretched:.1f} times as long for calls in a "
+        "row; measure again when it is idle",
+    )
 
 
 def _problem(
-    samples_ms: Sequence[float], took_ms: float, calls: int, median_ms: float, enqueue_ms: float | None
+    samples_ms: Sequence[float], took_ms: float, calls: int, single_ms: float, stretched: float = 1.0
 ) -> str | None:
+    """What is wrong with the times of calls in a row on a device that takes so many times as long for them."""
     total = sum(samples_ms)
     if len(samples_ms) != calls:
         return f"implausible: {len(samples_ms)} times are reported for {calls} calls"
-    if total > 1.01 * took_ms + 1 or took_ms - total > max(SHARE * total, SLACK_MS):
+    if total > 1.01 * took_ms + 1 or took_ms - total > stretched * max(SHARE * total, SLACK_MS):
         return (
             f"implausible: {calls} calls took {took_ms:.4g} ms by the parent's clock, until the device was idle, and "
             f"{total:.4g} ms by the backend's process"
         )
     typical = statistics.median(samples_ms)
-    if typical > FACTOR * max(median_ms, enqueue_ms or 0.0) + LAUNCH_MS:
-        return f"implausible: a call in a row takes {typical:.4g} ms, and {median_ms:.4g} ms is reported for timed ones"
+    if typical > stretched * FACTOR * single_ms + LAUNCH_MS:
+        return f"implausible: a call in a row takes {typical:.4g} ms, and {single_ms:.4g} ms is reported for timed ones"
     return None
+
+
+def stretch(device: str) -> float:
+    """Return how many times as long known work takes as it would on an idle device: 1 where nothing else runs.
+
+    On a GPU, kernels that spin for half a millisecond each. Processes that share a GPU take turns of milliseconds: most
+    spins fit into a turn, which says how long one takes, and the others contain the turns of the rest. On a CPU, the
+    wall clock over the processor time of a loop.
+    """
+    if device != "cuda":
+        began, worked = time.perf_counter(), time.process_time()
+        while time.process_time() - worked < WINDOW_MS / 1e3:
+            pass
+        return (time.perf_counter() - began) / (time.process_time() - worked)
+    import torch
+
+    torch.cuda._sleep(GAUGE_SPINS * GAUGE_CYCLES)  # brings the clock up
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(GAUGE_SPINS + 1)]
+    for event in events[:-1]:
+        event.record()
+        torch.cuda._sleep(GAUGE_CYCLES)
+    events[-1].record()
+    torch.cuda.synchronize()
+    spins = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+    return sum(spins) / (len(spins) * max(sorted(spins)[len(spins) // 10], 1e-3))

@@ -14,7 +14,6 @@ import os
 import re
 import resource
 import signal
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,8 +30,9 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure import cell, judge, warden
 from groupbench.operators.measure.cell import Answer, Failure, Request
+from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.judge import JudgeAnswer
-from groupbench.operators.measure.texts import storable
+from groupbench.operators.measure.texts import joined_lines, storable
 
 PRELOAD = (
     *("torch", "triton"),
@@ -64,7 +64,10 @@ DOING = {
     "restore": "the check after its timed calls",
     "reroute": "a call with another routing",
     "compare": "judging an output",
+    "gauge": "looking for other work on the device",
     "unload": "its clearing away",
+    "costs": "measuring what a call costs",
+    "first": "prepare or the first call with empty caches",
 }
 """What a process is at, by what it was asked for. It answers at the end: of one that does not, no more is known."""
 
@@ -106,13 +109,21 @@ class _Log:
         # A shell that the backend starts may empty it: what follows is to stand at its end all the same.
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
+        self._begun = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _descriptor, (DupFd(self._file.fileno()),)
 
+    def begin(self) -> None:
+        """What follows is the next cell's."""
+        self._begun = os.fstat(self._file.fileno()).st_size
+
     def tail(self) -> str:
+        """What was printed for this cell, or the end of it."""
         descriptor = self._file.fileno()  # read without seeking: the position is the process's too
-        end = os.pread(descriptor, LOG_TAIL, max(0, os.fstat(descriptor).st_size - LOG_TAIL))
+        size = os.fstat(descriptor).st_size
+        begun = self._begun if self._begun <= size else 0  # emptied by a shell of the backend's
+        end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
         return storable(end.decode(errors="replace"))
 
     def close(self) -> None:
@@ -130,7 +141,7 @@ def last_words(log: str) -> str:
         why = stack.partition("\n")[0].strip()
         said = said if why in SIGNALS else f"{said}\n{why}"
         where = _backends_frame(stack.partition("Current thread")[2].partition("\n\n")[0])
-    text = " ".join(said.split())
+    text = joined_lines(said)
     if len(text) > LAST_WORDS:
         text = f"... {text[-LAST_WORDS:].partition(' ')[2] or text[-LAST_WORDS:]}"
     return where + (f"; it last wrote: {text}" if text else "")
@@ -141,14 +152,10 @@ def _backends_frame(stack: str) -> str:
     frames = FRAME.findall(stack)
     way = next((n for n, (file, _, _) in enumerate(frames) if file.endswith(f"{MEASURING}cell.py")), None)
     inner = [frame for frame in frames[:way] if MEASURING not in frame[0]]
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    own = [frame for frame in inner if not frame[0].startswith(libraries) or "/groupbench/" in frame[0]]
     if not inner:
         return ""
-    file, line, function = (own or inner)[0]
-    with contextlib.suppress(ValueError):
-        file = str(Path(file).relative_to(Path.cwd()))
-    return f", at {file}:{line} in {function}"
+    file, line, function = inner[0]
+    return authors_frame([(f, int(n), name) for f, n, name in inner]) or f", at {shown(file)}:{line} in {function}"
 
 
 def _descriptor(sent: Any) -> int:
@@ -186,6 +193,15 @@ class Worker:
     def path(self) -> str:
         """Where another process of this user opens the file that outputs are sent through."""
         return self._file.path
+
+    def begin_log(self) -> None:
+        """What the process prints from now on is another cell's."""
+        self._log.begin()
+
+    @property
+    def printed(self) -> str:
+        """What the process has printed since `begin_log`, tracebacks included, or the end of it."""
+        return self._log.tail()
 
     @property
     def over(self) -> bool:

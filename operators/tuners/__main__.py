@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from groupbench.operators.measure.cell import describe
+from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import bias_add_permute, flat, fp8, helion, split_k, tuning, wgrad, worklist
 from groupbench.operators.tuners import moe as gate_up

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from groupbench.operators.dtypes import BYTES
-from groupbench.operators.measure.cell import describe
+from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.protocol import GpuTimer, Protocol
 from groupbench.operators.sizes import counted
 from groupbench.tracker.durations import Duration

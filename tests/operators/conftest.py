@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from groupbench.operators.measure import worker
 from groupbench.tracker.record import Record
 
 HERE = Path(__file__).parent
@@ -56,18 +57,33 @@ def faulty() -> Iterator[str]:
         yield "faulty_backends.BACKENDS"
 
 
-@pytest.fixture(scope="module")
-def tritonbench() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command as a user does; the faulty backends can be imported."""
+LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "OMP_NUM_THREADS")
+
+
+def _environment() -> dict[str, str]:
+    """A user's, in which the faulty backends can be imported."""
+    env = {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")]))
+    return env
+
+
+@pytest.fixture(scope="session")
+def tritonbench(forked: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
+    """Run the command as a user does, in a fork of this process."""
+    worker.call(os.getpid)  # starts the fork server of the cells, which the forks share
+    return lambda *args: forked("groupbench.operators.cli:main", *args, env=_environment())
+
+
+@pytest.fixture(scope="session")
+def tritonbench_apart() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command in a process of its own: where processes, imports or the environment are the subject."""
 
     def run(*args: str | os.PathLike[str], **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "FORCE_COLOR", "OMP_NUM_THREADS")}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")]))
         return subprocess.run(
             [sys.executable, "-m", "groupbench.operators", *map(str, args)],
             capture_output=True,
             text=True,
-            env=env | environment,
+            env=_environment() | environment,
         )
 
     return run

@@ -69,8 +69,11 @@ FAULTS = {
     "leaves_children": ("ok", None),
     "dies_with_children": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
     "exits": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
-    "raises": ("error", r"^RuntimeError: no such instruction$"),
-    "raises_bytes": ("error", r"^RuntimeError: cannot open caf\\udce9: \\x00$"),
+    "raises": ("error", r"^RuntimeError: no such / instruction, at \S*faulty_backends.py:\d+ in raises$"),
+    "raises_bytes": (
+        "error",
+        r"^RuntimeError: cannot open caf\\udce9: \\x00, at \S*faulty_backends.py:\d+ in raises_bytes$",
+    ),
     "eats_memory": ("oom", r"can't allocate memory"),
     "half": ("wrong", r"^50 % of the output was never written or is NaN, the first at \[16, 0\]$"),
     "one_percent": ("wrong", r"relative RMS error 0\.01"),
@@ -82,7 +85,7 @@ FAULTS = {
     "returns_an_input": ("wrong", r"^the output shares memory with its input a$"),
     "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
     "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
-    "not_here": ("unavailable", r"^needs a flux capacitor$"),
+    "not_here": ("unavailable", r"^needs a flux / capacitor$"),
     "not_here_at_all": ("unavailable", r"^its `prepare` does not say why$"),
     "torch_loop": ("ok", None),
     "torch_grouped_mm": ("ok", None),
@@ -197,7 +200,7 @@ class Scripted:
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.backend = self.path = ""
-        self.retired = False
+        self.retired, self.printed = False, ""
         Scripted.started.append(self)
 
     def send(self, request: executor.Request) -> None:
@@ -223,6 +226,8 @@ class Scripted:
             case "witness":
                 return Witnessed((1.0,) * request.arguments[0])
         return Done(request.verb)
+
+    def begin_log(self) -> None: ...
 
     def kill(self) -> None:
         self.retired = True
@@ -252,7 +257,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Scripted]]:
     Scripted.log, Scripted.started = [], []
     monkeypatch.setattr(executor, "Worker", Scripted)
     monkeypatch.setattr(executor, "Judge", ScriptedJudge)
-    monkeypatch.setattr(witness, "watch", lambda ask, ms, enqueue_ms: None)
+    monkeypatch.setattr(witness, "watch", lambda ask, ms, enqueue_ms, gauge: None)
     yield Scripted
 
 
@@ -467,7 +472,7 @@ OTHERS = """Thread 0x00007f5890f146c0 (most recent call first):
 """
 LOGS = {
     "nothing": ("", ""),
-    "no fault": ("one\ntwo\n", "; it last wrote: one two"),
+    "no fault": ("one\ntwo\n", "; it last wrote: one / two"),
     "a signal": (f"Fatal Python error: Aborted\n\n{OTHERS}{STACK}", ", at /home/me/my kernels.py:23 in run"),
     "a signal and words": (
         f"LLVM ERROR: no\nFatal Python error: Segmentation fault\n\n{STACK}",

@@ -15,7 +15,7 @@ import pytest
 from groupbench.operators.integrity.__main__ import CHEATS, HONEST, measure
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
 from groupbench.operators.measure import seal, witness
-from groupbench.operators.measure.cell import Witnessed
+from groupbench.operators.measure.cell import Failure, Witnessed
 from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
 
@@ -139,7 +139,7 @@ def test_calls_in_a_row_are_timed_from_outside(
         clock[0] += calls * true_ms / 1000 + 0.001
         return Witnessed((claimed_ms,) * calls)
 
-    problem = witness.watch(ask, bursts_ms, None)
+    problem = witness.watch(ask, bursts_ms, None, lambda: 1.0)
     assert (problem is not None) == caught, problem
 
 
@@ -152,8 +152,30 @@ def test_a_machine_that_is_busy_once_is_asked_again(monkeypatch: pytest.MonkeyPa
         clock[0] += calls / 1000 + (0.3 if asked[0] == 1 else 0.0)
         return Witnessed((1.0,) * calls)
 
-    assert witness.watch(ask, 1.0, None) is None
+    assert witness.watch(ask, 1.0, None, lambda: 1.0) is None
     assert asked == [2]
+
+
+@pytest.mark.parametrize(
+    ("stretched", "ratio", "found"),
+    [(1.02, 5.0, str), (4.0, 5.0, Failure), (4.0, 100.0, str), (1.02, 1.0, type(None))],
+    ids=["idle, forged", "shared", "shared, and forged by far", "honest"],
+)
+def test_no_backend_is_blamed_for_other_work_on_the_device(
+    stretched: float, ratio: float, found: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that take turns on a GPU stretch calls in a row, by the clocks of both, and leave single ones alone."""
+    clock = [0.0]
+    monkeypatch.setattr(witness, "now", lambda: clock[0])
+
+    def ask(calls: int) -> Witnessed:
+        clock[0] += calls * ratio / 1000
+        return Witnessed((ratio,) * calls)
+
+    problem = witness.watch(ask, 1.0, None, lambda: stretched)
+    assert isinstance(problem, found)
+    if isinstance(problem, Failure):
+        assert (problem.status, "shared with other work" in problem.message) == ("error", True)
 
 
 def test_samples_cannot_take_longer_than_they_took() -> None:

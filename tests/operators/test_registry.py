@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from groupbench.operators import registry
+from groupbench.operators import plugins, registry
 from groupbench.operators.errors import UsageError
+from groupbench.operators.measure import witness
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 
 PLUGIN = """
+from groupbench.operators.define import operator
 from groupbench.operators.operator import Backend, Operator
 
 def prepare(inputs):
@@ -45,6 +50,18 @@ unhashable = Backend("unhashable", prepare, "a test", ["triton"], operator="grou
 number = 7
 text = "one"
 
+def made(name):
+    @operator(["N=4"], name=name)
+    def make(N):
+        return N
+    return make
+
+unjudged, empty_operator, canary_again, two_operators = map(made, ("unjudged", "empty", "canary", "a,b"))
+for each in (unjudged, canary_again, two_operators):
+    each.backend(str)
+for each in (empty_operator, canary_again, two_operators):
+    each.reference(str)
+
 def function():
     return one
 
@@ -68,19 +85,47 @@ def wrong():
 """
 
 
+OPERATOR = """
+from groupbench.operators.define import operator
+
+@operator(["N=4"])
+def twice(N, dtype, device):
+    import torch
+    return torch.randn(N, dtype=dtype, device=device)
+
+@twice.reference
+@twice.backend
+def added(x):
+    return x + x
+"""
+
+
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module in the current folder, and no installed plugin."""
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
+    (tmp_path / "an_operator.py").write_text(OPERATOR)
+    (tmp_path / "a_bare_plugin.py").write_text("number = 7")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "inner.py").write_text(OPERATOR)
     (tmp_path / "a_broken_plugin.py").write_text("import no_such_module_at_all")
     (tmp_path / "an_exiting_plugin.py").write_text("import sys; sys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
     registry.forget()
     yield
     registry.forget()
-    for name in ("a_plugin", "a_broken_plugin", "an_exiting_plugin"):
+    for name in (
+        "a_plugin",
+        "a_broken_plugin",
+        "an_exiting_plugin",
+        "an_operator",
+        "package",
+        "package.inner",
+        "candidate",
+        "bare",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -106,6 +151,47 @@ def test_plugin(path: str, names: list[str]) -> None:
     assert added(path) == names
 
 
+OPERATORS = ["an_operator.twice", "an_operator", "an_operator.py", "an_operator.py:twice", "package.inner"]
+
+
+@pytest.mark.parametrize("path", OPERATORS)
+def test_a_plugin_brings_an_operator(path: str) -> None:
+    operator = get_operator("twice", [path])
+    assert [backend.name for backend in operator.backends] == ["added"]
+    assert "twice" in registry.operator_names([path])
+    assert registry.has_operator("twice", [path])
+    assert registry.home_of("twice", ["a_plugin.one", path]) == (path,)
+    assert registry.operator_alone("twice", [path]).name == "twice"
+
+
+def test_a_later_plugin_adds_backends_to_the_operator_of_another(tmp_path: Path) -> None:
+    (tmp_path / "candidate.py").write_text(
+        "from an_operator import twice\n@twice.backend(name='other')\ndef doubled(x):\n    return 2 * x"
+    )
+    (tmp_path / "bare.py").write_text(
+        "from groupbench.operators.operator import Backend\nb = Backend('bare', lambda x: x, '', operator='twice')"
+    )
+    paths = ["an_operator", "candidate.py", "bare.py"]
+    assert [backend.name for backend in get_operator("twice", paths).backends] == ["added", "other", "bare"]
+    assert registry.home_of("twice", paths) == ("an_operator",), "the judge imports no candidate"
+
+
+def test_two_operators_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'an_operator' and 'package.inner' both have an operator 'twice'"):
+        get_operator("twice", ["an_operator", "package.inner"])
+
+
+def test_an_installed_package_brings_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, plugins.load("an_operator"), "groupbench.operators")
+    assert get_operator("twice").backend("added").operator == "twice"
+    assert registry.operator_names()[-1] == "twice"
+    assert registry.home_of("twice", ["a_plugin.one"]) == ()
+
+
+def test_a_function_is_not_called_to_look_for_operators() -> None:
+    assert not registry.has_operator("softmax", ["a_plugin.raises"])
+
+
 def test_plugins_add_up() -> None:
     assert added("a_plugin.two", "a_plugin.function", "a_plugin.several") == ["two", "one"]
     assert added("a_plugin.several", operator="canary") == ["of_canary"]
@@ -119,8 +205,15 @@ def test_a_plugin_replaces_its_namesake() -> None:
 
 
 BAD = {
-    "no attribute": ("a_plugin", "module.attribute"),
-    "nothing": ("", "module.attribute"),
+    "nothing": ("", "neither module.attribute"),
+    "an operator without a reference": ("a_plugin.unjudged", "raised ValueError: unjudged has no reference"),
+    "an operator without a backend": ("a_plugin.empty_operator", "operator 'empty' has no backend"),
+    "an operator of a name that there is": ("a_plugin.canary_again", "groupbench has an operator 'canary' already"),
+    "an operator with a name of two": ("a_plugin.two_operators", "since --op could not name it"),
+    "a module with nothing": ("a_bare_plugin", "the module has no operator and no Backend"),
+    "no such file": ("nowhere/softmax.py", "there is no file nowhere/softmax.py"),
+    "a file that does not import": ("a_broken_plugin.py", "no_such_module_at_all"),
+    "no such attribute of a file": ("a_plugin.py:nope", "nope"),
     "no such module": ("no_such_module.x", "no_such_module"),
     "no such attribute": ("a_plugin.nope", "nope"),
     "does not import": ("a_broken_plugin.x", "no_such_module_at_all"),
@@ -134,16 +227,16 @@ BAD = {
     "a function of a number": ("a_plugin.wrong", "neither a Backend"),
     "a backend of no operator": ("a_plugin.nowhere", "there are: grouped_gemm, "),
     "a backend of an unknown operator": ("a_plugin.elsewhere", "'conv'"),
-    "no name": ("a_plugin.unnamed", "'' is no backend's name: 1 to 500 printable characters"),
-    "a number for a name": ("a_plugin.numbered", "3 is no backend's name"),
-    "a name that no record holds": ("a_plugin.endless", "xxx is no backend's name"),
-    "a name of two lines": ("a_plugin.two_lines", r"'a\nb' is no backend's name"),
-    "a name that no encoding has": ("a_plugin.undecodable", r"'a\udcff' is no backend's name"),
-    "two names in one": ("a_plugin.two_names", "'a,b' is no backend's name, since --only could not say it"),
-    "a name that ends in a space": ("a_plugin.padded", "'a ' is no backend's name"),
+    "no name": ("a_plugin.unnamed", "'' is not a backend's name: 1 to 500 printable characters"),
+    "a number for a name": ("a_plugin.numbered", "3 is not a backend's name"),
+    "a name that no record holds": ("a_plugin.endless", "xxx is not a backend's name"),
+    "a name of two lines": ("a_plugin.two_lines", r"'a\nb' is not a backend's name"),
+    "a name that no encoding has": ("a_plugin.undecodable", r"'a\udcff' is not a backend's name"),
+    "two names in one": ("a_plugin.two_names", "'a,b' is not a backend's name, since --only could not name it"),
+    "a name that ends in a space": ("a_plugin.padded", "'a ' is not a backend's name"),
     "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; there are: torch, triton, helion"),
     "a kind that is no text": ("a_plugin.unhashable", "is of kind ['triton']"),
-    "dots": ("..x", "does not load"),
+    "dots": ("..x", "neither module.attribute"),
 }
 
 
@@ -164,30 +257,35 @@ def entry_point(loaded: Any) -> Any:
     return SimpleNamespace(name="theirs", value="their.package:attribute", load=load)
 
 
+def offer(monkeypatch: pytest.MonkeyPatch, loaded: Any, offered: str = "groupbench.backends") -> None:
+    """Have an installed package offer an object under a group of entry points."""
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry_point(loaded)] if group == offered else [])
+
+
 def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = Backend("theirs", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
     asked: list[str] = []
 
     def entry_points(group: str) -> list[Any]:
         asked.append(group)
-        return [entry_point(theirs), entry_point(lambda: [theirs])]
+        return [entry_point(theirs), entry_point(lambda: [theirs])] if group == "groupbench.backends" else []
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     assert added("a_plugin.one") == ["theirs", "one"]
-    assert asked == ["groupbench.backends"]
+    assert sorted(asked) == ["groupbench.backends", "groupbench.operators"]
     assert added() == ["theirs"]
-    assert len(asked) == 1, "each record asks for its operator"
+    assert len(asked) == 2, "each record asks for its operator"
 
 
 def test_what_is_asked_for_beats_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = Backend("one", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(installed)])
+    offer(monkeypatch, installed)
     assert get_operator("grouped_gemm", ["a_plugin.one"]).backend("one").source == "a test"
 
 
 @pytest.mark.parametrize("loaded", [ImportError("gone"), AttributeError("x"), SystemExit(0), 7], ids=repr)
 def test_a_bad_entry_point_is_a_usage_error(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point(loaded)])
+    offer(monkeypatch, loaded)
     with pytest.raises(UsageError, match=r"their\.package:attribute"):
         get_operator("grouped_gemm")
 
@@ -208,6 +306,7 @@ def test_every_operator_of_the_catalog_is_registered() -> None:
 
 CODE = """
 import sys
+import time
 from groupbench.operators.measure import cell, selection
 from groupbench.operators.registry import get_operator
 
@@ -218,7 +317,7 @@ print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith
 
 def test_an_operator_is_imported_without_the_others() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["gemm_shapes", "grouped_gemm", "routing", "shapes", "split_k_matmul"]
+    assert done.stdout.split() == ["gemm_shapes", "grouped_gemm", "models", "routing", "shapes", "split_k_matmul"]
 
 
 def test_unknown_names_are_told_what_there_is() -> None:
@@ -226,3 +325,27 @@ def test_unknown_names_are_told_what_there_is() -> None:
         get_operator("conv")
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")
+
+
+@pytest.mark.parametrize(
+    ("statement", "replaced"),
+    [
+        ("import time; time.perf_counter = lambda: 0.0", "time.perf_counter"),
+        ("from groupbench.operators.measure import witness; witness.watch = lambda *a: None", "witness.watch"),
+        ("import statistics; statistics.median = min", "statistics.median"),
+    ],
+    ids=["clock", "the parent's clock", "median"],
+)
+def test_a_plugin_that_replaces_what_measures_when_it_is_imported_is_refused(
+    statement: str, replaced: str, tmp_path: Path
+) -> None:
+    """The process that times and records imports plugins too, and what they replace there no cell's process sees."""
+    kept = time.perf_counter, witness.watch, statistics.median
+    plugin = tmp_path / "forging_plugin.py"
+    plugin.write_text(statement + "\n")
+    try:
+        with pytest.raises(UsageError, match=rf"replaces .*{re.escape(replaced)}, which measures it, when it is impo"):
+            plugins.load(str(plugin))
+    finally:
+        time.perf_counter, witness.watch, statistics.median = kept  # type: ignore[assignment]
+    sys.modules.pop("forging_plugin", None)

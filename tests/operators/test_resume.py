@@ -122,7 +122,7 @@ def test_a_line_that_is_no_record(night: Callable[..., Path]) -> None:
 
 
 @given(cut=st.integers(0, 3000), statuses=st.lists(st.sampled_from(["ok", "error", "skipped"]), max_size=6))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_killed_process_costs_the_cell_it_was_writing(
     cut: int, statuses: list[str], night: Callable[..., Path]
 ) -> None:

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from groupbench.operators.errors import Incomplete, UsageError
-from groupbench.operators.session import Session, check_writable
-from groupbench.tracker.record import Environment, Latency, Record, encode, read
+from groupbench.operators.session import Session, _Rows, check_writable
+from groupbench.tracker.kernel_files import KernelFolder
+from groupbench.tracker.record import Code, Environment, Latency, Record, encode, read
 
 Make = Callable[..., Record]
 CPU = Environment(device="cpu", cpu="a CPU", torch="2.13.0")
@@ -269,3 +270,40 @@ def test_trying_a_path_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old")
     assert (tmp_path / "old").read_text() == "kept"
+
+
+def test_the_code_of_kernels_is_kept_next_to_the_records(tmp_path: Path, make: Callable[..., Record]) -> None:
+    code = Code(hash="c" * 16, name="gemm", ptx="ret;")
+    session = Session(records_path=tmp_path / "night.jsonl")
+    assert session._keep_code(make(code=[msgspec.to_builtins(code)])).code == ()
+    assert KernelFolder(tmp_path / "kernels").get("c" * 16) == code
+
+
+def test_kernels_that_cannot_be_kept_are_reported_once(
+    tmp_path: Path, make: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernels").write_text("a file")
+    session = Session(records_path=tmp_path / "night.jsonl")
+    record = make(code=[msgspec.to_builtins(Code(hash="c" * 16, name="gemm"))])
+    assert session._keep_code(record).code == session._keep_code(record).code == ()
+    assert capsys.readouterr().err.count("kernels are not kept") == 1
+
+
+def test_rows_of_finished_cells_count_each_once_and_tell_the_time_left(make: Make) -> None:
+    now = iter([0.0, 10.0, 20.0])
+    rows = _Rows(4, clock=lambda: next(now))
+    rows.advance(2)  # the first two are of one problem: their bursts took turns
+    first, second = rows.of(make("a", ms=2.0)), rows.of(make("b", ms=None, status="oom"))
+    assert first is not None and first.startswith("[1/4] ") and first.endswith(": 2.000 ms, ok, about 10 s left")
+    assert second is not None and second.startswith("[2/4] ") and second.endswith(": oom, about 20 s left")
+    assert rows.of(make("c", ms=None, status="skipped")) is None
+    rows.advance(2)
+    last = rows.of(make("d", ms=2.0))
+    assert last is not None and last.startswith("[3/4] ") and last.endswith(", ok")
+
+
+def test_what_an_interrupt_leaves(make: Make, tmp_path: Path) -> None:
+    session = Session(records_path=tmp_path / "r.jsonl")
+    assert session.kept == "nothing is measured yet"
+    session.records = [make(ms=2.0)]
+    assert session.kept == f"1 cell kept in {tmp_path / 'r.jsonl'}; --resume goes on"

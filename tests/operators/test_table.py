@@ -197,3 +197,20 @@ def test_every_metric_has_a_value_or_none_for_every_record(name: str, make: Make
         assert value is None or isinstance(value, (float, bool))
         assert csv([record], name)
         assert screen([record], name)
+
+
+def test_no_text_of_a_backend_steers_the_terminal(make: Make) -> None:
+    hostile = "\x1b[31mred\x1b]0;title\x07 \x9b2J"
+    records = [make("triton", status="error", message=hostile), make("x\x1b[2J", ms=1.0)]
+    shown = screen(records)
+    assert "red" in shown
+    assert not any(char in shown for char in "\x1b\x07\x9b")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = Terminal()
+    table.write_csv(records, ("latency",), None, file)
+    assert "\x1b" not in file.getvalue()
+    assert "\x1b" in csv(records, "latency")

@@ -7,6 +7,7 @@ import math
 import pickle
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,11 @@ from groupbench.operators.hosts.adapter.own import (
 )
 from groupbench.operators.hosts.journal import Event, Finished, Setup, tell
 from groupbench.operators.measure import accuracy, compiled
-from groupbench.operators.measure.cell import describe, is_oom
+from groupbench.operators.measure.faults import describe, is_oom, located
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
-from groupbench.tracker.record import Accuracy, Cell, Latency, Timing
+from groupbench.tracker.record import Accuracy, Cell, Code, Latency, Timing
 
 if TYPE_CHECKING:
     Base = Any
@@ -48,6 +49,10 @@ OUTPUTS = (triton_op.Mode.FWD, triton_op.Mode.FWD_NO_GRAD)
 
 NO_BASELINE = "no baseline was measured beside it"
 UNLIKE_ITSELF = "the baseline's own runs differ by more than the tolerance"
+
+
+class SpoiltInputs(RuntimeError):
+    """Another backend has changed the inputs. No line of this one is at fault, so its record names none."""
 
 
 def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
@@ -66,6 +71,7 @@ class Recording(Base):
     groupbench: Context
     groupbench_bursts: list[tuple[float, ...]] | None = None
     groupbench_enqueue_ms: float | None = None
+    groupbench_code: dict[str, Code]
     groupbench_interpreted = False
     example_inputs: Any
     _groupbench_reference: tuple[int | None, Any] = (None, None)
@@ -118,7 +124,8 @@ class Recording(Base):
             self._groupbench_look(bm_func_name)
         start = time.perf_counter()
         # Watched here and not while TritonBench times: looking at a kernel takes longer than running it.
-        with compiled.watched() as self.groupbench_kernels, compiled.interpreted() as launched:
+        self.groupbench_code = {}
+        with compiled.watched(self.groupbench_code) as self.groupbench_kernels, compiled.interpreted() as launched:
             fn = super()._get_bm_func(bm_func_name)
             fn()
         self.groupbench_interpreted = bool(launched)
@@ -135,7 +142,7 @@ class Recording(Base):
             given = Given(inputs_of(self.example_inputs))
         elif given.misuse():
             if not self.groupbench.setup.own:
-                raise RuntimeError(f"not measured: {before} has changed the inputs, which are those of all")
+                raise SpoiltInputs(f"not measured: {before} has changed the inputs, which all backends share")
             self.example_inputs = self.groupbench_inputs(
                 example_of(self.groupbench.operator, self.example_inputs).shape
             )
@@ -153,13 +160,15 @@ class Recording(Base):
         tell(self.groupbench.setup, event)
         start = time.perf_counter()
         self.groupbench_bursts = self.groupbench_fn = None
-        self.groupbench_kernels = []
+        self.groupbench_kernels, self.groupbench_code = [], {}
         facts: dict[str, Any] = {}
         try:
             metrics = super()._do_bench(input_id, fn_name, *args, **kwargs)
         except Exception as error:
+            traceback.print_exc()
             metrics = triton_op.BenchmarkOperatorMetrics(error_msg=describe(error), extra_metrics={})
-            facts = {"status": "oom" if is_oom(error) else "error", "message": describe(error)}
+            message = str(error) if isinstance(error, SpoiltInputs) else located(error)
+            facts = {"status": "oom" if is_oom(error) else "error", "message": message}
         if not facts:
             facts = self._groupbench_facts(metrics, baseline)
         if done is not None:  # a baseline run again for its output has its record already
@@ -172,6 +181,7 @@ class Recording(Base):
                     begun=None,
                     cell=event.begun,
                     kernels=tuple(self.groupbench_kernels),
+                    code=tuple(self.groupbench_code.values()),
                     duration_s=round(time.perf_counter() - start, 3),
                     metrics=_pickled(metrics),
                     **facts,

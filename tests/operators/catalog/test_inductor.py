@@ -47,6 +47,16 @@ def test_only_the_template_will_do(source: str, says: str | None, monkeypatch: p
             inductor.prepare_grouped_mm(*OPERANDS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_what_torch_cannot_compile_is_unavailable(dtype: torch.dtype) -> None:
+    """Eager grouped_mm takes these dtypes, its meta function in torch 2.11 does not."""
+    a, b, offs = OPERANDS
+    if torch.__version__ >= "2.12":
+        pytest.skip("which dtypes later releases trace was not looked at")
+    with pytest.raises(Unavailable, match=f"cannot compile grouped_mm for {dtype}"):
+        inductor.prepare_grouped_mm(a.to(dtype), b.to(dtype), offs)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the template")
 def test_a_cpu_has_no_template_and_settings_stay_as_they_were() -> None:
     from torch._inductor import config

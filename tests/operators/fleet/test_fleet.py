@@ -213,7 +213,7 @@ FATES = {
     "budget": (NotReached("not begun within the budget"), "skipped", "not begun within the budget"),
     "refused": (GroupbenchError("other code"), "error", "other code"),
     "the engine's own": (KeyError("x"), "error", "KeyError: 'x'"),
-    "what no record holds": (GroupbenchError("a\n\udcff"), "error", r"a \udcff"),
+    "what no record holds": (GroupbenchError("a\n\udcff"), "error", r"a / \udcff"),
     "not reached": (NotReached("a \udcff"), "skipped", r"a \udcff"),
 }
 

@@ -82,7 +82,7 @@ def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> N
 FAULTS = {
     "crashes": "SIGSEGV",
     "exits": "exit code 7",
-    "raises": "no such instruction",
+    "raises": "no such / instruction",
     "raises_bytes": r"caf\udce9",
     "hangs": "no answer within",
 }

@@ -116,7 +116,7 @@ def test_what_does_not_run_is_said_and_the_others_are_timed(
 
     found = tuning.time_each(map(Tile, (1, 2, 4)), prepare, prepare)
     assert found == [(2.0, Tile(1)), (0.5, Tile(4))]
-    assert capsys.readouterr().err == "  Tile(rows=2) does not run: RuntimeError: no room\n"
+    assert capsys.readouterr().err == "  Tile(rows=2) does not run: RuntimeError: no / room\n"
 
 
 def test_problems_are_those_named_or_else_of_suites_and_each_once() -> None:

@@ -1,0 +1,67 @@
+"""Mixture-of-experts models as published, and the traffic that serving and training them makes.
+
+Sizes are those of each model's config.json, named beside it. How many ranks share the experts is a choice, so that one
+rank's weights fit on a GPU of 80 GB; a rank holds the first experts of the drawn order, and its rows vary with the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model's layer of experts.
+
+    experts, k  experts in all, and of each token
+    H, F        hidden size, expert size
+    ranks       over which the experts are spread: each has experts / ranks of them
+    source      where the sizes are published
+    """
+
+    name: str
+    experts: int
+    k: int
+    H: int
+    F: int
+    ranks: int
+    source: str
+
+    @property
+    def local(self) -> int:
+        """Experts of one rank."""
+        return self.experts // self.ranks
+
+
+MODELS = (
+    Model("dsv3", 256, 8, 7168, 2048, 32, "huggingface.co/deepseek-ai/DeepSeek-V3"),
+    Model("kimi_k2", 384, 8, 7168, 2048, 48, "huggingface.co/moonshotai/Kimi-K2-Instruct"),
+    Model("qwen3_30b", 128, 8, 2048, 768, 1, "huggingface.co/Qwen/Qwen3-30B-A3B"),
+    Model("qwen3_235b", 128, 8, 4096, 1536, 8, "huggingface.co/Qwen/Qwen3-235B-A22B"),
+    Model("gptoss20b", 32, 4, 2880, 2880, 1, "huggingface.co/openai/gpt-oss-20b"),
+    Model("gptoss120b", 128, 4, 2880, 2880, 4, "huggingface.co/openai/gpt-oss-120b"),
+    Model("mixtral8x7b", 8, 2, 4096, 14336, 1, "huggingface.co/mistralai/Mixtral-8x7B-v0.1"),
+    Model("llama4_scout", 16, 1, 5120, 8192, 2, "huggingface.co/meta-llama/Llama-4-Scout-17B-16E"),
+    Model("llama4_mav", 128, 1, 5120, 8192, 16, "huggingface.co/meta-llama/Llama-4-Maverick-17B-128E"),
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Tokens of each rank in one step, and how they fall to experts (routing.py)."""
+
+    tokens: int
+    routing: str
+
+
+PHASES = {
+    "decode": Phase(128, "zipf(0.8)"),
+    "prefill": Phase(4096, "zipf(0.8)"),
+    "training": Phase(4096, "uniform(0.7,1.3)"),  # balanced by a loss or by biases
+}
+"""Suites. Loads are skewed where a model serves, and nearly balanced in training; the exponents are our choice."""
+
+SWEEP_TOKENS = tuple(2**i for i in range(17))
+"""1 to 65,536 tokens."""
+
+SWEEP_SKEW = ("balanced", "multinomial", *(f"zipf({s / 10:g})" for s in range(2, 21, 3)))

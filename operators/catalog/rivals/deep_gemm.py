@@ -1,0 +1,179 @@
+"""DeepGEMM's contiguous grouped GEMMs (DeepSeek; the build that SGLang publishes): bf16, and fp8 in blocks of scales.
+
+Its contiguous layout has each group begin at a multiple of an alignment, and a list with each row's expert, -1 for
+padding. `deep_gemm` makes that layout from packed rows inside the call, on the device, and takes the output out of it
+again. `deep_gemm_product` is the product alone, for groups that are multiples of the alignment: the difference of the
+two is what the layout costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
+from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.operator import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from groupbench.operators.catalog.grouped_gemm import GroupedInputs
+    from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
+
+PACKAGE = Package(
+    "sgl-deep-gemm",
+    "deep_gemm",
+    "rivals-deep-gemm",
+    note="it loads with the torch and CUDA that it was built for alone",
+)
+ALIGNMENT = 128
+"""Of groups, where the package does not name its own."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Where packed rows are in the padded layout."""
+
+    place: Tensor  # [M] int64, of each packed row
+    expert: Tensor  # [P] int32, of each padded row; -1 for padding
+
+
+def padded_rows(M: int, G: int, alignment: int) -> int:
+    """Rows of a layout that has room for any M rows in G groups, each padded to the alignment."""
+    return math.ceil((M + G * (alignment - 1)) / alignment) * alignment
+
+
+def pad(
+    counts: Tensor,  # [G] int32, rows of each group
+    M: int,
+    alignment: int,
+) -> Padded:
+    """Compute the layout on the device, with no host sync. The counts sum to M."""
+    import torch
+
+    ends = counts.cumsum(0)
+    padded = (counts + alignment - 1) // alignment * alignment
+    moved = (padded.cumsum(0) - padded) - (ends - counts)  # by how many rows each group moves
+    row = torch.arange(M, device=counts.device)
+    group = torch.searchsorted(ends, row, right=True)
+    place = row + moved[group]
+    expert = torch.full((padded_rows(M, len(counts), alignment),), -1, dtype=torch.int32, device=counts.device)
+    expert.index_copy_(0, place, group.to(torch.int32))
+    return Padded(place, expert)
+
+
+def _prepare(
+    x: GroupedInputs | Fp8Inputs, sources: tuple[Tensor, ...], N: int, product: Callable[..., Any], out_like: Tensor
+) -> Run:
+    """The call with packed rows: `sources` into the padded layout, the product, the output's rows out of it."""
+    M, alignment = x.a.shape[0], _alignment()
+    counts, P = row_counts(x.offs), padded_rows(M, x.offs.numel(), alignment)
+
+    def run() -> Tensor:
+        layout = pad(counts(), M, alignment)
+        operands = [_scattered(source, layout.place, P) for source in sources]
+        out = out_like.new_empty(P, N)
+        product(*operands, out, layout.expert)
+        return out.index_select(0, layout.place)
+
+    return run
+
+
+def _scattered(source: Tensor, place: Tensor, rows: int) -> Tensor:
+    """[rows, ...] with the source's rows at their places. fp8 has no index_copy_: it is moved as bytes."""
+    import torch
+
+    out = source.new_empty(rows, source.shape[1])
+    fp8 = source.element_size() == 1
+    (out.view(torch.uint8) if fp8 else out).index_copy_(0, place, source.view(torch.uint8) if fp8 else source)
+    return out
+
+
+def prepare(x: GroupedInputs) -> Run:
+    import deep_gemm
+
+    b = weights_nk(x.b)
+    require(8, N=b.shape[1], K=b.shape[2])
+
+    def product(a: Tensor, out: Tensor, expert: Tensor) -> None:
+        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, out, expert)
+
+    return _prepare(x, (x.a,), b.shape[1], product, x.a)
+
+
+def prepare_product(x: GroupedInputs) -> Run:
+    import deep_gemm
+
+    b, expert = weights_nk(x.b), _aligned_experts(x)
+    require(8, N=b.shape[1], K=b.shape[2])
+
+    def run() -> Tensor:
+        out = x.a.new_empty(x.a.shape[0], b.shape[1])
+        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x.a, b, out, expert)
+        return out
+
+    return run
+
+
+def prepare_fp8(x: Fp8Inputs) -> Run:
+    import deep_gemm
+    import torch
+
+    N, K = x.b.shape[1:]
+    require(128, N=N, K=K)
+
+    def product(a: Tensor, scale_a: Tensor, out: Tensor, expert: Tensor) -> None:
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, scale_a), (x.b, x.scale_b), out, expert)
+
+    return _prepare(x, (x.a, x.scale_a), N, product, torch.empty(0, dtype=torch.bfloat16, device=x.a.device))
+
+
+def prepare_fp8_product(x: Fp8Inputs) -> Run:
+    import deep_gemm
+    import torch
+
+    N, K = x.b.shape[1:]
+    require(128, N=N, K=K)
+    expert = _aligned_experts(x)
+
+    def run() -> Tensor:
+        out = torch.empty(x.a.shape[0], N, dtype=torch.bfloat16, device=x.a.device)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x.a, x.scale_a), (x.b, x.scale_b), out, expert)
+        return out
+
+    return run
+
+
+def _alignment() -> int:
+    import deep_gemm
+
+    asked = getattr(deep_gemm, "get_mk_alignment_for_contiguous_layout", None)
+    return int(asked()) if asked else ALIGNMENT
+
+
+def _aligned_experts(x: GroupedInputs | Fp8Inputs) -> Tensor:
+    """[M] int32, each row's expert. Raises Unavailable where a group is not a multiple of the alignment."""
+    import torch
+
+    alignment = _alignment()
+    odd = next((rows for rows in x.rows if rows % alignment), None)
+    if odd is not None or sum(x.rows) != x.a.shape[0]:
+        raise Unavailable(f"the product alone takes groups of multiples of {alignment} rows, not {odd}; see deep_gemm")
+    experts = torch.arange(len(x.rows), dtype=torch.int32)
+    return torch.repeat_interleave(experts, torch.tensor(x.rows)).to(x.a.device)
+
+
+_SOURCE = "DeepGEMM, JIT-compiled CUDA; rows are padded to its layout and taken out of it inside the call"
+_PRODUCT = "DeepGEMM's product alone, for groups of multiples of 128 rows; each row's expert is listed beforehand"
+_bf16, _fp8 = PACKAGE.unavailable(("bf16",)), PACKAGE.unavailable(("fp8",), below=(10, 0))
+BACKENDS = (
+    PACKAGE.backend("grouped_gemm", "deep_gemm", prepare, _SOURCE, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm", "deep_gemm_product", prepare_product, _PRODUCT, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm_dgrad", "deep_gemm", prepare, _SOURCE, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm", prepare_fp8, _SOURCE, unavailable=_fp8),
+    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm_product", prepare_fp8_product, _PRODUCT, unavailable=_fp8),
+)

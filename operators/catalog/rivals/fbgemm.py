@@ -1,0 +1,103 @@
+"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, its gradients, and fp8 with a scale for each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
+from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.operator import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from groupbench.operators.catalog.grouped_gemm import GroupedInputs
+    from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
+    from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
+
+PACKAGE = Package(
+    "fbgemm-gpu-genai",
+    "fbgemm_gpu.experimental.gen_ai",
+    "rivals-fbgemm",
+    note="its library loads with the torch that it was built for alone",
+)
+
+
+def _operators() -> Any:
+    import fbgemm_gpu.experimental.gen_ai  # noqa: F401 - registers the operators
+    import torch
+
+    return torch.ops.fbgemm
+
+
+def _int64_counts(offs: Tensor) -> Any:
+    import torch
+
+    counts = row_counts(offs)
+    return lambda: counts().to(torch.int64)
+
+
+def prepare(x: GroupedInputs) -> Run:
+    fbgemm = _operators()
+    b, counts = weights_nk(x.b), _int64_counts(x.offs)
+    require(8, N=b.shape[1], K=b.shape[2])
+
+    def run() -> Tensor:
+        out: Tensor = fbgemm.bf16bf16bf16_grouped_stacked(x.a, b, counts())
+        return out
+
+    return run
+
+
+def prepare_dgrad(x: GroupedInputs) -> Run:
+    """Its own operator for gradients takes [G, N, K] with stride 1 along N: weights as a forward stores them."""
+    fbgemm = _operators()
+    _, K, N = x.b.shape
+    require(8, N=N, K=K)
+    if x.b.stride(-1) != 1 or not x.b.stride(0):
+        return prepare(x)
+    counts = _int64_counts(x.offs)
+
+    def run() -> Tensor:
+        out: Tensor = fbgemm.bf16bf16bf16_grouped_grad(x.a, x.b.transpose(1, 2), counts())
+        return out
+
+    return run
+
+
+def prepare_wgrad(x: WgradInputs) -> Run:
+    fbgemm = _operators()
+    require(8, N=x.dc.shape[1], K=x.a.shape[1])
+    left, right = (x.dc, x.a) if x.nk else (x.a, x.dc)
+    counts = _int64_counts(x.offs)
+
+    def run() -> Tensor:
+        out: Tensor = fbgemm.bf16bf16bf16_grouped_wgrad(left, right, counts())
+        return out.transpose(1, 2) if x.nk else out
+
+    return run
+
+
+def prepare_fp8(x: Fp8Inputs) -> Run:
+    fbgemm = _operators()
+    require(16, N=x.b.shape[1], K=x.b.shape[2])
+    counts = _int64_counts(x.offs)
+
+    def run() -> Tensor:
+        out: Tensor = fbgemm.f8f8bf16_rowwise_grouped_stacked(x.a, x.b, x.scale_a, x.scale_b, counts())
+        return out
+
+    return run
+
+
+_SOURCE = (
+    "FBGEMM GenAI: CUTLASS, config by its own heuristics; row counts are computed from the offsets inside the call"
+)
+_bf16, _fp8 = PACKAGE.unavailable(("bf16",)), PACKAGE.unavailable(("fp8",))
+BACKENDS = (
+    PACKAGE.backend("grouped_gemm", "fbgemm", prepare, _SOURCE, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm_dgrad", "fbgemm", prepare_dgrad, _SOURCE, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm_wgrad", "fbgemm", prepare_wgrad, _SOURCE, unavailable=_bf16),
+    # Its sums stay in the tensor cores, as torch's with use_fast_accum do.
+    PACKAGE.backend("grouped_gemm_fp8", "fbgemm", prepare_fp8, _SOURCE, unavailable=_fp8, tolerance="bf16_fast_accum"),
+)

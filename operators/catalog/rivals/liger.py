@@ -1,0 +1,46 @@
+"""Liger Kernel's fused mixture-of-experts layer (LinkedIn), in Triton: forward, and a backward that recomputes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from groupbench.operators.catalog.moe_layer import backward, both, forward
+from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.errors import Unavailable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from groupbench.operators.catalog.moe_layer import Layer, LayerInputs
+
+PACKAGE = Package("liger-kernel", "liger_kernel.ops.fused_moe", "rivals-liger")
+
+
+def layer(x: LayerInputs) -> Layer:
+    """Raises Unavailable where a choice has no expert here: it takes ids of its own experts alone."""
+    import torch
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+    if x.rows < x.ids.numel():
+        raise Unavailable("it takes no choices of experts elsewhere (id -1)")
+
+    def run(tokens: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+        out: Tensor = LigerFusedMoEFunction.apply(tokens, w_gate_up, w_down, x.ids.to(torch.int32), weights)
+        return out
+
+    return run
+
+
+BACKENDS = (
+    PACKAGE.backend(
+        "moe_layer",
+        "liger",
+        partial(forward, layer),
+        "Liger Kernel's fused MoE: Triton, its own autotuning; the backward recomputes what it does not keep",
+        kind="triton",
+        unavailable=PACKAGE.unavailable(("bf16", "fp16"), least=(8, 0)),
+        prepare_bwd=partial(backward, layer),
+        prepare_fwd_bwd=partial(both, layer),
+    ),
+)

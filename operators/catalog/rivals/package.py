@@ -1,0 +1,75 @@
+"""The package that a rival comes in: whether it is installed, without importing it, and why it cannot run somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from typing import Any
+
+from groupbench.operators.operator import Backend, Target
+
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Package:
+    """One rival's package.
+
+    distribution  as pip names it, without the version
+    module        what its backends import. Submodules tell packages apart that share a top-level name
+    extra         of groupbench, which installs it
+    note          what else installing it takes, or nothing
+    """
+
+    distribution: str
+    module: str
+    extra: str
+    note: str = ""
+
+    @property
+    def missing(self) -> str | None:
+        """Why its backends cannot be imported, with the command that installs it; None where it is installed."""
+        if found(self.module):
+            return None
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.distribution} is not installed: pip install 'groupbench[{self.extra}]'{note}"
+
+    def unavailable(
+        self, dtypes: tuple[str, ...], least: tuple[int, int] = HOPPER, below: tuple[int, int] = (99, 0)
+    ) -> Callable[[Target], str | None]:
+        """Return a backend's `unavailable`: for these dtypes, from capability `least` up to `below`, excluded."""
+
+        def reason(target: Target) -> str | None:
+            reasons = [self.missing, _device(target, least, below)]
+            if target.dtype not in dtypes:
+                reasons.append(f"it takes {' and '.join(dtypes)}, not {target.dtype}")
+            return "; ".join(text for text in reasons if text) or None
+
+        return reason
+
+    def backend(self, operator: str, name: str, prepare: Any, source: str, **further: Any) -> Backend:
+        """Return a backend of an operator whose records name the package's version."""
+        return Backend(name, prepare, source, operator=operator, packages=(self.distribution,), **further)
+
+
+def found(module: str) -> bool:
+    """Whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
+    path = None
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations or ())
+    return True
+
+
+def _device(target: Target, least: tuple[int, int], below: tuple[int, int]) -> str | None:
+    if target.device != "cuda":
+        return "it needs an NVIDIA GPU"
+    if target.capability is not None and not least <= target.capability < below:
+        upper = f" and below {below[0]}.{below[1]}" if below[0] < 99 else ""
+        return f"it needs a GPU of capability {least[0]}.{least[1]} or newer{upper}, not {target.capability}"
+    return None

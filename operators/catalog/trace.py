@@ -1,0 +1,199 @@
+"""Routing of real traffic: dumps of the experts that tokens went to, as the loads of experts over time.
+
+    .npy    [T, k] or [steps, T, k] integers: topk_ids as vLLM and SGLang hold them; -1 is padding
+    .jsonl  a step a line: lists of experts by token, or an object with them as `topk_ids` (also `topk_indices`,
+            `expert_ids`, `selected_experts`), or with rows by expert as `expert_counts`, and `num_experts` if there is.
+            A FlashInfer trace's workload, whose input is in a safetensors file next to it, is such a line too
+    .csv    columns step, token, expert: a line a choice; or step, expert, rows
+
+A step is one layer of one forward pass: tokens, choices of each, and how many rows every expert got. A shape takes the
+loads as they are; tokens of a layer are drawn in proportion to them (catalog/moe.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IDS = ("topk_ids", "topk_indices", "expert_ids", "selected_experts")
+COUNTS = ("expert_counts", "rows")
+MAX_BYTES = 2 << 30
+MAX_EXPERTS = 4096
+_SAFETENSORS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer of one step.
+
+    tokens, k  tokens, and choices of each; tokens 0 where only loads are known
+    rows       of each expert, the last one with a row at least
+    experts    in all, where the file says; else as many as `rows` has
+    """
+
+    tokens: int
+    k: int
+    rows: tuple[int, ...]
+    experts: int = 0
+
+    def loads(self, experts: int) -> tuple[int, ...]:
+        """Return the rows of `experts` experts. Raises ValueError where the step has more of them."""
+        if len(self.rows) > experts:
+            raise ValueError(f"the trace has expert {len(self.rows) - 1}, and the shape has {experts} experts")
+        return self.rows + (0,) * (experts - len(self.rows))
+
+
+def read(path: Path) -> list[Step]:
+    """Return the steps of a file that have a row. Raises UsageError, naming the place that is wrong."""
+    readers = {".npy": _npy, ".jsonl": _jsonl, ".csv": _csv}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise UsageError(f"routing trace {path}: a trace is one of {', '.join(readers)}")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES >> 30} GiB")
+        steps = [step for step in reader(path) if any(step.rows)]
+    except OSError as error:
+        raise UsageError(f"routing trace {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"routing trace {path}: {error}") from error
+    if not steps:
+        raise UsageError(f"routing trace {path}: no token of it has an expert")
+    experts = max(max(len(step.rows), step.experts) for step in steps)
+    return [Step(step.tokens, step.k, step.loads(experts), experts) for step in steps]
+
+
+def spread(steps: Sequence[Step], most: int) -> list[Step]:
+    """Return at most that many of the steps, evenly over time, the first and the last among them."""
+    if len(steps) <= most:
+        return list(steps)
+    if most == 1:
+        return [steps[0]]
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+
+
+def of_ids(ids: Any, experts: int = 0) -> Step:
+    """Return one step's [T, k] expert numbers; a negative number means no expert. Raises ValueError."""
+    import numpy as np
+
+    ids = np.asarray(ids)
+    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"expert ids are whole numbers [T, k], not {ids.dtype} {list(ids.shape)}")
+    here = ids[ids >= 0]
+    if here.size and int(here.max()) >= MAX_EXPERTS:
+        raise ValueError(f"expert {int(here.max())}: there are {MAX_EXPERTS} at most")
+    if experts and here.size and int(here.max()) >= experts:
+        raise ValueError(f"expert {int(here.max())} of {experts} experts")
+    tokens = int((ids >= 0).any(axis=1).sum())
+    return Step(tokens, ids.shape[1], _trimmed(np.bincount(here.astype(np.int64))), experts)
+
+
+def _trimmed(rows: Iterable[Any]) -> tuple[int, ...]:
+    """As whole numbers, without the experts after the last that has a row. Raises ValueError."""
+    counts = [int(row) for row in rows]
+    if len(counts) > MAX_EXPERTS or any(row < 0 for row in counts):
+        raise ValueError(f"rows are 0 or more, of {MAX_EXPERTS} experts at most")
+    while counts and not counts[-1]:
+        counts.pop()
+    return tuple(counts)
+
+
+def _npy(path: Path) -> Iterator[Step]:
+    import numpy as np
+
+    ids = np.load(path, allow_pickle=False)
+    if ids.ndim not in (2, 3):
+        raise ValueError(f"topk_ids are [T, k] or [steps, T, k], not {list(ids.shape)}")
+    for step in ids if ids.ndim == 3 else [ids]:
+        yield of_ids(step)
+
+
+def _jsonl(path: Path) -> Iterator[Step]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield _object(json.loads(line), path.parent)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f"line {number}: {error}") from error
+
+
+def _object(found: Any, folder: Path) -> Step:
+    if isinstance(found, list):
+        return of_ids(found)
+    if not isinstance(found, dict):
+        raise TypeError("a step is a list of tokens' experts, or an object")
+    if isinstance(found.get("workload"), dict):
+        return _workload(found["workload"], folder)
+    experts = int(found.get("num_experts", 0))
+    for name in IDS:
+        if name in found:
+            return of_ids(found[name], experts)
+    for name in COUNTS:
+        if name in found:
+            return Step(0, 0, _trimmed(found[name]), experts)
+    raise ValueError(f"none of {', '.join((*IDS, *COUNTS))} is in it")
+
+
+def _workload(workload: dict[str, Any], folder: Path) -> Step:
+    """Of a FlashInfer trace: an input by one of the names, kept in a safetensors file."""
+    experts = int(workload.get("axes", {}).get("num_experts", 0))
+    for name, given in workload.get("inputs", {}).items():
+        if name in IDS and given.get("type") == "safetensors":
+            return of_ids(_tensor(folder / given["path"], given.get("tensor_key", name)), experts)
+    raise ValueError(f"the workload has no safetensors input {' or '.join(IDS)}")
+
+
+def _tensor(path: Path, key: str) -> np.ndarray:
+    """One tensor of a safetensors file: 8 bytes of length, a JSON header, the data."""
+    import numpy as np
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    begin = 8 + int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:begin])[key]
+    if entry["dtype"] not in _SAFETENSORS:
+        raise ValueError(f"{path}: {key} is of {entry['dtype']}, and expert ids are integers")
+    first, last = entry["data_offsets"]
+    values = np.frombuffer(data[begin + first : begin + last], _SAFETENSORS[entry["dtype"]])
+    return values.reshape(entry["shape"])
+
+
+def _csv(path: Path) -> Iterator[Step]:
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.DictReader(file)
+        columns = set(lines.fieldnames or ())
+        counted = {"step", "expert", "rows"} <= columns
+        if not counted and not {"step", "token", "expert"} <= columns:
+            raise ValueError("its columns are neither step, token, expert nor step, expert, rows")
+        steps: dict[str, dict[int, int]] = {}
+        tokens: dict[str, dict[str, int]] = {}
+        for number, line in enumerate(lines, 2):
+            try:
+                step, expert = line["step"], int(line["expert"])
+                rows = int(line["rows"]) if counted else 1
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if expert >= MAX_EXPERTS or rows < 0:
+                raise ValueError(f"line {number}: expert {expert}, {rows} rows")
+            if expert >= 0:
+                found = steps.setdefault(step, {})
+                found[expert] = found.get(expert, 0) + rows
+                if not counted:
+                    chosen = tokens.setdefault(step, {})
+                    chosen[line["token"]] = chosen.get(line["token"], 0) + 1
+    for step, by_expert in steps.items():
+        chosen = tokens.get(step, {})
+        rows_of = _trimmed(by_expert.get(g, 0) for g in range(max(by_expert) + 1))
+        yield Step(len(chosen), max(chosen.values(), default=0), rows_of)

@@ -1,0 +1,56 @@
+"""The speed of light of a card on the night: what its canaries reached, and how far a cell is from it.
+
+A cell cannot take less than its operations at the card's rate, nor less than its traffic at the card's bandwidth. Both
+ceilings are what the canaries of the same run measured on the same card: a large product and a large copy. A card
+that is hot or capped tonight has lower ones, so the gap says what the kernel leaves, not what the card does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from groupbench.operators.table import median_ms
+from groupbench.tracker.record import Record
+
+CANARY = "canary"
+RATE = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
+"""Rate of products over that of a 16-bit one, on cards with tensor cores. Others have no ceiling of operations here."""
+
+
+@dataclass
+class Ceilings:
+    """The best rates of the canaries seen so far, by card."""
+
+    flops: dict[str | None, float] = field(default_factory=dict)  # of 16-bit products, a second
+    bandwidth: dict[str | None, float] = field(default_factory=dict)  # bytes a second
+
+    def see(self, record: Record) -> Record:
+        """Learn from a canary; return any other record with its gap, where the ceilings of its card are known."""
+        if record.status != "ok" or record.latency is None or record.latency.timing != "gpu":
+            return record
+        if record.cell.operator == CANARY:
+            self._learn(record)
+            return record
+        floor = self.floor_ms(record)
+        if not floor:
+            return record
+        gap = median_ms(record.latency) / floor
+        return msgspec.structs.replace(record, metrics={**record.metrics, "sol_gap": gap})
+
+    def floor_ms(self, record: Record) -> float | None:
+        """Return the least time of a record's problem at its card's ceilings; None where one is not known."""
+        card, cell = record.environment.gpu_uuid, record.cell
+        rate, bandwidth = self.flops.get(card), self.bandwidth.get(card)
+        if rate is None or bandwidth is None or cell.dtype not in RATE or not cell.flops or not cell.min_bytes:
+            return None
+        return 1e3 * max(cell.flops / (rate * RATE[cell.dtype]), cell.min_bytes / bandwidth)
+
+    def _learn(self, record: Record) -> None:
+        assert record.latency is not None
+        card, cell, seconds = record.environment.gpu_uuid, record.cell, median_ms(record.latency) / 1e3
+        if cell.flops and cell.dtype in RATE:
+            self.flops[card] = max(self.flops.get(card, 0.0), cell.flops / seconds / RATE[cell.dtype])
+        if cell.min_bytes:
+            self.bandwidth[card] = max(self.bandwidth.get(card, 0.0), cell.min_bytes / seconds)

@@ -1,0 +1,431 @@
+"""An operator from plain functions: one that makes inputs of named sizes, a reference, and backends.
+
+    @operator(shapes={"smoke": ["M=3,N=100"], "rows": ["M=4096,N=4096", "M=128,N=131072"]})
+    def row_softmax(M, N, dtype, device):
+        return torch.randn(M, N, dtype=dtype, device=device)
+
+    @row_softmax.reference
+    def exact(x):
+        return torch.softmax(x, -1)
+
+    @row_softmax.backend
+    def torch_softmax(x):
+        return torch.softmax(x, -1)
+
+`tritonbench --plugin FILE.py --op row_softmax` measures it. What is not given follows from these functions: a shape's
+text from the names of the sizes, the bytes from inputs and output, tolerances from the dtype, the reference's precision
+from the inputs', which it gets in fp32 (fp64 for fp32).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.measure.arrays import numpy_of, tensor_of
+from groupbench.operators.measure.given import named_tensors
+from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.sizes import whole, within
+from groupbench.operators.tolerances import Tolerance
+
+F = TypeVar("F", bound=Callable[..., Any])
+Size: TypeAlias = int | float | str
+"""Of a shape, by the name of a parameter; a bool is an int."""
+Shape: TypeAlias = str | Mapping[str, Size]
+"""As users write one: `M=8,N=100`, or the sizes by name."""
+
+CONTEXT = ("dtype", "device", "seed")
+"""Parameters of the function that makes inputs which are no sizes."""
+
+LARGEST = 2**62
+WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
+"""In what the reference gets its inputs; fp8 comes in fp32 too."""
+
+ALL_DEFAULTS = "default"
+"""Text of a shape whose sizes all have their defaults."""
+
+INTEGERS = ("int8", "int32", "int64", "bool")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One shape: its canonical text, and each size by name, those that have their default included."""
+
+    text: str
+    values: tuple[tuple[str, Size], ...]
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {name: int(value) for name, value in self.values if isinstance(value, int)}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Definition:
+    """What `operator` makes of a function: an operator that its methods complete. `operator` is the result."""
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        shapes: Mapping[str, Iterable[Shape]],
+        name: str,
+        dtypes: tuple[str, ...],
+        **facts: Any,
+    ) -> None:
+        self._make, self.name, self.dtypes, self._facts = make, name, dtypes, facts
+        parameters = inspect.signature(make).parameters
+        self._context = [word for word in CONTEXT if word in parameters]
+        self._sizes = {word: parameter for word, parameter in parameters.items() if word not in CONTEXT}
+        self._reference: Callable[..., Any] | None = None
+        self._backends: dict[str, Backend] = {}
+        self._baseline = ""
+        self._bytes: dict[tuple[str, str], int] = {}
+        self.suites = {suite: tuple(map(self._shape, some)) for suite, some in shapes.items()}
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+    def reference(self, function: F) -> F:
+        """Name the function that computes the right output. It gets the inputs in higher precision."""
+        self._reference = function
+        return function
+
+    def backend(self, function: Any = None, **given: Any) -> Any:
+        """Add a function of the inputs that returns the output: all it does is timed.
+
+        As a decorator, with or without arguments, or called with a function. The first backend is the baseline.
+
+        name         the function's own unless given
+        kind         torch, triton or helion
+        baseline     speed-up is over this one
+        source       what it is, in a line; the function's docstring unless given
+        unavailable  why it cannot run on a Target, or None
+        tolerance    the row of the tolerance table it is held to, where that is not its dtype's
+        """
+        return self._added(function, given, lambda f: lambda inputs: _bound(f, inputs))
+
+    def prepare(self, function: Any = None, **given: Any) -> Any:
+        """Add a function of the inputs that returns a callable: packing and compiling come before the clock starts.
+
+        The callable has no arguments and returns the output. Arguments are those of `backend`.
+        """
+        return self._added(function, given, lambda f: lambda inputs: _bound(f, inputs)())
+
+    def _added(self, function: Any, given: dict[str, Any], prepare: Callable[[Any], Callable[[Any], Run]]) -> Any:
+        if function is None:
+            return lambda f: self._added(f, given, prepare)
+        baseline = given.pop("baseline", False)
+        name = given.pop("name", None) or getattr(function, "__name__", "")
+        about = (inspect.getdoc(function) or "").partition("\n")[0]
+        source = given.pop("source", None) or about or getattr(function, "__module__", "")
+        given.setdefault("unavailable", lambda target: None)
+        given["unavailable"] = _also(self._elsewhere, given["unavailable"])
+        if name in self._backends:
+            raise ValueError(f"{self.name} has two backends {name!r}")
+        self._backends[name] = Backend(name, prepare(function), source, operator=self.name, **given)
+        self._baseline = name if baseline or not self._baseline else self._baseline
+        self.__dict__.pop("operator", None)
+        return function
+
+    def _elsewhere(self, target: Target) -> str | None:
+        if target.device == "cpu" or "device" in self._context:
+            return None
+        return f"{self.name} makes its inputs on the CPU, since it takes no device: --device cpu measures it"
+
+    @cached_property
+    def operator(self) -> Operator:
+        """The operator as the hosts know it. Raises ValueError where a part of it is missing."""
+        if self._reference is None:
+            raise ValueError(f"{self.name} has no reference: name one by @{self.name}.reference")
+        facts = self._facts
+        return Operator(
+            name=self.name,
+            backends=tuple(self._backends.values()),
+            baseline=self._baseline,
+            suites=self.suites,
+            parse_shape=self.parse_shape,
+            make_inputs=self.make_inputs,
+            reference=self._exact,
+            flops=self._flops,
+            min_bytes=self._least_bytes,
+            returns=self.returns,
+            dtypes=self.dtypes,
+            shapes_help=self.shapes_help,
+            output_dtype=lambda dtype: facts["output"] or dtype,
+            decode=self._decode if facts["output"] in INTEGERS else None,
+            moves=facts["moves"],
+            tolerances=facts["tolerances"],
+            takes=tuple((name, "") for name in self._names()),
+        )
+
+    @property
+    def returns(self) -> str:
+        about = (inspect.getdoc(self._reference) or "").partition("\n")[0] if self._reference else ""
+        return about or f"the output of {getattr(self._reference, '__name__', 'its reference')}"
+
+    # --- shapes ---
+
+    @property
+    def shapes_help(self) -> str:
+        """The form of a shape's text; what may be left out is in parentheses."""
+        parts = [
+            f"{name}=.." if parameter.default is parameter.empty else f"({name}={_text(parameter.default)})"
+            for name, parameter in self._sizes.items()
+        ]
+        return ",".join(parts)
+
+    def parse_shape(self, text: str) -> Sizes:
+        """`M=8,N=100`, or `8,100` in the parameters' order. Raises ValueError."""
+        try:
+            parts = [part.strip() for part in text.split(",")]
+            if text.strip() == ALL_DEFAULTS:
+                pairs = []
+            elif "=" in text:
+                pairs = [part.partition("=")[::2] for part in parts]
+            else:
+                pairs = list(zip(self._sizes, parts, strict=False))
+                if len(parts) > len(pairs):
+                    raise ValueError(f"{len(parts)} sizes are too many")
+            if len(dict(pairs)) < len(pairs):
+                raise ValueError("a size is given twice")
+            return self._of({name: self._value(name, value) for name, value in pairs})
+        except ValueError as error:
+            raise ValueError(f"shape {text!r}: {error}. A shape is {self.shapes_help}") from error
+
+    def _shape(self, shape: Shape) -> Sizes:
+        if isinstance(shape, str):
+            return self.parse_shape(shape)
+        return self.parse_shape(",".join(f"{name}={_text(value)}" for name, value in shape.items()) or ALL_DEFAULTS)
+
+    def _of(self, given: Mapping[str, Size]) -> Sizes:
+        if unknown := [name for name in given if name not in self._sizes]:
+            raise ValueError(f"{self.name} has no size {unknown[0]!r}")
+        values: dict[str, Size] = {}
+        texts = []
+        for name, parameter in self._sizes.items():
+            if name not in given and parameter.default is parameter.empty:
+                raise ValueError(f"it needs {name}")
+            values[name] = given.get(name, parameter.default)
+            if values[name] != parameter.default:
+                texts.append(f"{name}={_text(values[name])}")
+        return Sizes(",".join(texts) or ALL_DEFAULTS, tuple(values.items()))
+
+    def _value(self, name: str, text: str) -> Size:
+        """A size's value, of the type of its default: an int where it has none. Raises ValueError."""
+        default = self._sizes[name].default if name in self._sizes else inspect.Parameter.empty
+        if isinstance(default, bool):
+            if text.lower() not in ("true", "false", "0", "1"):
+                raise ValueError(f"{name}={text} is neither true nor false")
+            return text.lower() in ("true", "1")
+        if isinstance(default, str):
+            return text
+        if isinstance(default, float):
+            if not math.isfinite(float(text)):
+                raise ValueError(f"{name}={text} is not a finite number")
+            return float(text)
+        return within(name, whole(name, text), LARGEST, -LARGEST)
+
+    # --- inputs and output ---
+
+    def make_inputs(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
+        """What the function makes, each part under the name that the reference has for it.
+
+        The global generators of torch, NumPy and Python are seeded before; `seed` is there for others.
+        """
+        _seed(seed)
+        return self._named(self._call(shape, dtype, device, seed))
+
+    def _call(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
+        context = {"dtype": self._dtype(dtype), "device": device, "seed": seed}
+        return self._make(**dict(shape.values), **{word: context[word] for word in self._context})
+
+    def _dtype(self, name: str) -> Any:
+        """torch's dtype; NumPy's, or the name alone, where the parameter is annotated so."""
+        annotation = self._make.__annotations__.get("dtype")
+        wanted = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        if wanted == "str":
+            return name
+        if wanted in ("np.dtype", "numpy.dtype") or getattr(annotation, "__module__", "").startswith("numpy"):
+            return numpy_of(name)
+        return torch_dtype(name)
+
+    def _names(self, count: int | None = None) -> list[str]:
+        """The inputs' names, which are those of the reference's parameters."""
+        assert self._reference is not None
+        try:
+            parameters = inspect.signature(self._reference).parameters.values()
+            names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        except ValueError:  # a function in C may not say
+            names = []
+        wanted = len(names) if count is None else count
+        return names[:wanted] + [f"x{number}" for number in range(len(names), wanted)]
+
+    def _named(self, made: Any) -> Any:
+        by_name = dict(made) if isinstance(made, Mapping) else None
+        if by_name is None:
+            parts = made if isinstance(made, tuple) and not hasattr(made, "_fields") else (made,)
+            by_name = dict(zip(self._names(len(parts)), parts, strict=True))
+        cls = dataclasses.make_dataclass("Inputs", list(by_name))
+        inputs = cls(**by_name)
+        inputs._by_keyword = isinstance(made, Mapping)
+        return inputs
+
+    def _exact(self, inputs: Any) -> Any:
+        """The reference's output: a tensor, or several by name."""
+        assert self._reference is not None
+        out = _bound(self._reference, inputs, _wide)()
+        if isinstance(out, Mapping):
+            return {name: self._exact_part(part) for name, part in out.items()}
+        if isinstance(out, (tuple, list)):
+            return {f"output {number}": self._exact_part(part) for number, part in enumerate(out)}
+        return self._exact_part(out)
+
+    def _exact_part(self, out: Any) -> Any:
+        tensor = tensor_of(out)
+        if tensor is None:
+            raise TypeError(f"the reference returned {type(out).__name__}, neither a tensor nor a NumPy array")
+        return tensor if tensor.is_floating_point() else tensor.double()
+
+    def _decode(self, out: Any) -> Any:
+        """Integers as fp64, which the judge compares. Raises TypeError."""
+        if isinstance(out, (tuple, list)):
+            return tuple(map(self._decode, out))
+        expected = torch_dtype(self._facts["output"])
+        if out.dtype != expected:
+            raise TypeError(f"the backend returned {out.dtype}, expected {expected}")
+        return out.double()
+
+    # --- operations and bytes ---
+
+    def _flops(self, shape: Sizes) -> int:
+        flops = self._facts["flops"]
+        return _of_sizes(flops, shape) if flops else 0
+
+    def _least_bytes(self, shape: Sizes, dtype: str) -> int:
+        """As given; else each input read once, the output written once; 0 where that cannot be found out."""
+        if self._facts["min_bytes"]:
+            return _of_sizes(self._facts["min_bytes"], shape, dtype=dtype)
+        key = (shape.text, dtype)
+        if key not in self._bytes:
+            try:
+                self._bytes[key] = self._counted_bytes(shape, dtype)
+            except Exception:  # the function reads values, and tensors on torch's device "meta" have none
+                self._bytes[key] = 0
+        return self._bytes[key]
+
+    def _counted_bytes(self, shape: Sizes, dtype: str) -> int:
+        inputs = self._named(self._call(shape, dtype, "meta", 0))
+        read: dict[Any, int] = {}
+        for name, tensor in named_tensors(inputs):
+            storage = tensor.untyped_storage()
+            size = min(tensor.numel() * tensor.element_size(), storage.nbytes())
+            read[(name if tensor.is_meta else storage.data_ptr())] = size
+        exact = self._exact(inputs)
+        each = exact.values() if isinstance(exact, Mapping) else [exact]
+        width = torch_dtype(self._facts["output"] or dtype).itemsize
+        return sum(read.values()) + width * sum(tensor.numel() for tensor in each)
+
+
+def operator(
+    shapes: Iterable[Shape] | Mapping[str, Iterable[Shape]],
+    *,
+    name: str | None = None,
+    dtypes: str | Sequence[str] | None = None,
+    output: str | None = None,
+    flops: Callable[..., int] | None = None,
+    min_bytes: Callable[..., int] | None = None,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    moves: Iterable[str] = (),
+) -> Callable[[Callable[..., Any]], Definition]:
+    """Make an operator of the function that makes its inputs.
+
+    The function's parameters are the sizes, whole numbers unless their default is of another type, and, where it takes
+    them, `dtype` (torch's, or NumPy's if annotated `np.dtype`), `device` and `seed`. It returns a tensor, a tuple of
+    inputs or a dict of them; NumPy's arrays are as good as tensors. One without `device` is measured on a CPU alone.
+
+    shapes      `M=8,N=100` and the like, in suites by name or in one; a CPU measures suite `smoke` by default
+    name        the function's own unless given
+    dtypes      bf16, fp16 and fp32 where the function takes a dtype, else fp32
+    output      dtype of the output where it is not that of the cell: fp32, int64, bool, ...
+    flops       of the sizes that it has parameters for; without it there are no TFLOP/s
+    min_bytes   the same, and `dtype`; inputs and output, each once, unless given
+    tolerances  by dtype, in place of the table's (operators/tolerances.py)
+    moves       inputs that get new values between calls; all of floating point unless named
+
+    Raises ValueError for an invalid shape.
+    """
+    suites = shapes if isinstance(shapes, Mapping) else {"default": shapes}
+
+    def define(make: Callable[..., Any]) -> Definition:
+        usual = ("bf16", "fp16", "fp32") if "dtype" in inspect.signature(make).parameters else ("fp32",)
+        return Definition(
+            make,
+            suites,
+            name or make.__name__,
+            (dtypes,) if isinstance(dtypes, str) else tuple(dtypes or usual),
+            output=output,
+            flops=flops,
+            min_bytes=min_bytes,
+            tolerances=dict(tolerances or {}),
+            moves=tuple(moves),
+        )
+
+    return define
+
+
+def _bound(function: Callable[..., Any], inputs: Any, change: Callable[[Any], Any] = lambda value: value) -> Run:
+    """The function as one without arguments. Inputs that were made as a dict are passed by name."""
+    by_name = {field.name: change(getattr(inputs, field.name)) for field in dataclasses.fields(inputs)}
+    if inputs._by_keyword:
+        return lambda: function(**by_name)
+    values = tuple(by_name.values())
+    return lambda: function(*values)
+
+
+def _also(first: Callable[[Target], str | None], second: Callable[[Target], str | None]) -> Any:
+    return lambda target: first(target) or second(target)
+
+
+def _of_sizes(function: Callable[..., int], shape: Sizes, **more: Any) -> int:
+    given = dict(shape.values) | more
+    return int(function(**{word: given[word] for word in inspect.signature(function).parameters if word in given}))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _seed(seed: int) -> None:
+    """Seed whatever generators have been imported."""
+    random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _wide(value: Any) -> Any:
+    """Floating-point tensors and arrays in higher precision, in whatever they are."""
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(map(_wide, value))
+    if isinstance(value, dict):
+        return {name: _wide(part) for name, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _wide(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    tensor = tensor_of(value)
+    if tensor is None or not tensor.is_floating_point() or str(tensor.dtype) == "torch.float64":
+        return value
+    wider = WIDER.get(str(tensor.dtype).removeprefix("torch."), "float32")
+    return value.astype(wider) if tensor is not value else value.to(getattr(sys.modules["torch"], wider))

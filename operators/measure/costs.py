@@ -1,0 +1,424 @@
+"""What a call costs besides its latency: memory, kernels launched, energy; and what compiling and tuning took.
+
+Measured in the cell's own process when its bursts are over, so that none of it moves a latency. Each cost is a metric
+of `tracker/metrics.py`; one that cannot be measured here is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+_now = time.perf_counter
+
+MIB = 1 << 20
+FOREIGN_MIB = 4
+"""Memory of other allocators below this is their granularity, not a workspace."""
+SAMPLED_CALLS = 3
+"""Calls during which the device's free memory is watched."""
+
+
+class Costs(msgspec.Struct, frozen=True, tag=True):
+    """What a call costs, by the metrics' names, and what it launches."""
+
+    metrics: dict[str, float]
+    launched: tuple[str, ...] | None = None  # kernels, copies and fills, in order
+    enqueue_ms: float | None = None  # host time of a call, later than that of `prepare`
+
+
+MEMORY, KERNELS, ENERGY, COLD = "memory", "kernels", "energy", "cold"
+CHEAP = (MEMORY,)
+"""What takes milliseconds and changes nothing in the process, and is measured unless asked otherwise."""
+ALL = (MEMORY, KERNELS, ENERGY, COLD)
+"""What can be asked for: energy takes a second a cell; cold is a process of its own with empty caches."""
+
+
+def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
+    """Return what is wanted of a call on the current CUDA device; what fails is left out."""
+    import torch
+
+    found: dict[str, float] = {}
+    names = None
+    with contextlib.suppress(Exception):
+        if ENERGY in wanted and nvml and nvml.joules() is not None:
+            found |= _energy(run, call_ms, nvml)
+    with contextlib.suppress(Exception):
+        if MEMORY in wanted:
+            found["workspace_mib"] = workspace_mib(run, CudaMemory())
+    if KERNELS in wanted:
+        names = launched(run)
+        run()  # a process that a capture has spoilt says so here, and is not asked anything more
+    torch.cuda.synchronize()
+    return Costs({name: value for name, value in found.items() if math.isfinite(value) and value >= 0}, names)
+
+
+def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, float]:
+    import torch
+
+    def event() -> Any:
+        recorded = torch.cuda.Event()
+        recorded.record()
+        return recorded
+
+    idle = idle_watts(nvml.joules)
+    taken = energy(run, call_ms, nvml.joules, event, torch.cuda.synchronize)
+    found = {} if idle is None else {"idle_w": idle}
+    return found if taken is None else found | {"energy_j": taken.joules, "power_w": taken.watts}
+
+
+# ---- compiling and tuning
+
+
+@dataclass
+class Building:
+    """Milliseconds of compiling and of tuning within a stretch of time; None where there was none."""
+
+    compiled_ms: float = 0.0
+    compiled: int = 0  # kernels that no cache had
+    tuned_ms: float | None = None
+    within_tuning_ms: float = 0.0
+    _depth: int = field(default=0, repr=False)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        found = {"compile_ms": self.compiled_ms} if self.compiled else {}
+        if self.tuned_ms is not None:
+            found["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
+        return found
+
+
+@contextmanager
+def building() -> Iterator[Building]:
+    """Within, what Triton compiles and tunes is added up. A kernel that a cache has costs nothing and is not counted.
+
+    Triton calls a listener for each kernel that it compiles; its autotuner has no hook, so its method is wrapped.
+    """
+    found = Building()
+    try:
+        from triton import knobs
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        yield found
+        return
+    before = knobs.compilation.listener
+
+    def listener(**given: Any) -> None:
+        if not given.get("cache_hit"):
+            found.compiled += 1
+            found.compiled_ms += given["times"].total / 1e3
+            if found._depth:
+                found.within_tuning_ms += given["times"].total / 1e3
+        if before is not None:
+            before(**given)
+
+    original = Autotuner._bench
+
+    def bench(self: Any, *args: Any, **given: Any) -> Any:
+        begun = _now()
+        found._depth += 1
+        try:
+            return original(self, *args, **given)
+        finally:
+            found._depth -= 1
+            if not found._depth:
+                found.tuned_ms = (found.tuned_ms or 0.0) + 1e3 * (_now() - begun)
+
+    knobs.compilation.listener = listener
+    Autotuner._bench = bench
+    try:
+        yield found
+    finally:
+        knobs.compilation.listener = before
+        Autotuner._bench = original
+
+
+# ---- memory
+
+
+class Memory(Protocol):
+    """What `workspace_mib` asks of a device: torch's allocator, and what the whole device has left."""
+
+    def allocated(self) -> int:
+        """Bytes of live tensors."""
+
+    def reset_peak(self) -> None:
+        """Begin to look for the largest number of them."""
+
+    def peak(self) -> int:
+        """The largest number of bytes of tensors since then."""
+
+    def reserved(self) -> int:
+        """Bytes that torch holds of the device."""
+
+    def used(self) -> int:
+        """Bytes that are used of the device, by whomever."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+
+
+class CudaMemory:
+    """The current CUDA device."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
+    def fresh(self) -> int:
+        """Return the bytes of live tensors before a backend is prepared.
+
+        Without cuBLAS's workspaces, which an earlier cell of this process may have allocated and which count as kept
+        where this one uses cuBLAS. Never call it after `prepare`: a graph that was captured there may use them.
+        """
+        self._cuda.synchronize()
+        self._clear()
+        self._cuda.empty_cache()
+        return self.allocated()
+
+    def kept(self) -> int:
+        """Return the bytes of live tensors after a backend was prepared."""
+        self._cuda.synchronize()
+        self._cuda.empty_cache()
+        return self.allocated()
+
+    def allocated(self) -> int:
+        return int(self._cuda.memory_allocated())
+
+    def reset_peak(self) -> None:
+        self._cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int:
+        return int(self._cuda.max_memory_allocated())
+
+    def reserved(self) -> int:
+        return int(self._cuda.memory_reserved())
+
+    def used(self) -> int:
+        free, total = self._cuda.mem_get_info()
+        return int(total - free)
+
+    def synchronize(self) -> None:
+        self._cuda.synchronize()
+
+
+def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
+    """Return the peak of device memory during a call beyond its inputs and its output, in MiB.
+
+    Torch's allocator knows what went through it to the byte. What did not is seen as the device's free memory, read by
+    a thread while calls run, so that a workspace that is allocated and freed within one call may be missed there.
+    """
+    run()  # what only the first call allocates is no cost of each
+    memory.synchronize()
+    memory.reset_peak()
+    out = run()
+    memory.synchronize()
+    held = memory.allocated()  # inputs, what the backend keeps, and the output, whose life this is
+    inside = max(0, memory.peak() - held)
+    del out
+    before = memory.used() - memory.reserved()
+    highest = before
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.is_set():
+            highest = max(highest, memory.used() - memory.reserved())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        for _ in range(SAMPLED_CALLS):
+            run()
+        memory.synchronize()
+    finally:
+        done.set()
+        watcher.join()
+    outside = highest - before
+    return (inside + (outside if outside >= FOREIGN_MIB * MIB else 0)) / MIB
+
+
+# ---- kernels launched
+
+_KERNEL, _MEMCPY, _MEMSET = 0, 1, 2
+"""CUgraphNodeType."""
+
+
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2"""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
+    """Return the names of what one call puts on the GPU, in order: kernels, `[memcpy]`, `[memset]`.
+
+    The call is captured into a CUDA graph, which is read and dropped: nothing runs. None where it cannot be captured,
+    as one that waits for the GPU, or where this torch or driver does not hand the graph over.
+    """
+    import torch
+
+    try:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            run()
+        names = _names(ctypes.CDLL("libcuda.so.1"), graph.raw_cuda_graph())
+        graph.reset()
+    except Exception:  # of the capture, whatever the backend does in it
+        return None
+    finally:
+        with contextlib.suppress(Exception):
+            torch.cuda.synchronize()
+    return names
+
+
+def _names(driver: Any, graph: int) -> tuple[str, ...] | None:
+    count = ctypes.c_size_t()
+    handle = ctypes.c_void_p(graph)
+    if driver.cuGraphGetNodes(handle, None, ctypes.byref(count)):
+        return None
+    nodes = (ctypes.c_void_p * count.value)()
+    if driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)):
+        return None
+    found = []
+    for node in filter(None, nodes[: count.value]):
+        kind = ctypes.c_int()
+        if driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)):
+            return None
+        if kind.value == _KERNEL:
+            found.append(_name(driver, node))
+        elif kind.value in (_MEMCPY, _MEMSET):
+            found.append("[memcpy]" if kind.value == _MEMCPY else "[memset]")
+    return tuple(found)
+
+
+def _name(driver: Any, node: int) -> str:
+    parameters, name = _KernelNode(), ctypes.c_char_p()
+    if driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(parameters)):
+        return "[kernel]"
+    for get, value in ((driver.cuFuncGetName, parameters.func), (driver.cuKernelGetName, parameters.kern)):
+        if value and not get(ctypes.byref(name), ctypes.c_void_p(value)) and name.value:
+            return name.value.decode(errors="replace")
+    return "[kernel]"
+
+
+# ---- energy
+
+REST_S, IDLE_S = 0.3, 0.3
+WARM_S, WINDOW_S, LONGEST_S = 0.3, 0.8, 2.5
+BATCH_S = 0.03
+"""Calls that are enqueued together, in seconds of the GPU's time. A reading of the counter may take the host 5 ms, and
+a batch must last for several: with batches of 2 ms the GPU waited half of the time."""
+BACKLOG = 2
+"""Batches that are enqueued beyond the one that runs, so that the GPU never waits for the host."""
+LEAST_TICKS = 4
+"""Of the counter, which moves every 20 to 100 ms: power is the slope over them."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of a call, in a row of calls that keeps the GPU busy."""
+
+    joules: float
+    watts: float
+    ms: float  # from one call to the next
+
+
+def idle_watts(joules: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Return the power of the GPU with nothing to do, after a rest. None where the counter does not move."""
+    sleep(REST_S)
+    ticks = _Ticks(joules)
+    end = _now() + IDLE_S
+    while _now() < end or (len(ticks.at) < LEAST_TICKS and _now() < end + IDLE_S):
+        ticks.look()
+        sleep(0.005)
+    return ticks.watts()
+
+
+def energy(
+    run: Callable[[], Any],
+    call_ms: float,  # about what a call takes
+    joules: Callable[[], float],  # reading of the counter
+    event: Callable[[], Any],  # records an event; its `query` says whether it has come
+    synchronize: Callable[[], None],
+) -> Energy | None:
+    """Return the energy of a call from the GPU's counter, over calls in a row.
+
+    Power is the slope of the counter between its own ticks while the GPU is never idle; a call's energy is that times
+    the time from one call to the next. None where the counter does not move.
+    """
+    batch = max(1, round(1e3 * BATCH_S / max(call_ms, 1e-3)))
+    pending: deque[Any] = deque()
+    ticks: _Ticks | None = None
+    calls, begun, counted_from = 0, _now(), 0.0
+    while True:
+        while len(pending) <= BACKLOG:
+            for _ in range(batch):
+                run()
+            pending.append(event())
+        while not pending[0].query():
+            if ticks is not None:
+                ticks.look()
+        pending.popleft()
+        now = _now()
+        if ticks is None:
+            if now - begun >= WARM_S:
+                ticks, counted_from = _Ticks(joules), now
+            continue
+        calls += batch  # of a batch that ended: counting begins and ends with the end of one
+        passed = now - counted_from
+        if (passed >= WINDOW_S and len(ticks.at) >= LEAST_TICKS) or passed >= LONGEST_S:
+            break
+    synchronize()
+    watts = ticks.watts()
+    if watts is None:
+        return None
+    return Energy(watts * passed / calls, watts, 1e3 * passed / calls)
+
+
+class _Ticks:
+    """Readings of a counter at the moments when it moved."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._last, self._looked = read(), _now()
+        self.at: list[tuple[float, float]] = []
+
+    def look(self) -> None:
+        value, now = self._read(), _now()
+        if value != self._last:
+            self.at.append(((self._looked + now) / 2, value))
+        self._last, self._looked = value, now
+
+    def watts(self) -> float | None:
+        """Return the slope, in units of the counter a second; None with fewer than two ticks."""
+        if len(self.at) < 2:
+            return None
+        first = self.at[0]
+        return statistics.linear_regression(
+            [at - first[0] for at, _ in self.at], [value - first[1] for _, value in self.at]
+        ).slope

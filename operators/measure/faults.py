@@ -1,0 +1,68 @@
+"""Exceptions of a backend as its author wants them: type, message, and the line of their file that raised."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from groupbench.operators.measure.texts import LONGEST, one_line
+
+HERE = Path(__file__).parent
+HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"))
+"""Where frames are the harness's way to a backend."""
+
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory")
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    text = one_line(str(error))
+    return f"{type(error).__name__}: {text}"[:LONGEST] if text else type(error).__name__
+
+
+def located(error: BaseException) -> str:
+    """An exception in one line, with the line of its author's file that raised it: `..., at FILE:LINE in FUNCTION`."""
+    where = ""
+    cause: BaseException | None = error
+    while cause is not None:  # Triton raises an error of its own from the kernel's
+        frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(cause.__traceback__)]
+        where = authors_frame(frames[::-1]) or where
+        cause = cause.__cause__
+    return describe(error)[: LONGEST - len(where)] + where
+
+
+def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
+    """`, at FILE:LINE in FUNCTION` of the innermost frame that is neither ours nor a library's; "" where none is.
+
+    frames  (file, line, function), the innermost first
+    """
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    for file, line, function in frames:
+        if file.startswith((*HARNESS, "<")):
+            continue
+        if not file.startswith(libraries) or "/groupbench/" in file:
+            return f", at {shown(file)}:{line} in {function}"
+    return ""
+
+
+def shown(file: str) -> str:
+    """A file as users know it: relative to the current folder where it is below it."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether the GPU's or the host's memory ran out.
+
+    torch's CPU allocator says so in a RuntimeError's text, and so does CUDA where something else than torch's
+    allocator asked it for memory.
+    """
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    )

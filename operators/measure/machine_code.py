@@ -1,0 +1,258 @@
+"""What the code of a compiled kernel says of it: its instructions by kind, and how many programs an SM holds.
+
+Instructions are counted in the machine code (SASS) where `nvdisasm` is found: Triton's package brings one, and so does
+the CUDA toolkit. Where it is not, they are counted in the PTX, which knows nothing of spills; `counted_in` says which.
+An instruction counts once, however often a loop runs it.
+
+Occupancy follows the limits in the CUDA C++ programming guide, table "Technical Specifications per Compute Capability",
+and how registers and shared memory are handed out (the CUDA occupancy calculator).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from groupbench.tracker.record import Code, Kernel
+
+DISASSEMBLY_S = 30.0
+"""A disassembler that takes longer is given up."""
+
+_SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)", re.MULTILINE)
+_SASS_PRODUCT = re.compile(r"[HQIBD]GMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)")
+_SASS_MMA = re.compile(r"[HQIBD]MMA\.(?:SP\.)?(16|8)(8)(\d+)\b")
+_PTX_PRODUCT = re.compile(r"(wgmma|mma|tcgen05\.mma)\b.*?\.(m\d+n\d+k\d+)\b")
+
+_SASS_KINDS = (
+    ("TMA load", re.compile(r"UTMALDG|UBLKCP")),
+    ("TMA store", re.compile(r"UTMASTG|UTMAREDG")),
+    ("async copy", re.compile(r"LDGSTS")),
+    ("barrier", re.compile(r"BAR\.|UCGABAR_WAIT")),
+    ("mbarrier wait", re.compile(r"SYNCS\.PHASECHK")),
+    ("local load", re.compile(r"LDL\b")),
+    ("local store", re.compile(r"STL\b")),
+    ("atomic", re.compile(r"ATOM|RED\b|REDG")),
+)
+_PTX_KINDS = (
+    ("TMA load", re.compile(r"cp\.async\.bulk\.(tensor\.\dd\.)?shared::")),
+    ("TMA store", re.compile(r"cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global")),
+    ("async copy", re.compile(r"cp\.async\.c[ag]\.")),
+    ("barrier", re.compile(r"bar\.sync|barrier\.(sync|cluster\.wait)")),
+    ("mbarrier wait", re.compile(r"mbarrier\.(try|test)_wait")),
+    ("local load", re.compile(r"ld\.local")),
+    ("local store", re.compile(r"st\.local")),
+    ("atomic", re.compile(r"atom\.|red\.")),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one SM of an architecture has for the programs that run on it at the same time."""
+
+    warps: int
+    programs: int
+    shared_kib: int
+    registers: int = 65_536
+
+
+LIMITS = {
+    "70": Limits(64, 32, 96),
+    "75": Limits(32, 16, 64),
+    "80": Limits(64, 32, 164),
+    "86": Limits(48, 16, 100),
+    "87": Limits(48, 16, 164),
+    "89": Limits(48, 24, 100),
+    "90": Limits(64, 32, 228),
+    "100": Limits(64, 32, 228),
+    "103": Limits(64, 32, 228),
+    "120": Limits(48, 24, 100),
+}
+"""By compute capability."""
+
+RESERVED_BYTES = 1024
+"""Of shared memory, by the system for each program (compute capability 8.0 and above)."""
+
+
+def described(kernels: Iterable[Kernel], code: Iterable[Code]) -> tuple[Kernel, ...]:
+    """Return the kernels with what their code says of them; one whose code is not there stays as it is."""
+    by_hash = {each.hash: each for each in code}
+    return tuple(
+        _described(kernel, by_hash[kernel.hash]) if kernel.hash is not None and kernel.hash in by_hash else kernel
+        for kernel in kernels
+    )
+
+
+def _described(kernel: Kernel, code: Code) -> Kernel:
+    counted_in, counts = count(code.ptx or "", code.cubin)
+    arch = target(code.ptx or "")
+    return msgspec.structs.replace(
+        kernel, arch=arch, counted_in=counted_in, counts=counts, occupancy=occupancy(kernel, arch)
+    )
+
+
+def with_launched(kernels: Iterable[Kernel], names: Sequence[str]) -> tuple[Kernel, ...]:
+    """Return the kernels with how often a call launches each, and after them those that Triton did not compile.
+
+    Several kernels that Triton compiled under one name share its launches, which only the name tells.
+    """
+    counts = Counter(names)
+    own = [msgspec.structs.replace(kernel, launches=counts.get(kernel.name)) for kernel in kernels]
+    known = {kernel.name for kernel in own}
+    others = [Kernel(name=name, external=True, launches=n) for name, n in counts.items() if name not in known]
+    return (*own, *others)
+
+
+def target(ptx: str) -> str | None:
+    """Return the architecture that PTX is for: `sm_90a`."""
+    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    return found[1] if found else None
+
+
+@lru_cache(maxsize=512)
+def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
+    """Return (what was counted in: sass, ptx or None; how many instructions there are of each kind)."""
+    sass = disassembled(cubin) if cubin else None
+    if sass:
+        return "sass", counts_in_sass(sass)
+    return ("ptx", counts_in_ptx(ptx)) if ptx else (None, {})
+
+
+def counts_in_sass(text: str) -> dict[str, int]:
+    """Return how many instructions of each kind the output of a disassembler holds."""
+    names = Counter(_SASS.findall(text))
+    found: Counter[str] = Counter()
+    for name, number in names.items():
+        if product := _SASS_PRODUCT.match(name):
+            found["wgmma m{}n{}k{}".format(*product.groups())] += number
+        elif product := _SASS_MMA.match(name):
+            found["mma m{}n{}k{}".format(*product.groups())] += number
+        elif name.startswith(("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA")):
+            found["tcgen05.mma"] += number
+        found.update({kind: number for kind, pattern in _SASS_KINDS if pattern.match(name)})
+    return _sorted(found, sum(names.values()))
+
+
+def counts_in_ptx(text: str) -> dict[str, int]:
+    """Return how many instructions of each kind PTX holds."""
+    body = text.partition(".section")[0]
+    names = Counter(name for name in _PTX.findall(body) if "." in name)
+    found: Counter[str] = Counter()
+    for name, number in names.items():
+        if product := _PTX_PRODUCT.match(name):
+            found[f"{product[1]} {product[2]}"] += number
+        elif name.startswith("tcgen05.mma"):
+            found["tcgen05.mma"] += number
+        found.update({kind: number for kind, pattern in _PTX_KINDS if pattern.match(name)})
+    return _sorted(found, sum(names.values()))
+
+
+def _sorted(found: Counter[str], instructions: int) -> dict[str, int]:
+    return {"instructions": instructions, **dict(sorted(found.items()))}
+
+
+def disassembled(cubin: bytes) -> str | None:
+    """Return a cubin's machine code as text; None where no disassembler is found, or it cannot read the cubin."""
+    tool = disassembler()
+    if tool is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, timeout=DISASSEMBLY_S)
+        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+            return None
+    return done.stdout if done.returncode == 0 and _SASS.search(done.stdout) else None
+
+
+def disassembler() -> str | None:
+    """Return where `nvdisasm` is: as Triton is told, on the path, or in Triton's package."""
+    named = os.environ.get("TRITON_NVDISASM_PATH")
+    if named and Path(named).is_file():
+        return named
+    package = importlib.util.find_spec("triton")  # finds the package without importing it
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        path = Path(folder) / "backends" / "nvidia" / "bin" / "nvdisasm"
+        if path.is_file():
+            return str(path)
+    return shutil.which("nvdisasm")
+
+
+def occupancy(kernel: Kernel, arch: str | None) -> float | None:
+    """Return the share of an SM's warps that can be resident at once; None where a fact is not known.
+
+    As the CUDA occupancy calculator has it: registers go to warps by 256, shared memory to programs by 128 bytes.
+    """
+    limits = LIMITS.get((arch or "").removeprefix("sm_").rstrip("af"))
+    warps = kernel.config.get("num_warps")
+    if limits is None or not isinstance(warps, int) or warps < 1 or not kernel.registers:
+        return None
+    a_warp = 256 * math.ceil(32 * kernel.registers / 256)
+    # Registers belong to one of four schedulers, each of which holds whole warps.
+    by_registers = 4 * (limits.registers // 4 // a_warp) // warps
+    shared = 128 * math.ceil((kernel.shared_bytes or 0) / 128) + RESERVED_BYTES
+    programs = min(limits.programs, limits.warps // warps, by_registers, (limits.shared_kib << 10) // shared)
+    return programs * warps / limits.warps
+
+
+def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Return the metrics of a cell that its compiled kernels tell.
+
+    Counts are summed over kernels; registers and shared memory are the largest, occupancy the smallest. Stages are
+    those of the kernels that multiply matrices, where there are any: a helper's say nothing of a pipeline.
+    """
+    known = [kernel for kernel in kernels if not kernel.external]
+    if not known:
+        return {}
+    found: dict[str, float] = {}
+    if all(kernel.spills is not None for kernel in known):
+        found["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in known)
+    found |= _extreme("registers", max, [kernel.registers for kernel in known])
+    found |= _extreme("shared_kib", max, [None if k.shared_bytes is None else k.shared_bytes / 1024 for k in known])
+    found |= _extreme("occupancy", min, [kernel.occupancy for kernel in known])
+    multiply = [kernel for kernel in known if products(kernel)]
+    found |= _extreme("stages", min, [stages(kernel) for kernel in multiply or known])
+    if all(kernel.counted_in for kernel in known):
+        found["matrix_ops"] = float(sum(sum(products(kernel).values()) for kernel in known))
+        for name, kinds in _SUMMED.items():
+            if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in known):
+                found[name] = float(sum(kernel.counts.get(kind, 0) for kernel in known for kind in kinds))
+    return found
+
+
+_SUMMED = {
+    "tma_loads": ("TMA load",),
+    "barriers": ("barrier", "mbarrier wait"),
+    "local_ops": ("local load", "local store"),
+}
+
+
+def products(kernel: Kernel) -> dict[str, int]:
+    """Return the matrix instructions of a kernel with how many there are of each: `wgmma m64n256k16`."""
+    return {name: number for name, number in kernel.counts.items() if "mma" in name}
+
+
+def stages(kernel: Kernel) -> int | None:
+    """Return how many stages a kernel's pipeline has: its own constant, where it has one, or the compiler's."""
+    found = kernel.config.get("STAGES", kernel.config.get("NUM_STAGES", kernel.config.get("num_stages")))
+    return found if isinstance(found, int) else None
+
+
+def _extreme(name: str, pick: Callable[[list[float]], float], values: Sequence[float | None]) -> dict[str, float]:
+    known = [float(value) for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {}
+    return {name: pick(known)}

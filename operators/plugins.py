@@ -1,0 +1,240 @@
+"""What plugins give: operators, and backends of these or of groupbench's own.
+
+A plugin is what an entry point of the groups `groupbench.operators` and `groupbench.backends` names, or what `--plugin`
+does:
+
+    module.attribute      an operator, a backend, several of them, or a function that returns backends
+    module                all operators and backends that are attributes of the module
+    folder/file.py        the same of a file; folder/file.py:attribute one attribute of it
+    folder/file.json      a definition or solution of FlashInfer-Bench or SOL-ExecBench (problems/definition.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from groupbench.operators.define import Definition
+from groupbench.operators.errors import UsageError
+from groupbench.operators.measure import seal
+from groupbench.operators.operator import KINDS, Backend, Operator
+from groupbench.operators.problems.definition import Problem, read_json
+
+MAX_NAME = 500  # characters, as in the record
+
+DEFINED = (Definition, Problem)
+"""What has an `operator`."""
+
+INSTALLED = "groupbench.operators", "groupbench.backends"
+"""Groups of entry points."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What one plugin gives. `origin` says which, as users name it."""
+
+    origin: str
+    operators: tuple[Operator, ...] = ()
+    backends: tuple[Backend, ...] = ()
+
+
+@cache  # walks through every installed package: 1.3 ms with a hundred of them
+def installed(group: str) -> tuple[Plugin, ...]:
+    """Return what installed packages offer under a group of entry points. Raises UsageError where one does not load."""
+    found = []
+    for entry_point in entry_points(group=group):
+        try:
+            with _sealed(entry_point.value):
+                loaded = entry_point.load()
+        except (Exception, SystemExit) as error:
+            raise UsageError(
+                f"entry point {entry_point.name} = {entry_point.value} does not load: {error!r}"
+            ) from error
+        found.append(_plugin(loaded, entry_point.value))
+    return tuple(found)
+
+
+def read(path: str) -> Plugin:
+    """What `--plugin path` names. Raises UsageError."""
+    return _plugin(load(path), path)
+
+
+def operators_in(path: str) -> tuple[Operator, ...]:
+    """The operators of `--plugin path`. No function is called: it may be one for TritonBench. Raises UsageError."""
+    loaded = load(path)
+    if not isinstance(loaded, (*DEFINED, Operator, ModuleType, Sequence)) or isinstance(loaded, str):
+        return ()
+    return _plugin(loaded, path).operators
+
+
+def load(path: str) -> Any:
+    """The object that `--plugin path` names. Raises UsageError.
+
+    Modules in the current folder are found too.
+    """
+    with _sealed(path):
+        return _loaded(path)
+
+
+@contextmanager
+def _sealed(path: str) -> Iterator[None]:
+    """Refuse a plugin that replaces what measures when it is imported: the process that judges times imports it too.
+
+    Raises UsageError.
+    """
+    seal.close()
+    before = seal.broken()
+    yield
+    if (name := seal.broken()) not in (None, before):
+        raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")
+
+
+def _loaded(path: str) -> Any:
+    if path.endswith(".json"):
+        return _from_json(Path(path).resolve())
+    file, _, attribute = path.rpartition(":") if ".py:" in path else (path, "", "")
+    if file.endswith(".py"):
+        return _attribute(_from_file(file, path), attribute, path) if attribute else _from_file(file, path)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not path or (attribute and module_name.strip(".") != module_name):
+        raise UsageError(f"plugin {path!r} does not load: it is neither module.attribute, a module nor a file")
+    try:
+        if not module_name:
+            return importlib.import_module(path)
+        module = importlib.import_module(module_name)
+        if not hasattr(module, attribute) and importlib.util.find_spec(f"{module_name}.{attribute}"):
+            return importlib.import_module(f"{module_name}.{attribute}")
+    except (Exception, SystemExit) as error:
+        raise _does_not_load(path, error) from error
+    return _attribute(module, attribute, path)
+
+
+@cache  # one file is one operator, however often it is named
+def _from_json(path: Path) -> Any:
+    return read_json(path)
+
+
+def _attribute(module: ModuleType, attribute: str, path: str) -> Any:
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise _does_not_load(path, error) from error
+
+
+def _from_file(file: str, path: str) -> ModuleType:
+    """The module of a file, by its own name where that leads to the file, so that others may import it too.
+
+    A `softmax.py` may stand in more than one folder, and an `operator.py` next to Python's own.
+    """
+    source = Path(file).resolve()
+    if not source.is_file():
+        raise UsageError(f"plugin {path!r}: there is no file {file}")
+    if str(source.parent) not in sys.path:
+        sys.path.append(str(source.parent))
+    if _found_at(source.stem) == source:
+        try:
+            return importlib.import_module(source.stem)
+        except (Exception, SystemExit) as error:
+            raise _does_not_load(path, error) from error
+    name = f"{source.stem}_{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _does_not_load(path, error) from error
+    return module
+
+
+def _found_at(module_name: str) -> Path | None:
+    """The file that importing a module of that name would run, or has run."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError):  # a module that has none, such as __main__
+        return None
+    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
+
+
+def _does_not_load(path: str, error: BaseException) -> UsageError:
+    return UsageError(f"plugin {path!r} does not load: {type(error).__name__}: {error}")
+
+
+def _plugin(loaded: Any, origin: str) -> Plugin:
+    """Raises UsageError for what gives neither operators nor backends."""
+    try:
+        parts = _parts(loaded)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
+    if parts is None or not all(isinstance(part, (Backend, Operator)) for part in parts):
+        raise UsageError(f"plugin {origin!r} gives neither a Backend nor an operator, nor several: {loaded!r}")
+    if not parts and isinstance(loaded, ModuleType):
+        raise UsageError(f"plugin {origin!r}: the module has no operator and no Backend")
+    operators = tuple(part for part in parts if isinstance(part, Operator))
+    backends = tuple(part for part in parts if isinstance(part, Backend))
+    for operator in operators:
+        _check_operator(operator, origin)
+    for backend in (*backends, *(backend for operator in operators for backend in operator.backends)):
+        _check_backend(backend, origin)
+    return Plugin(origin, operators, backends)
+
+
+def _parts(loaded: Any) -> list[Any] | None:
+    if isinstance(loaded, ModuleType):
+        unlike = {id(value): value for value in vars(loaded).values()}.values()
+        loaded = [value for value in unlike if isinstance(value, (Backend, Operator, *DEFINED))]
+    elif callable(loaded) and not isinstance(loaded, (Backend, Operator, *DEFINED)):
+        loaded = loaded()
+    if isinstance(loaded, (Backend, Operator, *DEFINED)):
+        loaded = [loaded]
+    if not isinstance(loaded, Iterable):
+        return None
+    return [part.operator if isinstance(part, DEFINED) else part for part in loaded]
+
+
+def _check_operator(operator: Operator, origin: str) -> None:
+    """Raises UsageError for what could not be measured."""
+    _check_name(operator.name, "an operator's", "--op", origin)
+    names = [backend.name for backend in operator.backends]
+    if not names:
+        raise UsageError(f"plugin {origin!r}: operator {operator.name!r} has no backend")
+    if operator.baseline not in names:
+        raise UsageError(
+            f"plugin {origin!r}: operator {operator.name!r} has no backend {operator.baseline!r}, its baseline"
+        )
+    if not operator.suites:
+        raise UsageError(f"plugin {origin!r}: operator {operator.name!r} has no shapes")
+
+
+def _check_backend(backend: Backend, origin: str) -> None:
+    """Raises UsageError for what no record, no option or no process could take."""
+    _check_name(backend.name, "a backend's", "--only", origin)
+    if backend.kind not in KINDS:
+        raise UsageError(
+            f"plugin {origin!r}: backend {backend.name!r} is of kind {backend.kind!r}; there are: {', '.join(KINDS)}"
+        )
+
+
+def _check_name(name: Any, whose: str, option: str, origin: str) -> None:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        raise UsageError(f"plugin {origin!r}: {name!r:.80} is not {whose} name: 1 to {MAX_NAME} printable characters")
+    if "," in name or name != name.strip():
+        raise UsageError(f"plugin {origin!r}: {name!r} is not {whose} name, since {option} could not name it")

@@ -1,0 +1,1 @@
+"""Problems that others have published: FlashInfer-Bench and SOL-ExecBench definitions as operators."""

@@ -1,0 +1,145 @@
+"""A solution of FlashInfer-Bench or SOL-ExecBench as a backend: Python and Triton sources, imported where it runs.
+
+Its sources are written into a folder and imported when it is prepared, in its own process: neither the process that
+lists backends nor the one that judges runs any of its code.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.operator import Backend, Run, Target
+
+RUNS_HERE = ("python", "triton", "pytorch")
+
+
+class Source(msgspec.Struct, frozen=True):
+    path: str
+    content: str
+
+
+class Build(msgspec.Struct, frozen=True):
+    """How it is called. language is FlashInfer's, languages SOL-ExecBench's."""
+
+    entry_point: str
+    language: str | None = None
+    languages: tuple[str, ...] = ()
+    destination_passing_style: bool = True
+
+
+class Solution(msgspec.Struct, frozen=True):
+    name: str
+    definition: str
+    spec: Build
+    sources: tuple[Source, ...]
+    author: str = ""
+    description: str | None = None
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return self.spec.languages or ((self.spec.language,) if self.spec.language else ())
+
+
+def read_solutions(files: Iterable[Path]) -> list[Solution]:
+    """The solutions in these files; those of another form are passed over."""
+    found = []
+    for file in files:
+        try:
+            found.append(msgspec.json.decode(file.read_bytes(), type=Solution))
+        except msgspec.DecodeError:
+            continue
+    return found
+
+
+def solution_backend(solution: Solution) -> Backend:
+    """The backend that runs a solution. One in another language says that it does not run."""
+    foreign = [language for language in solution.languages if language not in RUNS_HERE]
+    reason = f"its sources are {', '.join(foreign)}: Python and Triton run here" if foreign else None
+    triton = "triton" in solution.languages
+    return Backend(
+        solution.name,
+        lambda inputs: _prepared(solution, inputs),
+        (solution.description or f"a solution by {solution.author or 'unknown'}").partition("\n")[0],
+        kind="triton" if triton else "torch",
+        unavailable=lambda target: reason or (_no_interpreted_bf16(target) if triton else None),
+        operator=solution.definition,
+    )
+
+
+def _no_interpreted_bf16(target: Target) -> str | None:
+    return "Triton's interpreter computes bf16 wrongly" if target.interpreted and target.dtype == "bf16" else None
+
+
+def _prepared(solution: Solution, inputs: Any) -> Run:
+    import torch
+
+    function = _function(solution)
+    values = [getattr(inputs, field.name) for field in fields(inputs)]
+    outputs: dict[str, Any] = inputs._outputs
+    if not solution.spec.destination_passing_style:
+
+        def returns() -> Any:
+            out = function(*values)
+            if isinstance(out, dict):
+                out = tuple(out[name] for name in outputs)
+            return out[0] if isinstance(out, (tuple, list)) and len(out) == 1 else out
+
+        return returns
+
+    def writes() -> Any:
+        made = [torch.empty(sizes, dtype=dtype, device=device) for sizes, dtype, device in outputs.values()]
+        function(*values, *made)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return writes
+
+
+def _function(solution: Solution) -> Callable[..., Any]:
+    """The entry point, imported from a folder of the solution's own. Raises UsageError."""
+    file, _, name = solution.spec.entry_point.partition("::")
+    folder = _written(solution)
+    stems = {PurePosixPath(source.path).parts[0].removesuffix(".py") for source in solution.sources}
+    for stem in stems:  # of another solution in this process
+        if not str(getattr(sys.modules.get(stem), "__file__", "") or folder).startswith(str(folder)):
+            del sys.modules[stem]
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location(f"solution_{folder.name}", folder / file)
+    if spec is None or spec.loader is None or not (folder / file).is_file():
+        raise UsageError(f"solution {solution.name}: {file} is not among its sources")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def _written(solution: Solution) -> Path:
+    """A folder with the sources, by their content. Raises UsageError for a path that leads out of it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user that has no name
+        user = str(os.getuid())
+    digest = hashlib.sha256(msgspec.json.encode(solution.sources)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"groupbench-{user}" / "solutions" / digest
+    for source in solution.sources:
+        path = PurePosixPath(source.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise UsageError(f"solution {solution.name}: source {source.path} leads out of its folder")
+        file = folder / path
+        if not file.exists() or file.read_text() != source.content:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f"{file.name}.{os.getpid()}")
+            part.write_text(source.content)
+            part.replace(file)
+    return folder

@@ -1,0 +1,109 @@
+"""Results as traces of FlashInfer-Bench, one line of JSON each: what its datasets and leaderboards read.
+
+A latency is this package's median, a speed-up is over the definition's reference. What was not run is in no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from groupbench.operators import table
+from groupbench.operators.errors import UsageError
+from groupbench.operators.problems.definition import Shape
+from groupbench.operators.registry import get_operator
+from groupbench.tracker.record import Record
+from groupbench.tracker.text.files import whole_file
+
+RUNTIME_ERROR = "RUNTIME_ERROR"
+STATUSES = {"wrong": "INCORRECT_NUMERICAL", "timeout": "TIMEOUT", "oom": RUNTIME_ERROR, "error": RUNTIME_ERROR}
+"""What a status is called there; `ok` is PASSED, and the others were not run."""
+
+LIBRARIES = ("torch", "triton", "helion", "cuda", "groupbench")
+
+
+def write(path: Path, records: Sequence[Record], plugins: Sequence[str]) -> int:
+    """Write the traces of these records to a file, and return how many there are. Raises UsageError."""
+    found = traces(records, plugins)
+    with whole_file(path, UsageError) as file:
+        file.writelines(msgspec.json.encode(trace) + b"\n" for trace in found)
+    return len(found)
+
+
+def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, Any]]:
+    """A trace for each record of a definition's operator that was run; one for a speed needs a real one."""
+    references = table.baselines(records)
+    found = []
+    for record in records:
+        shape = get_operator(record.cell.operator, plugins).parse_shape(record.cell.shape)
+        if isinstance(shape, Shape):
+            baseline = next(iter(table.baselines([_as_baseline(record)])), None)
+            evaluation = _evaluation(record, references.get(baseline) if baseline else None)
+            if evaluation is not None:
+                found.append(
+                    {
+                        "definition": record.cell.operator,
+                        "workload": msgspec.to_builtins(shape.workload),
+                        "solution": record.cell.backend,
+                        "evaluation": evaluation,
+                    }
+                )
+    return found
+
+
+def _as_baseline(record: Record) -> Record:
+    """The record under whose key its problem's baseline is found."""
+    return msgspec.structs.replace(record, baseline=True)
+
+
+def _evaluation(record: Record, reference: Record | None) -> dict[str, Any] | None:
+    environment, accuracy = record.environment, record.accuracy
+    libraries = {name: getattr(environment, name) for name in LIBRARIES if getattr(environment, name)}
+    evaluation: dict[str, Any] = {
+        "status": _status(record),
+        "environment": {
+            "hardware": (environment.gpu or environment.cpu or environment.device).replace(" ", "_"),
+            "libs": libraries,
+        },
+        "timestamp": record.run.started.isoformat(),
+        "log": record.message or "",
+    }
+    if evaluation["status"] is None:
+        return None
+    if record.status in ("ok", "wrong") and accuracy is not None:
+        evaluation["correctness"] = {
+            "max_relative_error": "NaN",  # of single elements, which says nothing of those near 0
+            "max_absolute_error": "Infinity" if accuracy.max_abs is None else accuracy.max_abs,
+            "extra": {"relative_rms_error": accuracy.rms, "mismatch": accuracy.mismatch},
+        }
+    if record.status == "ok":
+        latency, base = _latency(record), _latency(reference)
+        if latency is None:
+            return None  # interpreted: it passed, and nobody knows how fast
+        performance = {"latency_ms": latency, "reference_latency_ms": base or 0.0}
+        evaluation["performance"] = performance | {"speedup_factor": base / latency if base else 0.0}
+    return evaluation
+
+
+def _status(record: Record) -> str | None:
+    if record.status == "ok":
+        return "PASSED"
+    message = record.message or ""
+    if record.status == "error" and "the backend returned shape" in message:
+        return "INCORRECT_SHAPE"
+    if record.status == "error" and "the backend returned" in message and "expected torch." in message:
+        return "INCORRECT_DTYPE"
+    if record.status == "wrong" and record.accuracy is None:
+        return RUNTIME_ERROR
+    return STATUSES.get(record.status)
+
+
+def _latency(record: Record | None) -> float | None:
+    if record is None or record.latency is None or record.latency.timing == "interpreted":
+        return None
+    ms = table.median_ms(record.latency)
+    return ms if math.isfinite(ms) else None

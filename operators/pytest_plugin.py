@@ -1,0 +1,74 @@
+"""A fixture of pytest that measures by groupbench's protocol, so that a project's tests become series.
+
+    def test_softmax(benchmark_gpu):
+        y = benchmark_gpu(softmax, x)
+        torch.testing.assert_close(y, torch.softmax(x, -1))
+
+Without --groupbench or --groupbench-records the function is called once, and nothing of groupbench is imported. With
+one of them it is measured where its tensors are, and a record is made of it: its operator is the test, its backend the
+function, its shape the test's parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from groupbench.operators.pytest_session import PytestSession
+
+KEY: pytest.StashKey[PytestSession | None] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("groupbench")
+    group.addoption("--groupbench", action="store_true", help="Measure what tests hand to the fixture benchmark_gpu.")
+    group.addoption(
+        "--groupbench-records", type=Path, metavar="FILE", help="Measure, and append records for `groupbench ingest`."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[KEY] = None
+    records = config.getoption("--groupbench-records")
+    if not (records or config.getoption("--groupbench")):
+        return
+    if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+        raise pytest.UsageError("--groupbench measures one test at a time: leave -n out")
+    from groupbench.operators.errors import GroupbenchError
+    from groupbench.operators.pytest_session import PytestSession
+
+    try:
+        config.stash[KEY] = PytestSession(records, config.rootpath, config.invocation_params.args)
+    except GroupbenchError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+@pytest.fixture
+def benchmark_gpu(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Call a function with arguments and return what it returns; measure it if an option asks for that.
+
+    The function is called many times with the same arguments, and must not change them.
+    """
+    session = request.config.stash[KEY]
+    name, _, parameters = request.node.nodeid.partition("[")
+
+    def benchmark(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        if session is not None:
+            shape = re.sub(r"\]$", "", parameters) or "default"
+            session.measure(name, shape, function, args, kwargs)
+        return out
+
+    return benchmark
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    session = config.stash.get(KEY, None)
+    if session is not None and session.records:
+        terminalreporter.section("groupbench")
+        terminalreporter.write(session.summary())

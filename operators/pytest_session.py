@@ -1,0 +1,121 @@
+"""What measures for the fixture of pytest, in pytest's own process: cells of tests, and a file of records."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.operators import alone, table
+from groupbench.operators.dtypes import dtype_name
+from groupbench.operators.measure import compiled, environment
+from groupbench.operators.measure.commit import find_commit
+from groupbench.operators.measure.given import named_tensors
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
+from groupbench.operators.measure.texts import storable
+from groupbench.operators.session import check_writable
+from groupbench.operators.vet import vetted
+from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Timing, encode
+
+LONGEST = 500
+"""Characters of a name in a record."""
+
+
+class PytestSession:
+    """One run of pytest. Raises UsageError where its records cannot be written."""
+
+    def __init__(self, path: Path | None, folder: Path, arguments: Sequence[str]) -> None:
+        if path is not None:
+            check_writable(path)
+        self.path = path
+        self.records: list[Record] = []
+        self._run = Run(
+            id=uuid.uuid4().hex,
+            started=datetime.now(UTC),
+            commit=find_commit(None, folder),
+            trigger="pytest",
+            command=storable(shlex.join(["pytest", *map(str, arguments)])),
+        )
+        self._environments: dict[str, Environment] = {}
+        self._names: Counter[tuple[str, str, str]] = Counter()
+        self.protocol = Protocol()
+
+    def measure(
+        self, test: str, shape: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Measure a function with these arguments, and keep the record."""
+        started = time.monotonic()
+        tensors = [tensor for _, tensor in named_tensors([*args, kwargs])]
+        device = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+        where = self._environment(device)
+
+        def run() -> Any:
+            return function(*args, **kwargs)
+
+        with compiled.watched() as kernels, compiled.interpreted() as launched:
+            run()
+        floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        backend = getattr(function, "__qualname__", type(function).__qualname__).replace("<lambda>", "lambda")
+        self._names[test, backend, shape] += 1
+        number = self._names[test, backend, shape]
+        cell = Cell(
+            operator=storable(test.replace(",", " "))[-LONGEST:],
+            backend=storable(backend.rpartition("<locals>.")[2].replace(",", " "))[-LONGEST:],
+            shape=storable(shape if number == 1 else f"{shape} #{number}")[:LONGEST],
+            dtype=(dtype_name(floats[0]) or str(floats[0]).removeprefix("torch.")) if floats else "none",
+            host="pytest",
+            protocol=self.protocol.label,
+        )
+        record = Record(
+            schema=SCHEMA,
+            run=self._run,
+            environment=where,
+            cell=cell,
+            status="ok",
+            latency=self._latency(run, device, bool(launched)),
+            kernels=tuple(kernels),
+            duration_s=round(time.monotonic() - started, 3),
+        )
+        record = vetted(record)
+        self.records.append(record)
+        if self.path is not None:
+            with self.path.open("ab") as file:
+                file.write(encode(record))
+
+    def _latency(self, run: Callable[[], Any], device: str, interpreted: bool) -> Latency:
+        timer = GpuTimer(run, self.protocol) if device == "cuda" else CpuTimer(run, self.protocol, interpreted)
+        bursts = []
+        for _ in range(1 if interpreted else self.protocol.bursts):
+            if device == "cuda":
+                time.sleep(self.protocol.idle_s)
+            bursts.append(tuple(timer.burst()))
+        timing: Timing = "gpu" if device == "cuda" else "interpreted" if interpreted else "cpu"
+        return Latency(timing=timing, bursts_ms=tuple(bursts), enqueue_ms=timer.enqueue_ms)
+
+    def _environment(self, device: str) -> Environment:
+        """Of the device, which is held from now on: two that measure at the same time spoil each other's numbers."""
+        if device not in self._environments:
+            found = environment.detect(device)
+            if found.gpu_uuid is not None:
+                try:
+                    alone.take(found.gpu_uuid, ["pytest"])
+                except alone.Busy as busy:
+                    pytest.exit(f"groupbench: {busy}", returncode=busy.exit_code)
+            self._environments[device] = found
+        return self._environments[device]
+
+    def summary(self) -> str:
+        """A table of what was measured, and where its records are."""
+        from rich.console import Console
+
+        console = Console(width=200, highlight=False)
+        with console.capture() as screen:
+            console.print(table.screen_table(self.records, ("latency",), None))
+        return screen.get() + (f"records: {self.path}\n" if self.path is not None else "")

@@ -1,0 +1,203 @@
+"""What a call costs besides latency: on devices and counters that the tests play."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.operators.measure import costs
+from groupbench.operators.measure.costs import MIB, building, energy, idle_watts, workspace_mib
+
+
+class Device:
+    """A caching allocator, and what others have of the device."""
+
+    def __init__(self, inputs: int) -> None:
+        self.live = self.highest = inputs
+        self.foreign = 0
+        self.outputs: list[int] = []
+
+    def take(self, size: int) -> None:
+        self.live += size
+        self.highest = max(self.highest, self.live)
+
+    def allocated(self) -> int:
+        return self.live
+
+    def reset_peak(self) -> None:
+        self.highest = self.live
+
+    def peak(self) -> int:
+        return self.highest
+
+    def reserved(self) -> int:
+        return self.live
+
+    def used(self) -> int:
+        return self.live + self.foreign
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Out:
+    """An output: its memory is free again when nobody holds it."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.device, self.size = device, size
+        device.take(size)
+
+    def __del__(self) -> None:
+        self.device.live -= self.size
+
+
+def call(device: Device, output: int, workspace: int) -> Callable[[], Any]:
+    def run() -> Any:
+        out = Out(device, output)
+        device.take(workspace)
+        device.live -= workspace
+        return out
+
+    return run
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000), st.integers(0, 2000))
+def test_a_workspace_is_what_neither_inputs_nor_the_output_take(inputs: int, output: int, workspace: int) -> None:
+    device = Device(inputs * MIB)
+    assert workspace_mib(call(device, output * MIB, workspace * MIB), device) == workspace
+
+
+def test_an_output_that_is_kept_from_call_to_call_is_no_workspace() -> None:
+    device = Device(0)
+    out = Out(device, 64 * MIB)
+    assert workspace_mib(lambda: out, device) == 0
+
+
+def test_a_workspace_that_torch_does_not_know_is_seen_on_the_device() -> None:
+    device = Device(0)
+
+    def run() -> None:
+        device.foreign = 64 * MIB
+
+    assert workspace_mib(lambda: None, device) == 0
+    used = itertools.count()
+    device.used = lambda: 64 * MIB if next(used) else 0  # type: ignore[method-assign]
+    assert workspace_mib(run, device) == 64
+
+
+class Event:
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at = clock, clock.busy_until
+
+    def query(self) -> bool:
+        self.clock.now += 1e-6
+        return self.clock.now >= self.at
+
+
+class Clock:
+    """The host's time and the GPU's: calls are enqueued, a reading of the counter takes a while, and it ticks."""
+
+    def __init__(self, watts: float, tick_s: float = 0.05, call_s: float = 0.001, read_s: float = 0.005) -> None:
+        self.watts, self.tick_s, self.call_s, self.read_s = watts, tick_s, call_s, read_s
+        self.now = self.busy_until = self.waited = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self) -> None:
+        self.now += 2e-6
+        self.waited += max(0.0, self.now - self.busy_until)
+        self.busy_until = max(self.busy_until, self.now) + self.call_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def joules(self) -> float:
+        self.now += self.read_s
+        return self.watts * (self.now // self.tick_s) * self.tick_s
+
+    def event(self) -> Event:
+        return Event(self)
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.busy_until)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+    def make(*args: Any, **given: Any) -> Clock:
+        made = Clock(*args, **given)
+        monkeypatch.setattr(costs, "_now", made)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("watts", "tick_s", "call_s"),
+    [
+        pytest.param(700.0, 0.05, 0.001, id="1 ms"),
+        pytest.param(350.0, 0.1, 0.00002, id="20 us, a slow counter"),
+        pytest.param(500.0, 0.02, 0.02, id="20 ms"),
+    ],
+)
+def test_energy_is_power_times_the_time_of_a_call(
+    watts: float, tick_s: float, call_s: float, clock: Callable[..., Clock]
+) -> None:
+    made = clock(watts, tick_s, call_s)
+    found = energy(made.run, 1e3 * call_s, made.joules, made.event, made.synchronize)
+    assert found is not None
+    assert found.joules == pytest.approx(watts * call_s, rel=0.03)
+    assert found.watts == pytest.approx(watts, rel=0.03)
+    assert found.ms == pytest.approx(1e3 * call_s, rel=0.02)
+    assert made.waited < 0.001, "the GPU is never idle, however long a reading takes"
+    assert made.now < costs.WARM_S + costs.LONGEST_S + 0.3
+
+
+def test_a_counter_that_does_not_move_tells_no_energy(clock: Callable[..., Clock]) -> None:
+    made = clock(0.0)
+    assert energy(made.run, 1.0, made.joules, made.event, made.synchronize) is None
+    assert idle_watts(made.joules, made.sleep) is None
+
+
+def test_power_at_rest(clock: Callable[..., Clock]) -> None:
+    made = clock(70.0)
+    assert idle_watts(made.joules, made.sleep) == pytest.approx(70.0, rel=0.1)
+
+
+class Times:
+    total = 250_000
+
+
+def test_what_triton_compiles_and_tunes_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from triton.runtime.autotuner import Autotuner
+
+    heard: list[bool] = []
+    before = lambda **given: heard.append(given["cache_hit"])  # noqa: E731
+    monkeypatch.setattr(triton.knobs.compilation, "listener", before)
+
+    def bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+        listener(cache_hit=False)
+        return [1.0]
+
+    def listener(cache_hit: bool) -> None:
+        given = {"src": None, "metadata": {}, "metadata_group": {}, "times": Times(), "cache_hit": cache_hit}
+        triton.knobs.compilation.listener(**given)
+
+    monkeypatch.setattr(Autotuner, "_bench", bench)
+    with building() as found:
+        listener(cache_hit=True)
+        assert found.metrics == {}
+        listener(cache_hit=False)
+        assert found.metrics == {"compile_ms": 250}
+        Autotuner._bench(None, config=None)  # type: ignore[arg-type]
+    assert found.metrics == {"compile_ms": 500, "tune_ms": 0}
+    assert Autotuner._bench is bench
+    assert triton.knobs.compilation.listener is before
+    assert heard == [True, False, False]

@@ -1,0 +1,180 @@
+"""Static facts of compiled kernels: of kernels that Triton compiles for Hopper here, and of made-up code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.operators.measure import machine_code
+from groupbench.operators.measure.machine_code import counts_in_ptx, counts_in_sass, metrics_of, occupancy
+from groupbench.tracker.record import Code, Kernel
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+        /*0020*/                   UTMALDG.2D [UR8], [UR4], desc[UR16] ;
+        /*0030*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], !UPT ;
+        /*0040*/               @P1 HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0050*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0060*/                   HMMA.1688.F32.TF32 R4, R8, R12, R4 ;
+        /*0070*/                   STL.128 [R1], R4 ;
+        /*0080*/                   LDL R4, [R1+0x10] ;
+        /*0090*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*00a0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R3 ;
+        /*00b0*/                   LDGSTS.E.BYPASS.128 [R5], desc[UR6][R2.64] ;
+        /*00c0*/                   UTMASTG.2D [UR8], [UR4] ;
+"""
+PTX = """
+.target sm_90a
+	mov.u32 %r1, %ctaid.x;
+	@%p1 bra $L__BB0_2;
+	cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+	wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1, 1, 0, 0;
+	mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
+	bar.sync 	0;
+	mbarrier.try_wait.parity.shared.b64 p, [%r1], %r2;
+	st.local.v4.u32 [%rd1], {%r1};
+	.section .debug_info
+	bar.sync 	1;
+"""
+
+
+def test_instructions_are_counted_in_machine_code() -> None:
+    assert counts_in_sass(SASS) == {
+        "instructions": 13,
+        "TMA load": 1,
+        "TMA store": 1,
+        "async copy": 1,
+        "barrier": 1,
+        "local load": 1,
+        "local store": 1,
+        "mbarrier wait": 1,
+        "mma m16n8k16": 1,
+        "mma m16n8k8": 1,
+        "wgmma m64n256k16": 2,
+    }
+
+
+def test_instructions_are_counted_in_ptx_up_to_the_debug_sections() -> None:
+    counts = counts_in_ptx(PTX)
+    assert counts.pop("instructions") > 5
+    assert counts == {
+        "TMA load": 1,
+        "barrier": 1,
+        "local store": 1,
+        "mbarrier wait": 1,
+        "mma m16n8k16": 1,
+        "wgmma m64n256k16": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arch", "warps", "registers", "shared", "share"),
+    [
+        pytest.param("sm_90a", 8, 168, 229_512, 0.125, id="shared memory"),
+        pytest.param("sm_90a", 8, 168, 0, 0.125, id="registers"),
+        pytest.param("sm_90a", 4, 32, 0, 1.0, id="all of it"),
+        pytest.param("sm_90a", 1, 16, 0, 0.5, id="programs"),
+        pytest.param("sm_80", 4, 128, 40_000, 0.25, id="sm_80"),
+        pytest.param("sm_90a", 8, 255, 0, 0.125, id="most registers"),
+        pytest.param("sm_42", 8, 168, 0, None, id="unknown"),
+        pytest.param("sm_90a", 8, None, 0, None, id="registers unknown"),
+    ],
+)
+def test_occupancy(arch: str, warps: int, registers: int | None, shared: int, share: float | None) -> None:
+    kernel = Kernel(name="k", registers=registers, shared_bytes=shared, config={"num_warps": warps})
+    assert occupancy(kernel, arch) == share
+
+
+def test_metrics_of_a_cell() -> None:
+    product: dict[str, Any] = {"counted_in": "sass", "counts": {"wgmma m64n256k16": 4, "TMA load": 8, "local load": 2}}
+    main = Kernel(
+        name="m", registers=255, spills=2, shared_bytes=2048, occupancy=0.125, config={"num_stages": 4}, **product
+    )
+    helper = Kernel(
+        name="h", registers=32, spills=0, shared_bytes=0, occupancy=1.0, config={"num_stages": 1}, counted_in="sass",
+        counts={"barrier": 3},
+    )  # fmt: skip
+    assert metrics_of([main, helper]) == {
+        "spills": 8,
+        "registers": 255,
+        "shared_kib": 2,
+        "occupancy": 0.125,
+        "stages": 4,
+        "matrix_ops": 4,
+        "tma_loads": 8,
+        "barriers": 3,
+        "local_ops": 2,
+    }
+    assert metrics_of([]) == {}
+    assert set(metrics_of([Kernel(name="k")])) == set()
+    assert metrics_of([Kernel(name="k", counted_in="ptx", counts={"local load": 2})]).get("local_ops") is None
+
+
+def test_without_a_disassembler_ptx_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "disassembler", lambda: None)
+    machine_code.count.cache_clear()
+    (kernel,) = machine_code.described([Kernel(name="k", hash="h")], [Code(hash="h", name="k", ptx=PTX, cubin=b"x")])
+    assert (kernel.counted_in, kernel.arch, kernel.counts["TMA load"]) == ("ptx", "sm_90a", 1)
+
+
+def test_what_no_disassembler_reads_is_counted_in_ptx() -> None:
+    assert machine_code.count(PTX, b"no cubin")[0] == "ptx"
+    assert machine_code.count("", None) == (None, {})
+
+
+SCRIPT = """
+import json
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from groupbench.operators.measure import compiled, machine_code
+
+@triton.jit
+def kernel(a, b, c, K, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, K, BLOCK):
+        x = tl.load(a + rows[:, None] * K + k + cols[None, :])
+        y = tl.load(b + (k + rows[:, None]) * BLOCK + cols[None, :])
+        acc = tl.dot(x, y, acc)
+    tl.store(c + rows[:, None] * BLOCK + cols[None, :], acc)
+
+types = {"a": "*bf16", "b": "*bf16", "c": "*fp32", "K": "i32", "BLOCK": "constexpr"}
+found = []
+attrs = {(i,): [["tt.divisibility", 16]] for i in range(4)}
+for block, stages, registers in ((64, 3, None), (64, 2, None), (128, 3, 160)):
+    source = ASTSource(kernel, types, constexprs={(4,): block}, attrs=attrs)
+    options = {"num_warps": 4, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    code = compiled._code_of(compiled.code_hash(made.asm["ptx"]), made, kernel)
+    described = compiled._describe(made, {})
+    (told,) = machine_code.described([described], [code])
+    found.append({"counts": told.counts, "in": told.counted_in, "arch": told.arch, "hash": told.hash,
+                  "stages": machine_code.stages(told), "located": "loc(" in code.ttgir or ".loc" in code.ptx,
+                  "source": code.source, "cubin": len(code.cubin)})
+print(json.dumps(found))
+"""
+
+
+def test_a_kernel_that_triton_compiles_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    three, two, spilled = json.loads(done.stdout)
+    assert (three["in"], three["arch"], three["stages"], two["stages"]) == ("sass", "sm_90a", 3, 2)
+    assert sum(number for name, number in three["counts"].items() if name.startswith("wgmma")) > 0
+    assert three["counts"]["async copy"] > 0
+    assert three["hash"] != two["hash"]
+    assert not three["located"] and three["cubin"] > 1000
+    assert "def kernel(" in three["source"]
+    assert three["counts"].get("local store", 0) == 0 < spilled["counts"]["local store"]

@@ -1,0 +1,327 @@
+"""Operators that are made of plain functions."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.operators import executor, registry
+from groupbench.operators.define import Definition, operator
+from groupbench.operators.executor import Machine, Progress
+from groupbench.operators.measure import accuracy
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.operator import Target
+from groupbench.operators.tolerances import Tolerance, tolerance_of
+from groupbench.tracker.record import Commit, Environment, Record, Run
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
+RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
+CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
+
+
+def defined(**facts: Any) -> Definition:
+    """An operator with sizes of every type."""
+
+    @operator(["M=2,N=3"], **facts)
+    def scaled(M, N, scale=1.5, causal=False, layout="nk", *, dtype, device):  # type: ignore[no-untyped-def]
+        return torch.randn(M, N, dtype=dtype, device=device), scale
+
+    scaled.reference(lambda x, factor: x * factor)
+    scaled.backend(lambda x, factor: x * factor, name="torch")
+    return scaled
+
+
+SHAPES = {
+    "M=2,N=3": "M=2,N=3",
+    "2,3": "M=2,N=3",
+    " N=3, M=2 ": "M=2,N=3",
+    "M=2,N=3,scale=1.5,causal=false,layout=nk": "M=2,N=3",
+    "M=2,N=-3,causal=1": "M=2,N=-3,causal=true",
+    "2,3,0.1,true,kn": "M=2,N=3,scale=0.1,causal=true,layout=kn",
+}
+
+
+@pytest.mark.parametrize(("text", "canonical"), SHAPES.items())
+def test_a_shape_has_one_text(text: str, canonical: str) -> None:
+    shape = defined().parse_shape(text)
+    assert str(shape) == canonical
+    assert defined().parse_shape(canonical) == shape
+    assert shape.dims["M"] == 2
+
+
+BAD_SHAPES = {
+    "": "it needs N",
+    "M=2": "it needs N",
+    "M=2,N=x": "N=x is no whole number",
+    "M=2,N=3,K=4": "no size 'K'",
+    "M=2,M=3,N=4": "given twice",
+    "1,2,3,1,nk,6": "6 sizes are too many",
+    "M=2,N=3,causal=maybe": "neither true nor false",
+    "M=2,N=3,scale=nan": "not a finite number",
+    f"M=2,N={10**25}": "N=",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD_SHAPES.items())
+def test_what_is_no_shape_says_what_one_is(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says) if text else ".") as caught:
+        defined().parse_shape(text)
+    assert "A shape is M=..,N=..,(scale=1.5),(causal=false),(layout=nk)" in str(caught.value)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"M": st.integers(-(2**40), 2**40), "N": st.integers(0, 9)},
+        optional={"scale": st.floats(allow_nan=False, allow_infinity=False), "causal": st.booleans()},
+    )
+)
+def test_sizes_come_back_from_their_text(sizes: dict[str, Any]) -> None:
+    shape = defined()._shape(sizes)
+    assert dict(shape.values) | sizes == dict(shape.values)
+    assert defined().parse_shape(str(shape)) == shape
+
+
+def test_a_shape_of_defaults_alone_has_a_text() -> None:
+    @operator([{}])
+    def alone(N=4):  # type: ignore[no-untyped-def]
+        return np.zeros(N)
+
+    (shape,) = alone.suites["default"]
+    assert alone.parse_shape(str(shape)) == shape
+    assert shape.dims == {"N": 4}
+
+
+def test_inputs_have_the_names_of_the_references_parameters() -> None:
+    definition = defined()
+    made = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 7)
+    assert (made.x.dtype, made.factor) == (torch.float16, 1.5)
+    again = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 7)
+    other = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 8)
+    assert Given(made).is_like(Given(again))
+    assert not Given(made).is_like(Given(other))
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("bf16", "float32"), ("fp16", "float32"), ("fp32", "float64")])
+def test_the_reference_gets_higher_precision(dtype: str, wide: str) -> None:
+    definition = defined()
+    inputs = definition.operator.make_inputs(definition.parse_shape("2,3"), dtype, "cpu", 0)
+    out = definition.operator.reference(inputs)
+    assert out.dtype == getattr(torch, wide)
+    assert torch.equal(out, inputs.x.to(out.dtype) * 1.5)
+
+
+def test_bytes_are_those_of_inputs_and_output() -> None:
+    made = defined().operator
+    assert made.min_bytes(made.parse_shape("20,30"), "fp16") == 2 * 20 * 30 * 2
+    wider = defined(output="fp32").operator
+    assert wider.min_bytes(wider.parse_shape("20,30"), "fp16") == 20 * 30 * (2 + 4)
+    told = defined(min_bytes=lambda M, dtype: M if dtype == "fp16" else 0, flops=lambda N: 7 * N).operator
+    assert (told.min_bytes(told.parse_shape("20,30"), "fp16"), told.flops(told.parse_shape("20,30"))) == (20, 210)
+
+
+def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
+    @operator(["N=4"])
+    def looks(N, dtype, device):  # type: ignore[no-untyped-def]
+        x = torch.rand(N, dtype=dtype, device=device)
+        return x / x.max().item()
+
+    looks.reference(lambda x: x)
+    looks.backend(lambda x: x + 0, name="torch")
+    assert looks.operator.min_bytes(looks.parse_shape("4"), "fp32") == 0
+
+
+def test_a_backend_is_used_as_the_function_it_is() -> None:
+    definition = defined()
+
+    @definition.backend
+    def doubled(x, factor):  # type: ignore[no-untyped-def]
+        """twice the product
+
+        and more"""
+        return 2 * x * factor
+
+    @definition.prepare(name="late", baseline=True)
+    def later(x, factor):  # type: ignore[no-untyped-def]
+        return lambda: x * factor
+
+    made = definition.operator
+    inputs = made.make_inputs(made.parse_shape("2,3"), "fp32", "cpu", 0)
+    assert torch.equal(doubled(inputs.x, 2), 4 * inputs.x)
+    assert torch.equal(made.backend("doubled").prepare(inputs)(), 3 * inputs.x)
+    assert torch.equal(made.backend("late").prepare(inputs)(), 1.5 * inputs.x)
+    assert made.backend("doubled").source == "twice the product"
+    assert made.baseline == "late"
+    with pytest.raises(ValueError, match="two backends 'doubled'"):
+        definition.backend(doubled)
+
+
+def test_inputs_by_name_are_passed_by_name() -> None:
+    @operator(["N=4"])
+    def named(N):  # type: ignore[no-untyped-def]
+        return {"scale": 2, "x": np.ones(N)}
+
+    named.reference(lambda x, scale: x * scale)
+    named.backend(lambda x, scale: x * scale, name="numpy")
+    made = named.operator
+    inputs = made.make_inputs(made.parse_shape("4"), "fp32", "cpu", 0)
+    assert made.backend("numpy").prepare(inputs)().tolist() == [2.0] * 4
+    assert made.dtypes == ("fp32",)
+    reason = made.backend("numpy").unavailable(Target("cuda", "fp32"))
+    assert reason is not None and "--device cpu" in reason
+    assert made.backend("numpy").unavailable(Target("cpu", "fp32")) is None
+
+
+def test_integers_are_compared_exactly() -> None:
+    @operator(["N=9"], output="int64", dtypes="fp32")
+    def order(N, dtype, device):  # type: ignore[no-untyped-def]
+        return torch.randn(N, dtype=dtype, device=device)
+
+    order.reference(lambda x: torch.argsort(x))
+    order.backend(lambda x: torch.argsort(x), name="torch")
+    made = order.operator
+    inputs = made.make_inputs(made.parse_shape("9"), "fp32", "cpu", 0)
+    reference, exact = made.reference(inputs), tolerance_of(made, "torch", "fp32")
+    right = torch.argsort(inputs.x)
+    assert accuracy.judge(right, reference, made, "fp32", exact)[1] is None
+    right[3] += 1
+    assert "the first at [3]" in str(accuracy.judge(right, reference, made, "fp32", exact)[1])
+    with pytest.raises(TypeError, match=r"torch.int32, expected torch.int64"):
+        accuracy.judge(right.int(), reference, made, "fp32", exact)
+
+
+def test_tolerances_of_its_own() -> None:
+    loose = Tolerance(rms=1.0, rtol=1.0, atol=1.0)
+    made = defined(tolerances={"fp16": loose}).operator
+    assert tolerance_of(made, "torch", "fp16") == loose
+    assert tolerance_of(made, "torch", "bf16") != loose
+
+
+def measure(plugin: Path, name: str, only: tuple[str, ...] = ()) -> dict[str, Record]:
+    """Records of the operator's first shape in suite smoke, by backend."""
+    made = registry.get_operator(name, (str(plugin),))
+    jobs = [
+        Job(
+            operator=name,
+            backend=backend.name,
+            shape=str(made.suites["smoke"][0]),
+            dtype="fp16" if "fp16" in made.dtypes else made.dtypes[0],
+            device="cpu",
+            interpreted=True,
+            protocol=Protocol(bursts=2, samples=2),
+            plugins=(str(plugin),),
+        )
+        for backend in made.backends
+        if not only or backend.name in only
+    ]
+    return {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 60.0, Progress())}
+
+
+def timing(record: Record) -> str | None:
+    return record.latency.timing if record.latency else None
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_an_example_is_right(file: Path) -> None:
+    found = measure(file, file.stem)
+    assert {name: (record.status, record.message) for name, record in found.items()} == dict.fromkeys(
+        found, ("ok", None)
+    )
+    assert all(record.cell.min_bytes for record in found.values())
+    written_in_triton = {name for name in found if "triton" in name}
+    assert {name for name, record in found.items() if timing(record) == "interpreted"} == written_in_triton
+
+
+FAULTY = """
+import numpy as np
+from groupbench.operators.define import operator
+
+@operator({"smoke": ["N=64"]})
+def tripled(N):
+    return np.random.rand(N).astype(np.float32)
+
+@tripled.reference
+@tripled.backend
+def right(x):
+    return 3 * x
+
+@tripled.prepare
+def cached(x):
+    out = 3 * x
+    return lambda: out.copy()
+
+@tripled.backend
+def overwrites(x):
+    x *= 3
+    return x.copy()
+
+@tripled.backend
+def hands_back(x):
+    return x
+
+@tripled.backend
+def nothing(x):
+    return None
+
+@operator({"smoke": ["N=64"]})
+def unseeded(N):
+    return np.random.default_rng().random(N, dtype=np.float32)
+
+unseeded.reference(right)
+unseeded.backend(right)
+
+if __import__("os").environ.get("TRITON_INTERPRET"):
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(x, out, N: tl.constexpr):
+        tl.store(out + tl.arange(0, N), 3 * tl.load(x + tl.arange(0, N)))
+
+    @tripled.backend
+    def unmarked_triton(x):
+        import torch
+        out = torch.empty(64)
+        kernel[(1,)](torch.from_numpy(x), out, 64)
+        return out.numpy()
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    return tmp_path / "faulty.py"
+
+
+def test_what_a_backend_does_to_numpys_arrays_is_noticed(faulty: Path) -> None:
+    found = measure(faulty, "tripled")
+    expected = {
+        "right": ("ok", ""),
+        "cached": ("wrong", "in a timed call: "),
+        "overwrites": ("wrong", "the backend changed its input x"),
+        "hands_back": ("wrong", "the output shares memory with its input x"),
+        "nothing": ("error", "TypeError: the backend returned NoneType, not"),
+        "unmarked_triton": ("ok", ""),
+    }
+    assert found.keys() == expected.keys()
+    for name, (status, message) in expected.items():
+        assert found[name].status == status
+        assert (found[name].message or "").startswith(message)
+    assert timing(found["unmarked_triton"]) == "interpreted"
+    assert timing(found["right"]) == "cpu"
+
+
+def test_inputs_that_differ_from_process_to_process_are_refused(faulty: Path) -> None:
+    (record,) = measure(faulty, "unseeded").values()
+    assert record.status == "error"
+    assert "unseeded makes other inputs each time" in (record.message or "")

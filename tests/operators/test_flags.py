@@ -1,0 +1,36 @@
+"""TritonBench's flags on the built-in host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from groupbench.operators import flags
+from groupbench.operators.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("rest", "options"),
+    [
+        (["--bwd"], {"mode": "bwd"}),
+        (["--fwd-bwd", "--simple-output"], {"mode": "fwd_bwd", "quiet": True}),
+        (["--test-only"], {"bursts": 1, "samples": 1}),
+        (["--repcnt", "7", "--sleep=0.5"], {"samples": 7, "idle": 0.5}),
+        (["--force", "--bypass-fail"], {}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_flag_is_the_option_it_stands_for(rest: list[str], options: dict[str, Any]) -> None:
+    assert flags.translated(rest) == options
+
+
+def test_a_duration_of_runs_is_reported_to_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flags.translated(["--warmup", "25", "--rep=100"]) == {}
+    assert capsys.readouterr().err.count("this host takes --bursts of --samples runs each") == 2
+
+
+@pytest.mark.parametrize("rest", [["--no-such"], ["--rep"], ["--sleep", "long"], ["--bwd=1"], ["word"]], ids=" ".join)
+def test_what_has_no_meaning_here_is_refused(rest: list[str]) -> None:
+    with pytest.raises(UsageError):
+        flags.translated(rest)

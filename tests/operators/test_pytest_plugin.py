@@ -1,0 +1,104 @@
+"""A project's tests become series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from groupbench.tracker.record import Record, read
+
+pytest_plugins = ["pytester"]
+
+INSTALLED = any(found.name == "groupbench" for found in entry_points(group="pytest11"))
+"""Whether pytest loads the plugin by itself, as for the users of an installed groupbench."""
+
+TESTS = """
+import pytest
+
+def double(x):
+    return x + x
+
+@pytest.mark.parametrize("N", [8, 16], ids=lambda N: f"N={N}")
+def test_double(benchmark_gpu, N):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(N, dtype=torch.float16)
+    assert benchmark_gpu(double, x).tolist() == [2.0] * N
+
+def test_twice(benchmark_gpu):
+    calls = []
+    assert benchmark_gpu(calls.append, 1) is None
+    benchmark_gpu(lambda: calls.append(0))
+    benchmark_gpu(lambda: calls.append(0))
+    print("CALLS", len(calls))
+"""
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Run:
+    """Run the project's tests in this process."""
+    pytester.makepyfile(TESTS)
+
+    def started(*args: str) -> pytest.RunResult:
+        plugin = () if INSTALLED else ("-p", "groupbench.operators.pytest_plugin")
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-s", *plugin, *args)
+
+    return started
+
+
+def records(file: Path) -> dict[tuple[str, str, str], Record]:
+    found = [record for _, record in read(file.read_bytes().split(b"\n"))]
+    return {(r.cell.operator, r.cell.backend, r.cell.shape): r for r in found}
+
+
+def test_unless_told_to_nothing_is_measured(run: Run, pytester: pytest.Pytester) -> None:
+    result = run()
+    result.assert_outcomes(passed=3)
+    assert "CALLS 3" in result.stdout.str()
+    assert "groupbench" not in re.sub(r"plugins: .*|rootdir: .*", "", result.stdout.str())
+    assert not [*pytester.path.glob("*.jsonl")]
+
+
+def test_each_test_is_an_operator(run: Run, pytester: pytest.Pytester) -> None:
+    result = run("--groupbench-records", "out/r.jsonl")
+    result.assert_outcomes(passed=3)
+    assert int(re.findall(r"CALLS (\d+)", result.stdout.str())[0]) > 30
+    found = records(pytester.path / "out" / "r.jsonl")
+    name = "test_each_test_is_an_operator.py::test_"
+    assert set(found) == {
+        (f"{name}double", "double", "N=8"),
+        (f"{name}double", "double", "N=16"),
+        (f"{name}twice", "list.append", "default"),
+        (f"{name}twice", "lambda", "default"),
+        (f"{name}twice", "lambda", "default #2"),
+    }
+    double = found[f"{name}double", "double", "N=8"]
+    assert (double.cell.dtype, double.cell.host, double.status) == ("fp16", "pytest", "ok")
+    assert double.latency is not None and double.latency.timing == "cpu" and len(double.latency.bursts_ms) == 4
+    assert found[f"{name}twice", "lambda", "default"].cell.dtype == "none"
+    assert len({record.run.id for record in found.values()}) == 1
+    assert "records: out/r.jsonl" in result.stdout.str() and "N=16" in result.stdout.str()
+
+
+def test_records_can_be_left_out(run: Run, pytester: pytest.Pytester) -> None:
+    result = run("--groupbench", "-k", "double")
+    result.assert_outcomes(passed=2, deselected=1)
+    assert "latency ms" in result.stdout.str()
+    assert not [*pytester.path.glob("*.jsonl")]
+
+
+def test_a_file_that_cannot_be_written_ends_before_any_test(run: Run) -> None:
+    result = run("--groupbench-records", "/proc/nowhere/r.jsonl")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cannot write /proc/nowhere/r.jsonl" in result.stderr.str()
+
+
+def test_tests_side_by_side_are_not_measured(run: Run) -> None:
+    pytest.importorskip("xdist")
+    result = run("--groupbench", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "leave -n out" in result.stderr.str()
