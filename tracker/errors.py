@@ -22,6 +22,10 @@ class StoreError(TrackerError):
     """The database cannot be opened, read or written."""
 
 
+class DamageError(StoreError):
+    """The database holds what nothing wrote: bytes of it changed on their disk."""
+
+
 class IngestError(TrackerError):
     """A file of records that cannot be stored: names the file and the line."""
 

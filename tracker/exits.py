@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """Not everything was measured, decided or written."""
     INCOMPARABLE = 4
     """The two sides cannot be compared: other environments, or a run that `--resume` would not continue."""
+    BUG = 70
+    """An error of the program itself, as sysexits' EX_SOFTWARE; its traceback is on standard error."""
     BUSY = 75
     """Another process holds the device: sysexits' EX_TEMPFAIL, try again later."""
     INTERRUPTED = 130

@@ -39,6 +39,8 @@ class Metric:
     floor: float = 0.01  # relative scatter that is assumed at least
     least: float = 0.05  # least relative change that counts
     negligible: float = 0.0  # in the unit: a difference up to this never counts, and a level of it is as good as none
+    cost: str = ""  # what `--costs` must name for it to be measured, where that is not measured anyway
+    hint: bool = False  # a change for the worse is a suspect, which an A/B of the latency decides
 
     @property
     def title(self) -> str:
@@ -82,7 +84,17 @@ METRICS: dict[str, Metric] = {
         Metric("unwritten", "", "share of elements that were never written", column="unwritten"),
         Metric("repeatable", "", "two executions agree bit by bit", column="repeatable", better="higher"),
         Metric("prepare_ms", "ms", "packing, compiling and tuning before the clock starts", "prepare ms", "prepare_ms"),
-        Metric("enqueue_ms", "ms", "time the host takes to launch one call", "enqueue ms", "enqueue_ms"),
+        Metric(
+            "enqueue_ms",
+            "ms",
+            "time the host takes to launch one call",
+            "enqueue ms",
+            "enqueue_ms",
+            rule="scatter",
+            floor=0.05,
+            least=0.15,
+            negligible=0.005,
+        ),
         Metric(
             "dynamic_routing",
             "",
@@ -91,6 +103,123 @@ METRICS: dict[str, Metric] = {
             better="higher",
             rule="exact",
         ),
+        # Of the compiled kernels of a call.
+        Metric(
+            "spills",
+            "B",
+            "local memory that registers are spilled to, a thread, of all kernels",
+            rule="exact",
+            least=0.0,
+        ),
+        Metric("local_ops", "", "instructions that read or write local memory", "local ops", rule="exact", least=0.0),
+        Metric(
+            "occupancy",
+            "",
+            "least share of an SM's warps that can be resident at once",
+            better="higher",
+            rule="exact",
+            least=0.0,
+            hint=True,
+        ),
+        Metric(
+            "stages",
+            "",
+            "stages of the pipeline that has the fewest, of kernels that multiply matrices",
+            better="higher",
+            rule="exact",
+            least=0.0,
+            hint=True,
+        ),
+        Metric("registers", "", "most registers of a thread", better="neither"),
+        Metric("shared_kib", "KiB", "most shared memory of a program", "shared KiB", better="neither"),
+        Metric("matrix_ops", "", "instructions that multiply matrices (wgmma, mma, tcgen05)", better="neither"),
+        Metric("tma_loads", "", "instructions that load by TMA", "TMA loads", better="neither"),
+        # What `costs` measures of a call.
+        Metric(
+            "kernels",
+            "",
+            "kernels, copies and fills that one call puts on the GPU",
+            rule="exact",
+            least=0.0,
+            cost="kernels",
+        ),
+        Metric(
+            "workspace_mib",
+            "MiB",
+            "peak of device memory during a call beyond inputs and output",
+            "workspace MiB",
+            rule="exact",
+            negligible=2.0,
+            cost="memory",
+        ),
+        Metric(
+            "kept_mib",
+            "MiB",
+            "device memory that `prepare` keeps beyond inputs",
+            "kept MiB",
+            rule="exact",
+            negligible=2.0,
+        ),
+        Metric(
+            "compile_ms",
+            "ms",
+            "compiling the kernels that no cache has",
+            "compile ms",
+            rule="scatter",
+            floor=0.1,
+            least=0.25,
+            negligible=50.0,
+            cost="cold",
+        ),
+        Metric(
+            "tune_ms",
+            "ms",
+            "autotuning, compiling left out",
+            "tune ms",
+            rule="scatter",
+            floor=0.1,
+            least=0.25,
+            negligible=100.0,
+            cost="cold",
+        ),
+        Metric(
+            "cold_prepare_ms", "ms", "preparing in a fresh process with empty caches", "cold prepare ms", cost="cold"
+        ),
+        Metric(
+            "first_result_ms",
+            "ms",
+            "time to the first result of a fresh process with empty caches",
+            "first result ms",
+            rule="scatter",
+            floor=0.1,
+            least=0.25,
+            negligible=100.0,
+            cost="cold",
+        ),
+        Metric(
+            "energy_j",
+            "J",
+            "energy of one call, in a row of calls that keeps the GPU busy",
+            "energy J",
+            rule="scatter",
+            floor=0.005,
+            least=0.03,
+            cost="energy",
+        ),
+        Metric("power_w", "W", "power of the GPU during that row of calls", "power W", better="neither", cost="energy"),
+        Metric("idle_w", "W", "power of the GPU at rest", "idle W", better="neither", cost="energy"),
+        Metric(
+            "tflops_w",
+            "TFLOP/s/W",
+            "floating-point operations of real rows over energy",
+            "TFLOP/s/W",
+            better="higher",
+            cost="energy",
+        ),
+        Metric(
+            "sol_gap", "", "latency over the least time at the ceilings that the run's canaries measured", "SOL gap"
+        ),
+        Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
     )
 }
 

@@ -35,6 +35,9 @@ Timing = Literal["gpu", "cpu", "interpreted"]
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
+PACKAGE = "package "
+"""With what a setting's name begins that holds the version of a package which only some backends need."""
+
 Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -115,7 +118,7 @@ class Environment(_Struct, frozen=True):
     helion: str | None = None
     tritonbench: str | None = None
     groupbench: str | None = None
-    settings: dict[str, str] = {}  # environment variables and flags that change what is measured
+    settings: dict[str, str] = {}  # environment variables and flags that change what is measured; versions by PACKAGE
 
 
 class Cell(_Struct, frozen=True):
@@ -166,7 +169,7 @@ class Accuracy(_Struct, frozen=True):
 
 
 class Kernel(_Struct, frozen=True):
-    """A compiled kernel that the call launched."""
+    """A kernel that the call launched: a compiled one, or one of a library, of which the name alone is known."""
 
     name: str
     hash: str | None = None  # of its machine-independent code, line numbers left out
@@ -174,6 +177,23 @@ class Kernel(_Struct, frozen=True):
     spills: int | None = None
     shared_bytes: int | None = None
     config: dict[str, Any] = {}
+    external: bool = False  # of a library, or a copy or fill of memory; it has no hash
+    launches: int | None = None  # in one call
+    arch: str | None = None  # what it was compiled for: sm_90a
+    occupancy: float | None = None  # share of an SM's warps that can be resident at once
+    counted_in: Literal["sass", "ptx"] | None = None  # what `counts` were counted in
+    counts: dict[str, Int64] = {}  # instructions by kind: "wgmma m64n256k16", "TMA load", "local store", ...
+
+
+class Code(_Struct, frozen=True):
+    """The code of a compiled kernel at each step from its source, where the step was kept."""
+
+    hash: Name  # the kernel's
+    name: Name
+    source: str | None = None  # Python
+    ttgir: str | None = None
+    ptx: str | None = None
+    cubin: bytes | None = None  # machine code
 
 
 class Record(_Struct, frozen=True):
@@ -190,6 +210,7 @@ class Record(_Struct, frozen=True):
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
     duration_s: float | None = None  # wall time the cell took, all in but its process's start
+    code: tuple[Code, ...] = ()  # of its kernels, on its way to where it is kept; it is no part of a stored line
     metrics: dict[Name, float] = {}  # further values by the names that `metrics.METRICS` explains
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, NoReturn
@@ -34,7 +35,8 @@ def run(
     name       in lines of usage, the program's own by default
     settings   of the command's context
 
-    A reader that leaves early is code 141, an interrupt 130, a full disk 3.
+    A reader that leaves early is code 141, an interrupt 130, a full disk 3. Any other exception is a bug, whose
+    traceback is printed; its code is 70, and never 1, which would read as a regression.
     """
     _prepare_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -76,6 +78,10 @@ def _code(program: str, command: Callable[[], int], expected: type[Exception]) -
         where = error.filename if error.filename else "standard output" if error.errno in DISK else ""
         reason = str(error.strerror or error)
         return _report(program, f"{os.fsdecode(where)}: {reason}" if where else reason, ExitCode.INCOMPLETE)
+    except Exception as error:
+        with suppress(OSError):
+            traceback.print_exc()
+        return _report(program, f"this is a bug; please report it with the lines above: {error!r}", ExitCode.BUG)
 
 
 def _report(program: str, message: str, code: int) -> int:

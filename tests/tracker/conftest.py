@@ -23,9 +23,10 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, event, inspect
+from sqlalchemy import Engine, create_engine, event, inspect, make_url
 
 from groupbench.tracker.cli import main
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Record, encode
 from groupbench.tracker.store import engine
 from groupbench.tracker.store.engine import Store, open_store
@@ -182,6 +183,32 @@ def db(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 _numbers = iter(range(1_000_000))
 
 
+@pytest.fixture
+def reader(db: Database, backend: str) -> Iterator[Callable[..., Database]]:
+    """Give the test's database as a new role sees it that may use its tables, and has the rights of a statement.
+
+    The cluster's own role is a superuser. SQLite has no roles.
+    """
+    if backend == "sqlite":
+        yield lambda: db
+        return
+    url = make_url(str(db))
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+
+        def made(rights: str = "") -> str:
+            connection.exec_driver_sql("CREATE ROLE reader LOGIN")
+            connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO reader")
+            if rights:
+                connection.exec_driver_sql(rights)
+            return url.set(username="reader").render_as_string()
+
+        yield made
+        connection.exec_driver_sql("DROP OWNED BY reader")
+        connection.exec_driver_sql("DROP ROLE reader")
+    engine.dispose()
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """A PostgreSQL cluster without durability; gives the folder of its socket."""
@@ -272,6 +299,7 @@ def cli(db: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         result = CliRunner().invoke(main, ["--db", str(db), *map(str, args)], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
+        assert result.exit_code != ExitCode.BUG, result.stderr
         if result.exit_code == 2:
             assert result.stderr.startswith("groupbench: ")
             assert result.stderr.count("\n") == 1, result.stderr

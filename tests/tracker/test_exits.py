@@ -55,6 +55,7 @@ def test_codes_that_scripts_rely_on_stay_what_they_are() -> None:
         "USAGE": 2,
         "INCOMPLETE": 3,
         "INCOMPARABLE": 4,
+        "BUG": 70,
         "BUSY": 75,
         "INTERRUPTED": 130,
         "BROKEN_PIPE": 141,

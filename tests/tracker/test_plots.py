@@ -176,7 +176,6 @@ def panels(draw: st.DrawFn) -> Any:
 
 
 @given(panels=panels(), width=st.integers(20, 200), coloured=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_any_numbers_in_the_terminal(panels: Any, width: int, coloured: bool) -> None:
     text = plots.terminal(panels, width, coloured)
     assert panels[0].title in text and panels[1].title in text

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from groupbench.tracker.ab import worktree
 from groupbench.tracker.ab.result import (
     REFRESH_BLOCKS,
     AbCell,
@@ -40,6 +41,7 @@ from groupbench.tracker.ab.result import (
     rule_for,
 )
 from groupbench.tracker.ab.side import AbError, Side, SideError, SideFailure, SideProcess
+from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.record import Timing
 
@@ -73,6 +75,7 @@ class Bench:
     timeout_s     how long a side may stay silent
     seed          of the coin and of the placements, with a count of the comparisons
     only_changed  sides whose compiled kernels are equal are the same without timing
+    times_right_alone  a head that is wrong is not timed
     rest          before each burst, once a block, or (auto) as the length of a burst says
     records       a file that gets a line for each comparison, its bursts included
     results       what was compared so far
@@ -89,6 +92,7 @@ class Bench:
         timeout_s: float = 300.0,
         seed: int = 0,
         only_changed: bool = False,
+        times_right_alone: bool = False,
         refresh_blocks: int = REFRESH_BLOCKS,
         rest: Literal["auto", "burst", "block"] = "auto",
         records: Path | None = None,
@@ -98,6 +102,7 @@ class Bench:
         self.budget_s, self.min_effect, self.alpha, self.timeout_s = budget_s, min_effect, alpha, timeout_s
         self.seed, self.only_changed, self.refresh_blocks, self.rest = seed, only_changed, refresh_blocks, rest
         self.records, self.progress = records, progress
+        self.times_right_alone = times_right_alone
         self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
 
@@ -159,6 +164,26 @@ class Bench:
                 operator, backend, shape, dtype, mode = key
                 cells.append(AbCell(operator, backend, shape, dtype, mode=mode, device=device, plugins=plugins))
         return cells, notes
+
+    def ask_base(self, verb: str, device: str, **arguments: Any) -> Any:
+        """One question to base. Raises AbError where it fails."""
+        return self._ask(0, verb, device, arguments)
+
+    def ask_head(self, verb: str, device: str, **arguments: Any) -> Any:
+        """One question to head. Raises AbError where it fails."""
+        return self._ask(1, verb, device, arguments)
+
+    def _ask(self, number: int, verb: str, device: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return self._both(device, AbError)[number].ask(verb, self.timeout_s, **arguments)
+        except SideFailure as failure:
+            raise AbError(_usage(failure.message)) from None
+
+    def forget(self) -> None:
+        """End the cells' processes, not the sides: what they have imported may have changed."""
+        for process in self._sides or ():
+            with contextlib.suppress(SideFailure):
+                process.ask("end", self.timeout_s)
 
     def compare(self, cell: AbCell) -> AbResult:
         """One comparison. What a side cannot do is a result too, `failed`.
@@ -239,7 +264,11 @@ class _Comparison:
             head_hash=_hash(head["kernels"]),
             base_environment=self.sides[0].facts["environment"],
             head_environment=self.sides[1].facts["environment"],
+            head_facts=head,
         )
+        if bench.times_right_alone and head["problem"] is not None:
+            self._unload()
+            return self._ended("different", message="a wrong result is not timed")
         if "interpreted" in (base["timing"], head["timing"]):
             self._unload()
             alike = self.result.accuracy_change == "same"
@@ -264,8 +293,11 @@ class _Comparison:
 
     def _prepare(self) -> list[dict[str, Any]]:
         """Both sides' answers; on a GPU at the same time, since nothing is timed yet."""
-        cell = msgspec.to_builtins(self.cell)
-        return self._ask_both("prepare", cell=cell, timeout_s=self.bench.timeout_s)
+        for process, cell in zip(self.sides, (self.cell.base, self.cell), strict=True):
+            process.send(
+                "prepare", self.bench.timeout_s, cell=msgspec.to_builtins(cell), timeout_s=self.bench.timeout_s
+            )
+        return self._receive_both()
 
     def _measure(self) -> AbResult:
         from groupbench.tracker.stats import sequential
@@ -402,7 +434,7 @@ def open_sides(
     head: str,
     *,
     repo: Path | None = None,
-    setup: str | None = None,
+    recipe: Recipe = AS_IT_IS,
     base_python: str | None = None,
     head_python: str | None = None,
 ) -> Iterator[tuple[Side, Side]]:
@@ -410,8 +442,6 @@ def open_sides(
 
     Raises WorktreeError where a name is neither, SetupError where a commit does not build.
     """
-    from groupbench.tracker.ab import worktree
-
     repo = repo or Path.cwd()
     with contextlib.ExitStack() as stack:
         trees: dict[str, Side] = {}
@@ -419,10 +449,11 @@ def open_sides(
             if name in trees:
                 continue
             if Path(name).is_dir():
-                trees[name] = Side(name, Path(name).resolve())
+                trees[name] = Side(name, Path(name).resolve(), pythonpath=recipe.pythonpath)
             else:
                 commit = worktree.resolve(repo, name)
-                trees[name] = Side(name, stack.enter_context(worktree.checkout(repo, commit, setup)), commit=commit)
+                tree = stack.enter_context(worktree.checkout(repo, commit, recipe))
+                trees[name] = Side(name, tree, commit=commit, pythonpath=recipe.pythonpath)
         pythons = ((base, base_python), (head, head_python))
         first, second = (replace(trees[name], python=python or sys.executable) for name, python in pythons)
         yield first, second

@@ -95,37 +95,8 @@ def summarise(results: Sequence[AbResult], budget_s: float, alpha: float) -> lis
 def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: float) -> ClassReport:
     import numpy as np
 
-    from groupbench.tracker.stats import sequential
-
     timed = [result for result in results if len(result.bursts) > 1]
-    blocks = [block for result in timed for block in result.bursts]
-    seconds = sum(result.seconds for result in timed)
-    facts: dict[str, float | None] = dict.fromkeys(
-        ("block_s", "placement_sd", "burst_sd", "process_sd", "block_sd", "smallest_change")
-    )
     latency = float(np.median([result.base_ms for result in timed])) if timed else math.nan
-    if timed:
-        parts = [
-            sequential.components([[math.log(ms) for ms in side] for side in sides])
-            for result in timed
-            for sides in ([b.base_ms for b in result.bursts], [b.head_ms for b in result.bursts])
-        ]
-        placements, bursts = (
-            np.square([value for value in part if value == value]) for part in zip(*parts, strict=True)
-        )
-        placement = float(np.sqrt(placements.mean()))
-        burst = float(np.sqrt(bursts.mean())) if len(bursts) else math.nan
-        differences = np.array([block.difference for block in blocks])
-        rule = rule_for(timed[0].timing or "cpu", latency, alpha)
-        block_s = seconds / len(blocks)
-        facts |= {
-            "block_s": block_s,
-            "placement_sd": placement,
-            "burst_sd": None if math.isnan(burst) else burst,
-            "process_sd": process_sd(timed),
-            "block_sd": 1.4826 * float(np.median(np.abs(differences - np.median(differences)))),
-            "smallest_change": smallest_change(differences, rule, max(1, int(budget_s / block_s))),
-        }
     return ClassReport(
         upto_ms=upto_ms if math.isfinite(upto_ms) else None,
         latency_ms=latency,
@@ -133,10 +104,40 @@ def _report(upto_ms: float, results: list[AbResult], budget_s: float, alpha: flo
         different=sum(result.verdict == "different" for result in results),
         unknown=sum(result.verdict == "unknown" for result in results),
         failed=sum(result.verdict == "failed" for result in results),
-        blocks=len(blocks),
-        seconds=seconds,
-        **facts,
+        blocks=sum(len(result.bursts) for result in timed),
+        seconds=sum(result.seconds for result in timed),
+        **(_scatter(timed, rule_for(timed[0].timing or "cpu", latency, alpha), budget_s) if timed else _NO_SCATTER),
     )
+
+
+_NO_SCATTER: dict[str, float | None] = dict.fromkeys(
+    ("block_s", "placement_sd", "burst_sd", "process_sd", "block_sd", "smallest_change")
+)
+
+
+def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str, float | None]:
+    """Return how far results scatter at each level, and the smallest change that is found within a budget."""
+    import numpy as np
+
+    from groupbench.tracker.stats import sequential
+
+    blocks = [block for result in timed for block in result.bursts]
+    parts = [
+        sequential.components([[math.log(ms) for ms in side] for side in sides])
+        for result in timed
+        for sides in ([b.base_ms for b in result.bursts], [b.head_ms for b in result.bursts])
+    ]
+    placements, bursts = (np.square([value for value in part if value == value]) for part in zip(*parts, strict=True))
+    differences = np.array([block.difference for block in blocks])
+    block_s = sum(result.seconds for result in timed) / len(blocks)
+    return {
+        "block_s": block_s,
+        "placement_sd": float(np.sqrt(placements.mean())),
+        "burst_sd": float(np.sqrt(bursts.mean())) if len(bursts) else None,
+        "process_sd": process_sd(timed),
+        "block_sd": 1.4826 * float(np.median(np.abs(differences - np.median(differences)))),
+        "smallest_change": smallest_change(differences, rule, max(1, int(budget_s / block_s))),
+    }
 
 
 def process_sd(results: Sequence[AbResult]) -> float | None:

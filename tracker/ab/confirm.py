@@ -14,14 +14,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from groupbench.tracker import git
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Side
-from groupbench.tracker.ab.worktree import WorktreeError, checkout, resolve
-from groupbench.tracker.environment import hardware_class
+from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
+from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
+from groupbench.tracker.environment import hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.judge import gate
+from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import Environment
@@ -69,11 +72,23 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Suspects that two commits decide."""
+    """Suspects that two commits decide, or one commit in two toolchains."""
 
     base: str
     head: str
     rows: tuple[Judged, ...]
+    toolchains: tuple[Environment, Environment] | None = None
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a comparison keeps of the toolchains."""
+        return {} if self.toolchains is None else {"toolchains": [software_identity(each) for each in self.toolchains]}
+
+    @property
+    def text(self) -> str:
+        if self.toolchains is None:
+            return f"{self.base[:10]} and {self.head[:10]}"
+        return f"{self.base[:10]} with {some(toolchain_differences(*self.toolchains))}"
 
 
 def confirm(
@@ -82,8 +97,9 @@ def confirm(
     *,
     repo: Path,
     budget_s: float,
-    setup: str | None = None,  # shell command, run in each tree first
+    recipe: Recipe = AS_IT_IS,
     base_python: Path | None = None,
+    interpreters: Interpreters | None = None,
     plugins: Sequence[str] = (),
     again: bool = False,
     tell: Tell = lambda row, compared: None,
@@ -91,6 +107,9 @@ def confirm(
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
     """Measure what history cannot decide, and store each comparison as it comes, but for failures of both sides.
+
+    Commits are measured by this interpreter, the base by `base_python` where it is given. Of a change that came with
+    another toolchain, the base is measured in both as well, by those of `interpreters` that have their packages.
 
     Raises QueryError; WorktreeError where `repo` is no clone.
     """
@@ -100,6 +119,8 @@ def confirm(
     pairs, before = _plan(judged.suspects, known, again)
     if pairs:
         resolve(repo, "HEAD")  # what is no clone at all tells nothing of a commit
+    others = [] if base_python is None else [base_python]
+    interpreters = interpreters or Interpreters({}, repo, others, say=say)
     end = clock() + budget_s
     done: list[tuple[Judged, Compared]] = []
     left_out: list[Judged] = []
@@ -108,10 +129,11 @@ def confirm(
         if clock() >= end:
             left_out += pair.rows
             continue
-        say(f"A/B of {pair.base[:10]} and {pair.head[:10]}: {len(pair.rows)} series")
+        say(f"A/B of {pair.text}: {len(pair.rows)} series")
         remaining = list(pair.rows)
         try:
-            with _bench(repo, pair, setup, base_python) as bench:
+            pythons = _pythons(pair, interpreters, base_python)
+            with _bench(repo, pair, recipe, pythons) as bench:
                 while remaining and clock() < end:
                     bench.budget_s = min(CELL_S, end - clock())
                     row = remaining[0]
@@ -124,7 +146,9 @@ def confirm(
             left_out += remaining
         except WorktreeError as error:  # a commit that cannot be had here: the same for all of them
             for row in remaining:
-                failed = Compared(pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message)
+                failed = Compared(
+                    pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details
+                )
                 done.append((row, _stored(store, row, failed)))
                 tell(*done[-1])
         except AbError as error:  # this machine cannot compare; another may
@@ -136,27 +160,55 @@ def confirm(
 def _plan(
     suspects: Sequence[Judged], known: dict[int, list[Compared]], again: bool
 ) -> tuple[list[_Pair], list[Judged]]:
-    """(what to measure by commits, those with the gravest change first; what was measured before)."""
-    groups: dict[tuple[str, str], list[Judged]] = {}
+    """(what to measure, by commits and toolchains, those with the gravest change first; what was measured before)."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    toolchains: dict[tuple[str, ...], tuple[Environment, Environment]] = {}
     before = []
     for row in suspects:
         assert row.ab_base is not None and row.point is not None
-        commits = row.ab_base.commit, row.point.run.commit
-        if not again and any((one.base, one.head) == commits for one in known.get(row.series.pk, ())):
+        base, head = row.ab_base.commit, row.point.run.commit
+        asked: list[tuple[str, ...]] = [] if base == head else [(base, head)]
+        transition = row.transition
+        if transition is not None and transition.replaceable and not transition.machine:
+            sides = transition.old, transition.new
+            asked.insert(0, (base, base, *map(software_identity, sides)))
+            toolchains[asked[0]] = sides
+        new = [one for one in asked if again or not any(one == _asked(each) for each in known.get(row.series.pk, ()))]
+        for one in new:
+            groups.setdefault(one, []).append(row)
+        if not new:
             before.append(row)
-        else:
-            groups.setdefault(commits, []).append(row)
-    return [_Pair(*commits, tuple(rows)) for commits, rows in groups.items()], before
+    return [_Pair(ends[0], ends[1], tuple(rows), toolchains.get(ends)) for ends, rows in groups.items()], before
+
+
+def _asked(made: Compared) -> tuple[str, ...]:
+    """Return what a comparison was of, as `_plan` names it."""
+    return (made.base, made.head, *(made.toolchains or ()))
+
+
+def _pythons(pair: _Pair, interpreters: Interpreters, base_python: Path | None) -> tuple[str, str]:
+    """Return the interpreters of base and head. Raises AbError where a toolchain is not to be had."""
+    if pair.toolchains is None:
+        return str(base_python or sys.executable), sys.executable
+    found = [interpreters.find(each) for each in pair.toolchains]
+    for which, python, wanted in zip(("old", "new"), found, pair.toolchains, strict=True):
+        if python is None:
+            versions = [f"{name} {getattr(wanted, name)}" for name in PACKAGES if getattr(wanted, name)]
+            raise AbError(
+                f"no interpreter has the packages of the {which} toolchain ({', '.join(versions)}): name one in "
+                "[toolchains] of groupbench.toml, or install them by --install"
+            )
+    return str(found[0]), str(found[1])
 
 
 @contextmanager
-def _bench(repo: Path, pair: _Pair, setup: str | None, base_python: Path | None) -> Iterator[Bench]:
+def _bench(repo: Path, pair: _Pair, recipe: Recipe, pythons: tuple[str, str]) -> Iterator[Bench]:
     """Both commits as folders, and a bench between them. Raises WorktreeError."""
     with ExitStack() as stack:
         sides = []
-        for commit, python in ((pair.base, base_python or sys.executable), (pair.head, sys.executable)):
-            tree = stack.enter_context(checkout(repo, commit, setup))
-            sides.append(Side(title=commit[:10], tree=tree, python=str(python), commit=commit))
+        trees = {commit: stack.enter_context(checkout(repo, commit, recipe)) for commit in {pair.base, pair.head}}
+        for commit, python in zip((pair.base, pair.head), pythons, strict=True):
+            sides.append(Side(commit[:10], trees[commit], python, commit, recipe.pythonpath))
         yield stack.enter_context(Bench(*sides))
 
 
@@ -202,6 +254,7 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
             "kernel_hash": [hash_ for _, hash_ in sides],
             "gpu_uuid": result.head_environment.get("gpu_uuid"),
+            **pair.details,
         },
     )
 

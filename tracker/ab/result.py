@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +34,11 @@ TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
 
 @dataclass(frozen=True)
 class AbCell:
-    """What is compared. device: auto, cuda, cpu. The last three are the protocol's; None: what suits the cell."""
+    """What is compared. device: auto, cuda, cpu. samples, idle_s, cudagraph are the protocol's; None: what suits it.
+
+    trusted       plugins that base and the judge import, where head's are not to be trusted
+    base_backend  that base runs, by whose tolerance head's is judged, where it is not head's
+    """
 
     operator: str
     backend: str
@@ -47,6 +51,15 @@ class AbCell:
     samples: int | None = None
     idle_s: float | None = None
     cudagraph: bool = False
+    base_backend: str | None = None
+    trusted: tuple[str, ...] | None = None
+
+    @property
+    def base(self) -> AbCell:
+        """What base computes, where that is not what head does."""
+        if self.trusted is None:
+            return self
+        return replace(self, backend=self.base_backend or self.backend, plugins=self.trusted)
 
     def __str__(self) -> str:
         mode = "" if self.mode == "fwd" else f" {self.mode}"
@@ -147,6 +160,7 @@ class AbResult:
     pairs       blocks
     *_hash      of the compiled kernels, None where there are none
     blocks      what was measured, to be stored and resampled
+    head_facts  what head's side found out before anything was timed
     """
 
     cell: AbCell
@@ -172,6 +186,7 @@ class AbResult:
     failed_side: Which | None = None
     failed_status: str | None = None  # error, oom, timeout, unavailable, usage
     bursts: tuple[Block, ...] = ()
+    head_facts: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -265,7 +280,11 @@ def append_record(path: Path, result: AbResult) -> None:
 def as_json(result: AbResult) -> dict[str, Any]:
     """Everything but the bursts, as plain values."""
     body = msgspec.to_builtins(result, enc_hook=str)
-    del body["bursts"]
+    for name in ("bursts", "head_facts"):
+        del body[name]
+    for name in ("base_backend", "trusted"):
+        if body["cell"][name] is None:
+            del body["cell"][name]
     return body | {
         "change": result.change,
         "conclusion": result.conclusion,

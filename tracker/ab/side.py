@@ -24,6 +24,7 @@ import msgspec
 
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.project import import_folders
 
 TRACKER = Path(__file__).resolve().parents[1]
 ROOT = TRACKER.parent
@@ -56,12 +57,14 @@ class Side:
     tree    its files; None for what is installed
     python  the interpreter that runs it
     commit  the full hash, where it is one
+    pythonpath  folders of the tree that hold modules, besides itself and its `src`
     """
 
     title: str
     tree: Path | None = None
     python: str = sys.executable
     commit: str | None = None
+    pythonpath: tuple[str, ...] = ()
 
 
 class SideFailure(Exception):
@@ -126,7 +129,7 @@ def python_path(side: Side, layout: Path, own_contract: bool = True) -> list[str
         make_layout(tree, layout, own_contract)
         return [str(layout)]
     make_layout(ROOT, layout)
-    return [str(layout), *(str(folder) for folder in (tree / "src", tree) if folder.is_dir())]
+    return [str(layout), *import_folders(tree, side.pythonpath)]
 
 
 class SideProcess:

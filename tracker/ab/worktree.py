@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from groupbench.tracker import git
@@ -30,6 +31,23 @@ class SetupError(WorktreeError):
     exit_code = ExitCode.INCOMPLETE
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a commit's files a folder that can be measured; the fields are those of groupbench.toml.
+
+    setup       a shell command that builds what needs a build
+    benchmarks  files and folders that a commit which lacks them gets from the repository's own checkout
+    pythonpath  folders that hold modules, besides the folder itself and its `src`
+    """
+
+    setup: str | None = None
+    benchmarks: tuple[str, ...] = ()
+    pythonpath: tuple[str, ...] = ()
+
+
+AS_IT_IS = Recipe()
+
+
 def resolve(repo: Path, commit: str) -> str:
     """The full hash of a commit, tag, branch or anything else that git knows as one. Raises WorktreeError."""
     if not commit or "\0" in commit:
@@ -49,17 +67,17 @@ def resolve(repo: Path, commit: str) -> str:
 
 
 @contextlib.contextmanager
-def checkout(repo: Path, commit: str, setup: str | None = None) -> Iterator[Path]:
+def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Path]:
     """A folder with the files of `commit`, for as long as the context lasts.
 
     repo   the repository, or a folder within it: then the same folder of that commit is given
-    setup  a shell command that is run there first, to build what the commit needs built
+    recipe what is done with the files first
 
-    Raises WorktreeError, and SetupError where the command fails.
+    Raises WorktreeError, and SetupError where the recipe's command fails.
     """
     full = resolve(repo, commit)
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
-    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
+    scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     tree = scratch / full[:12]
     try:
         try:
@@ -69,14 +87,57 @@ def checkout(repo: Path, commit: str, setup: str | None = None) -> Iterator[Path
         folder = tree / prefix
         if not folder.is_dir():
             raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")
-        if setup:
-            run_setup(folder, setup, full[:10])
+        _add_missing(repo, folder, recipe.benchmarks)
+        if recipe.setup:
+            run_setup(folder, recipe.setup, full[:10])
         yield folder
     finally:
         with _undisturbed():
             git.ask(repo, "worktree", "remove", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
             shutil.rmtree(scratch, ignore_errors=True)
             git.ask(repo, "worktree", "prune")
+
+
+def remove_abandoned(repo: Path) -> None:
+    """Remove the checkouts that processes have left behind which were killed."""
+    for line in (git.ask(repo, "worktree", "list", "--porcelain") or "").splitlines():
+        scratch = Path(line.removeprefix("worktree ")).parent
+        if line.startswith("worktree ") and scratch.name.startswith(PREFIX) and not _has_owner(scratch):
+            shutil.rmtree(scratch, ignore_errors=True)
+    git.ask(repo, "worktree", "prune")
+    # Killed before git knew of the checkout, or after git forgot it: what is left is an empty folder.
+    for scratch in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if not _has_owner(scratch):
+            with contextlib.suppress(OSError):
+                scratch.rmdir()
+
+
+def _has_owner(scratch: Path) -> bool:
+    """Whether the process that made a checkout's folder is still running."""
+    pid = scratch.name.removeprefix(PREFIX).partition("-")[0]
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
+    """Copy what the commit lacks from the repository's own checkout. Raises WorktreeError."""
+    for name in names:
+        source, target = repo / name, folder / name
+        if target.exists():
+            continue
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, target)
+        except OSError as error:
+            raise WorktreeError(f"cannot copy the benchmark {source}: {error.strerror or error}") from error
 
 
 def run_setup(folder: Path, command: str, name: str) -> None:

@@ -13,14 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
-from groupbench.tracker.bisect.hunt import Answer, Direction, Hunting, Settings
+from groupbench.tracker.bisect.hunt import Answer, Direction, Hunting, Settings, short
 from groupbench.tracker.bisect.search import Finding, Question, Rates
 from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.stats.thresholds import RMS_FLOOR, RMS_RATIO
+from groupbench.tracker.metrics import RMS
+from groupbench.tracker.stats.thresholds import RMS_RATIO
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, SideAccuracy
+    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, Side, SideAccuracy
     from groupbench.tracker.bisect.log import Header, Log
 
 Comparator = Callable[[Question], Finding]
@@ -56,30 +58,40 @@ class AbComparator:
     def __init__(self, repository: Path, header: Header) -> None:
         self._repository = repository
         self._header = header
+        bench = header.bench
+        self._recipe = Recipe(
+            bench.get("setup"), tuple(bench.get("benchmarks", ())), tuple(bench.get("pythonpath", ()))
+        )
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
         self._broken: dict[str, str] = {}
         self._cell: AbCell | None = None
         self._count = 0
 
     def __call__(self, question: Question) -> Finding:
-        trees = {}
-        for at, commit in (("base", question.base), ("head", question.head)):
+        sides = {}
+        for at, name in (("base", question.base), ("head", question.head)):
             try:
-                trees[at] = self._checkout(commit)
+                sides[at] = self._side(name)
             except TrackerError as error:
                 return Finding("failed", message=error.message, at=at)
-        return self._compare(question, trees["base"], trees["head"])
+        return self._compare(question, sides["base"], sides["head"])
 
-    def _compare(self, question: Question, base: Path, head: Path) -> Finding:
-        from groupbench.tracker.ab.bench import Bench, Side
+    def _side(self, name: str) -> Side:
+        """Return a commit's checkout as a side. Raises TrackerError."""
+        from groupbench.tracker.ab.bench import Side
+
+        python = self._header.bench.get("python") or sys.executable
+        return Side(short(name), self._checkout(name), python, name, self._recipe.pythonpath)
+
+    def _compare(self, question: Question, base: Side, head: Side) -> Finding:
+        from groupbench.tracker.ab.bench import Bench
 
         bench = self._header.bench
         only_latency = self._header.metric == "latency"
         self._count += 1
-        python = bench.get("python") or sys.executable
         with Bench(
-            Side(question.base[:10], base, python, question.base),
-            Side(question.head[:10], head, python, question.head),
+            base,
+            head,
             budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
             min_effect=bench.get("min_effect"),
             only_changed=bench.get("only_changed", False),
@@ -112,8 +124,6 @@ class AbComparator:
 
     def _checkout(self, commit: str) -> Path:
         """The tree of a commit, made once; one that does not build is not tried again."""
-        from groupbench.tracker.ab.worktree import checkout
-
         if commit in self._broken:
             raise BisectError(self._broken[commit])
         if commit not in self._checkouts:
@@ -122,7 +132,7 @@ class AbComparator:
                 stack.close()
             stack = ExitStack()
             try:
-                path = stack.enter_context(checkout(self._repository, commit, self._header.bench.get("setup")))
+                path = stack.enter_context(checkout(self._repository, commit, self._recipe))
             except TrackerError as error:
                 self._broken[commit] = error.message
                 raise
@@ -139,6 +149,23 @@ class AbComparator:
         with ExitStack() as every:
             for stack, _ in self._checkouts.values():
                 every.push(stack)
+
+
+class ReleaseComparator(AbComparator):
+    """Compares releases of a package by an A/B of interpreters that measure the same folder."""
+
+    def _side(self, name: str) -> Side:
+        from groupbench.tracker.ab.bench import Side
+        from groupbench.tracker.ab.toolchains import with_packages
+
+        if name in self._broken:
+            raise BisectError(self._broken[name])
+        try:
+            python = with_packages([name.replace(" ", "==")], lambda text: print(text, file=sys.stderr, flush=True))
+        except TrackerError as error:
+            self._broken[name] = error.message
+            raise
+        return Side(name, self._repository, str(python), None, self._recipe.pythonpath)
 
 
 def finding_of_latency(result: AbResult) -> Finding:
@@ -164,8 +191,7 @@ def finding_of_accuracy(result: AbResult) -> Finding:
     base, head = result.base_accuracy, result.head_accuracy
     if result.verdict == "failed" or base is None or head is None:
         return dataclasses.replace(facts, verdict="failed", message=facts.message or "it says no accuracy")
-    errors = [_error(base), _error(head)]
-    effect = math.log(errors[1] / errors[0])
+    effect = _level(head) - _level(base)
     change = result.accuracy_change
     sign = {"wrong": 1, "less accurate": 1, "mended": -1, "more accurate": -1}.get(change, 0)
     if sign:
@@ -185,9 +211,9 @@ def finding_of_accuracy(result: AbResult) -> Finding:
     )
 
 
-def _error(accuracy: SideAccuracy) -> float:
-    """Relative error for a ratio: rounding of the last bit counts as none, and what is not finite as a thousand."""
-    return 1e3 if accuracy.rms is None else max(accuracy.rms, RMS_FLOOR)
+def _level(accuracy: SideAccuracy) -> float:
+    """Return the logarithm that errors are judged by, where one that is not finite counts as a thousand."""
+    return RMS.log(1e3 if accuracy.rms is None else accuracy.rms)
 
 
 def _facts(result: AbResult) -> Finding:
@@ -210,7 +236,7 @@ def _finite(value: float | None) -> float | None:
 
 def open_comparator(repository: Path, header: Header) -> AbstractContextManager[Comparator]:
     """What measures the comparisons of a search."""
-    return AbComparator(repository, header)
+    return (AbComparator if header.package is None else ReleaseComparator)(repository, header)
 
 
 def settings_of(header: Header) -> Settings:

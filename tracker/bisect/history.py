@@ -72,6 +72,17 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
     return History(commits, good, bad, base, inside)
 
 
+def history_of_releases(package: str, versions: Sequence[str]) -> History:
+    """Return the releases of a package as a line of commits, named `triton 3.8.0`. `versions`: the oldest first."""
+    names = [f"{package} {version}" for version in versions]
+    before = [None, *names]
+    commits = {
+        name: Commit(name, () if parent is None else (parent,), name)
+        for name, parent in zip(names, before, strict=False)
+    }
+    return History(commits, names[0], names[-1], names[0], frozenset(names[1:]), "release")
+
+
 def _keys(repository: Path, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
     """What a commit's tree is under the paths: equal texts mean equal trees."""
     wanted = [path.strip("/") for path in paths] or [""]

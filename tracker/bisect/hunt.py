@@ -39,6 +39,11 @@ class Commit:
     author: str = ""
 
 
+def short(name: str) -> str:
+    """Return a commit's hash as it is shown; a release is shown whole."""
+    return name[:10] if len(name) >= 40 else name
+
+
 @dataclass(frozen=True)
 class History:
     """What is reachable from `bad` and not from `base`, and the commits that this rests on."""
@@ -48,6 +53,7 @@ class History:
     bad: str
     base: str  # `good`, or the merge base where it is no ancestor of `bad`
     inside: frozenset[str]  # hashes in base..bad
+    noun: str = "commit"  # what is searched for
 
     def first_parents(self, tip: str, stop: frozenset[str] = frozenset()) -> tuple[str | None, list[str]]:
         """Where the first parents of `tip` leave the range or reach `stop`, and those before, the oldest first."""
@@ -158,7 +164,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     _, path = history.first_parents(bad)
     line = history.line(good, path, bad)
     if not line.changes:
-        return Answer("none", "no commit in the range changes what is measured", ends)
+        return Answer("none", f"no {history.noun} in the range changes what is measured", ends)
     hunter = _Hunter(history, settings, trace, math.copysign(1.0, ends.effect))
     found = yield from hunter.line(line, ends)
     return hunter.answer(ends, found)
@@ -167,7 +173,9 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
 def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> Answer | None:
     """The answer where the ends leave nothing to search."""
     if ends.verdict == "failed":
-        which = {"base": f"GOOD ({good[:10]})", "head": f"BAD ({bad[:10]})"}.get(ends.at, "the comparison of the ends")
+        which = {"base": f"GOOD ({short(good)})", "head": f"BAD ({short(bad)})"}.get(
+            ends.at, "the comparison of the ends"
+        )
         return Answer("undecided", f"{which} fails: {ends.message}", ends)
     slower = ends.verdict == "different" and ends.effect is not None and ends.effect > 0
     inaccurate = None if slower else _inaccurate(ends, settings)
@@ -204,7 +212,7 @@ def _check_base(history: History, ends: Finding, trace: Trace) -> Generator[Ques
         return None
     finding = yield from compared(history.good, history.base, "merge base", trace)
     where = side(finding, ends.effect)
-    name = history.base[:10]
+    name = short(history.base)
     if where == "below":
         return None
     if where == "above":
@@ -273,11 +281,13 @@ class _Hunter:
                 if inner:
                     return inner
                 self.undecided, self.nothing, self.unexplained = undecided, nothing, left
-                notes.append(f"no single commit of the branch {tip[:10]} shows it")
+                notes.append(f"no single commit of the branch {short(tip)} shows it")
             elif where in ("failed", "unclear"):
-                notes.append(f"the branch {tip[:10]} could not be compared with its start: {ends.message or 'unclear'}")
+                notes.append(
+                    f"the branch {short(tip)} could not be compared with its start: {ends.message or 'unclear'}"
+                )
             else:
-                notes.append(f"the branch {tip[:10]} alone does not show it: it is the merge itself")
+                notes.append(f"the branch {short(tip)} alone does not show it: it is the merge itself")
         return [replace(culprit, note="; ".join(notes))]
 
     def rests(
@@ -293,23 +303,32 @@ class _Hunter:
         known = self.trace.levels.get(line.changes[found.first - 2].commit) if found.first > 1 else None
         reached = 0.0 if known is None or known.verdict == "same" else known.effect or 0.0
         slack = math.hypot(_half(ends), _half(found.finding)) + max(self.settings.least, ends.least)
+        quiet = known is None or known.verdict == "same"
         culprits: list[Culprit] = []
-        for part, effect in ((before, reached), (after, ends.effect - reached - own)):
-            if not part.changes:
-                continue
-            significant = effect * self.sign > slack
-            larger = significant and effect * self.sign > own * self.sign
-            quiet = part is before and (known is None or known.verdict == "same")
-            if not larger and not (self.settings.all and not quiet):
-                self.unexplained += effect if significant else 0.0
-                continue
-            self.searched_rest = True
-            own_ends = yield from compared(part.good, part.bad, "rest", self.trace)
-            if own_ends.verdict == "different" and own_ends.effect and own_ends.effect * self.sign > 0:
-                culprits += yield from self.line(self._again(part), own_ends, merges, sure)
-            elif own_ends.verdict not in ("same", "different"):
-                self.unexplained += effect
+        for part, effect, still in ((before, reached, quiet), (after, ends.effect - reached - own, False)):
+            if part.changes and self._is_asked(effect, own, slack, still):
+                culprits += yield from self._rest(part, effect, merges, sure)
         return culprits
+
+    def _is_asked(self, effect: float, own: float, slack: float, quiet: bool) -> bool:
+        """Return whether a part may hold a larger change than the culprit's, or all are asked for; count it if not."""
+        significant = effect * self.sign > slack
+        larger = significant and effect * self.sign > own * self.sign
+        if larger or (self.settings.all and not quiet):
+            return True
+        self.unexplained += effect if significant else 0.0
+        return False
+
+    def _rest(
+        self, part: Line, effect: float, merges: tuple[str, ...], sure: float
+    ) -> Generator[Question, Finding, list[Culprit]]:
+        self.searched_rest = True
+        ends = yield from compared(part.good, part.bad, "rest", self.trace)
+        if ends.verdict == "different" and ends.effect and ends.effect * self.sign > 0:
+            return (yield from self.line(self._again(part), ends, merges, sure))
+        if ends.verdict not in ("same", "different"):
+            self.unexplained += effect
+        return []
 
     def _again(self, part: Line) -> Line:
         """A part of a line with what is known of its trees."""
@@ -318,21 +337,21 @@ class _Hunter:
     def answer(self, ends: Finding, culprits: list[Culprit]) -> Answer:
         culprits = sorted(culprits, key=lambda c: -abs(c.finding.effect or 0.0))
         rest = self.unexplained or None
-        what = "regression" if self.sign > 0 else "improvement"
+        what, noun = "regression" if self.sign > 0 else "improvement", self.history.noun
         if not culprits and self.nothing and self.undecided is None:
             none = Answer("none", f"no {what} to be found: the difference of the ends did not come again", ends)
             return _inaccurate(ends, self.settings) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""
-            return Answer("undecided", f"the {what} is there, but no commit could be named: {note}", ends, (), rest)
+            return Answer("undecided", f"the {what} is there, but no {noun} could be named: {note}", ends, (), rest)
         largest = culprits[0]
         if self.undecided is not None and largest.note == self.undecided.note:
-            text = f"most likely one of {len(largest.commits)} commits" if not largest.named else "most likely this one"
+            text = f"most likely one of {len(largest.commits)} {noun}s" if not largest.named else "most likely this one"
             return Answer("undecided", f"{text}, but {largest.note}", ends, tuple(culprits), rest, self.searched_rest)
         if not largest.named:
-            text = f"one of {len(largest.commits)} commits: those between could not be compared"
+            text = f"one of {len(largest.commits)} {noun}s: those between could not be compared"
             return Answer("narrowed", text, ends, tuple(culprits), rest, self.searched_rest)
-        number = "the commit" if len(culprits) == 1 else f"{len(culprits)} commits"
+        number = f"the {noun}" if len(culprits) == 1 else f"{len(culprits)} {noun}s"
         return Answer("found", f"{number} that made it", ends, tuple(culprits), rest, self.searched_rest)
 
 

@@ -32,7 +32,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     all: bool
     confidence: float
     paths: tuple[str, ...] = ()
-    bench: dict[str, Any] = {}  # settings of the comparison: min_effect, budget_s, python, setup
+    package: str | None = None  # whose releases are searched, in the place of commits
+    releases: tuple[str, ...] = ()  # versions, the oldest first
+    bench: dict[str, Any] = {}  # settings of the comparison: min_effect, budget, python, only_changed, those of Recipe
 
     @property
     def identity(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from groupbench.tracker.bisect.hunt import Answer, Culprit, History
+from groupbench.tracker.bisect.hunt import Answer, Culprit, History, short
 from groupbench.tracker.bisect.search import Finding, Question, Trace
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted
@@ -72,7 +72,7 @@ def step_line(question: Question, finding: Finding, history: History, metric: st
     name = what.get(question.why, question.why)
     again = ", again and longer" if question.budget > 1 else ""
     pairs = f", {counted(finding.pairs, 'pair')}" if finding.pairs else ""
-    return f"{number}. {name}{again}: {question.head[:10]}{subject}: {found}{pairs}, {finding.seconds:.0f} s"
+    return f"{number}. {name}{again}: {short(question.head)}{subject}: {found}{pairs}, {finding.seconds:.0f} s"
 
 
 def cause(finding: Finding) -> str:
@@ -90,20 +90,21 @@ def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str
     for culprit in answer.culprits:
         yield from _culprit_lines(culprit, history, metric, len(answer.culprits) > 1)
     if answer.total is not None and answer.total.effect is not None:
-        yield f"GOOD {history.good[:10]} to BAD {history.bad[:10]}: {_between(answer.total, metric)}"
+        yield f"GOOD {short(history.good)} to BAD {short(history.bad)}: {_between(answer.total, metric)}"
     if history.base != history.good and answer.outcome != "none":
-        yield f"GOOD is no ancestor of BAD: searched from their merge base {history.base[:10]}"
+        yield f"GOOD is no ancestor of BAD: searched from their merge base {short(history.base)}"
     if answer.unexplained:
         share = 100 * percent(answer.unexplained)
         hint = "" if answer.rest_searched else "; --all goes on to look for it"
         yield f"{share:+.1f} % of the difference is not explained by this{hint}"
     for name, why in trace.skipped.items():
-        yield f"skipped {name[:10]}: {why}"
+        yield f"skipped {short(name)}: {why}"
     path = history.first_parents(history.bad)[1]
     aside = len(history.inside) - len(path)
     branches = f" and {aside} on merged branches" if aside else ""
     searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
-    yield f"{counted(len(path), 'commit')} on the line of first parents{branches}; {searched}"
+    where = " on the line of first parents" if history.noun == "commit" else ""
+    yield f"{counted(len(path), history.noun)}{where}{branches}; {searched}"
 
 
 def counts(trace: Trace) -> str:
@@ -116,22 +117,22 @@ def _head(answer: Answer, history: History, metric: str, cell: str) -> str:
         return f"{answer.message}: {cell}" if answer.outcome != "narrowed" else f"narrowed to {answer.message}: {cell}"
     first = answer.culprits[0]
     more = f", and {len(answer.culprits) - 1} more" if len(answer.culprits) > 1 else ""
-    return f"{first.commits[0][:10]} made {cell} {change_text(first.finding, metric)}{more}"
+    return f"{short(first.commits[0])} made {cell} {change_text(first.finding, metric)}{more}"
 
 
 def _culprit_lines(culprit: Culprit, history: History, metric: str, several: bool) -> Iterator[str]:
     for name in culprit.commits:
         commit = history.commits[name]
-        yield f"  {name} {commit.subject} ({commit.author})"
+        yield f"  {name}" + (f" {commit.subject} ({commit.author})" if history.noun == "commit" else "")
     if several or not culprit.named:
-        yield f"    {change_text(culprit.finding, metric)} than {culprit.parent[:10]}"
-    yield f"    measured afresh against its parent {culprit.parent[:10]}: {_between(culprit.finding, metric)}"
+        yield f"    {change_text(culprit.finding, metric)} than {short(culprit.parent)}"
+    yield f"    measured afresh against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
     yield f"    certainty that it is {'this' if culprit.named else 'one of these'}: {_chance(culprit.confidence)}"
     for text in (cause(culprit.finding), culprit.note):
         if text:
             yield f"    {text}"
     if culprit.merges:
-        yield f"    came with merge {', '.join(merge[:10] for merge in culprit.merges)}"
+        yield f"    came with merge {', '.join(short(merge) for merge in culprit.merges)}"
 
 
 def _between(finding: Finding, metric: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
@@ -129,10 +130,17 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **give
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code, open_sides
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
+    project = this_project(context)
+    given["plugins"] = project.plugins(given["plugins"])
     _check_records(given["records"])
     with (
         open_sides(
-            base, head, setup=given["setup"], base_python=given["base_python"], head_python=given["head_python"]
+            base,
+            head,
+            repo=project.folder,
+            recipe=recipe_of(context, given["setup"]),
+            base_python=given["base_python"],
+            head_python=given["head_python"],
         ) as (first, second),
         Bench(
             first,
@@ -216,10 +224,11 @@ def _show(results: list[AbResult], form: Format | None) -> None:
     if form == "json":
         write_json([as_json(result) for result in results])
         return
-    write_table(COLUMNS, [_row(result) for result in results], form)
+    write_table(COLUMNS, [as_row(result) for result in results], form)
 
 
-def _row(result: AbResult) -> dict[str, Any]:
+def as_row(result: AbResult) -> dict[str, Any]:
+    """Return a comparison as COLUMNS show it."""
     from math import expm1
 
     cell = result.cell

@@ -144,6 +144,34 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
     return alert_moves.accept_improvements(session, judged, who, reason, _now())
 
 
+@click.command("accept-transition")
+@click.argument("run", required=False)
+@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: what changed.")
+@_who
+@click.pass_obj
+def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
+    """Accept the levels since a change of the toolchain or machine, of every series of RUN that moved with it.
+
+    The newest run unless RUN names another. From then on the gate judges by the new levels, and on another card
+    history goes on from what was measured before. A change of the code that came at the same time is accepted as well:
+    `confirm` separates the two first, where it can.
+    """
+    from groupbench.tracker.errors import QueryError
+
+    def change(session: Any) -> list[AlertRow]:
+        from groupbench.tracker import git
+        from groupbench.tracker.judge import alert_moves, gate
+        from groupbench.tracker.query.resolve import find_run
+
+        judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
+        accepted = alert_moves.accept_transition(session, judged, _person(who), reason, _now())
+        if not accepted:
+            raise QueryError(f"nothing to accept: no series of run {judged.run.id[:12]} moved with a transition")
+        return accepted
+
+    _change(db, change)
+
+
 @click.command()
 @_ids
 @click.option("--until", metavar="DATE|COMMIT", help="Back to new then: 2026-01-31, 30d, or when a commit is measured.")

@@ -1,13 +1,24 @@
-"""`groupbench bisect`: which commit made a kernel slower, or less accurate."""
+"""`groupbench bisect`: which commit, or which release of a package, made a kernel slower, or less accurate."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent, min_effect_option, reading
+from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.options import (
+    BACKEND,
+    DTYPE,
+    OPERATOR,
+    SHAPE,
+    Percent,
+    min_effect_option,
+    reading,
+)
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, printable
@@ -53,7 +64,11 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     help="Look for a regression, an improvement, or whichever there is.",
 )
 @click.option("--all", "all_", is_flag=True, help="Go on with what the first commit does not explain.")
-@click.option("--repo", type=click.Path(path_type=Path), default=".", help="The repository. Default: this folder's.")
+@click.option(
+    "--repo",
+    type=click.Path(path_type=Path),
+    help="The repository. Default: that of groupbench.toml, or this folder's.",
+)
 @click.option(
     "--paths",
     multiple=True,
@@ -69,6 +84,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option(
     "--confidence", type=Percent(), default="95", show_default=True, metavar="PCT", help="How sure to be of a name."
 )
+@click.option("--package", metavar="NAME==FIRST..LAST",
+              help="Search the releases of a package, in the place of commits: triton==3.6.0..3.8.0.")  # fmt: skip
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where comparisons are kept to resume from.")
 @click.option("--resume", is_flag=True, help="Go on with a search that was interrupted: the newest, or that of --log.")
 @output_formats
@@ -80,7 +97,7 @@ def bisect(
     form: Format | None,
     log_file: Path | None,
     resume: bool,
-    repo: Path,
+    repo: Path | None,
     **given: Any,
 ) -> None:
     """Name the commit between GOOD and BAD that made a kernel slower, or less accurate.
@@ -88,11 +105,15 @@ def bisect(
     \b
     groupbench bisect v1.2 HEAD --series 12
     groupbench bisect HEAD~40 HEAD --operator grouped_gemm --backend triton_pointer --shape 8,1024,512,256
+    groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
     Every step is an A/B of a commit against GOOD, both in turns on this machine, until it says the same or
     different. Both ends are checked first, wrong answers are counted on, and the commit found is measured once more
     against its parent before it is named. Commits that fail are skipped; merges are descended into.
+
+    With --package, the code stays as it is. Each release that the package index has is installed into an environment
+    that is kept, in front of this interpreter's packages.
 
     \b
     0  nothing to be found: the ends measure the same, or BAD is better; or the improvement asked for
@@ -106,17 +127,24 @@ def bisect(
     from groupbench.tracker.bisect.hunt import hunt
     from groupbench.tracker.bisect.search import Trace
 
-    repository = bisect_git.folder_of(repo)
+    given["plugins"] = this_project(context).plugins(given["plugins"])
+    repository = bisect_git.folder_of(repo or this_project(context).folder)
     folder = bisect_git.log_folder(repository)
-    if resume and good is None:
+    if given["package"] and (good is not None or given["python"]):
+        raise click.UsageError("--package searches releases: it goes without GOOD, BAD and --python", context)
+    if resume and good is None and not given["package"]:
         path = log_file or bisect_log.newest(folder)
         header = bisect_log.read_header(path)
     else:
-        if good is None or bad is None:
-            raise click.UsageError("give GOOD and BAD, or --resume", context)
-        header = _header(context, repository, good, bad, given)
+        if not given["package"] and (good is None or bad is None):
+            raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
+        ends = ("HEAD", "HEAD") if good is None or bad is None else (good, bad)
+        header = _header(context, repository, *ends, given)
         path = log_file or folder / f"bisect-{header.identity}.jsonl"
-    history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
+    if header.package is None:
+        history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
+    else:
+        history = bisect_git.history_of_releases(header.package, header.releases)
     trace = Trace()
     said = iter(range(1, 1_000_000))
 
@@ -144,7 +172,13 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
     cell = _cell_of_series(context, given) if given["series"] else _cell_of_options(context, given)
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
     paths = given["paths"] or bisect_git.relevant_paths(repository, last, given["plugins"])
-    bench = {name: given[name] for name in ("min_effect", "budget", "python", "setup", "only_changed") if given[name]}
+    bench = {name: given[name] for name in ("min_effect", "budget", "python", "only_changed") if given[name]}
+    bench |= {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(recipe_of(context, given["setup"])).items()
+        if value
+    }
+    package, releases = _releases(context, given["package"])
     return Header(
         repository=str(repository),
         good=first,
@@ -155,8 +189,23 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
         all=given["all_"],
         confidence=given["confidence"],
         paths=tuple(paths),
+        package=package,
+        releases=releases,
         bench=bench,
     )
+
+
+def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return (package, its releases, the oldest first) of --package. Raises ToolchainError."""
+    from groupbench.tracker.ab.toolchains import releases
+
+    if text is None:
+        return None, ()
+    said = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
+    if said is None:
+        raise click.UsageError(f"--package {text!r}: give NAME==FIRST..LAST, as triton==3.6.0..3.8.0", context)
+    package, first, last = said.groups()
+    return package, tuple(releases(package, first, last))
 
 
 def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +238,8 @@ def _plan(history: History, header: Header, path: Path) -> str:
     change = "changes" if changes == 1 else "change"
     within = f" of which {changes} {change} {', '.join(header.paths) or 'something'}"
     first_parents = len(history.first_parents(history.bad)[1])
+    if header.package is not None:
+        return f"{counted(len(header.releases), 'release')} of {header.package}; comparisons are kept in {path}"
     return f"{counted(first_parents, 'commit')} on the line of first parents{within}; comparisons are kept in {path}"
 
 

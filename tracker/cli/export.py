@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -24,8 +25,13 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: what the name of FILE ends in.")
+@click.option(
+    "--csv-safe",
+    is_flag=True,
+    help="Write CSV for a spreadsheet: texts that it would take for formulas begin with an apostrophe.",
+)
 @click.pass_obj
-def export(db: str, file: str, form: str | None) -> None:
+def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
     """Write every point to FILE; `-` is stdout.
 
     jsonl is lossless: records as they were measured, samples as float32, which `ingest` takes back. csv has a line
@@ -35,10 +41,13 @@ def export(db: str, file: str, form: str | None) -> None:
     from groupbench.tracker.errors import StoreError
     from groupbench.tracker.text.files import whole_file
 
-    form = form or _SUFFIXES.get(Path(file).suffix.lower(), "jsonl" if file == "-" else None)
+    ending = "jsonl" if file == "-" else None
+    form = form or ("csv" if csv_safe else _SUFFIXES.get(Path(file).suffix.lower(), ending))
     if form is None:
         raise click.UsageError(f"{file}: no format has this ending; give --format {'|'.join(FORMATS)}")
-    write = _writer(form)
+    if csv_safe and form != "csv":
+        raise click.UsageError(f"--csv-safe is of CSV, not of {form}")
+    write = _writer(form, csv_safe)
     with reading(db) as session:
         if file == "-":
             write(session, sys.stdout.buffer)
@@ -48,13 +57,14 @@ def export(db: str, file: str, form: str | None) -> None:
     say(printable(f"{file}: {counted(count, 'point')}"))
 
 
-def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
+def _writer(form: str, csv_safe: bool) -> Callable[[Session, IO[bytes]], int]:
     from groupbench.tracker.formats import write_table, write_v3
     from groupbench.tracker.store import records
 
-    return {
+    writers: dict[str, Callable[[Session, IO[bytes]], int]] = {
         "jsonl": records.write_jsonl,
-        "csv": write_table.write_csv,
+        "csv": partial(write_table.write_csv, safe=csv_safe),
         "parquet": write_table.write_parquet,
         "v3": write_v3.write_v3,
-    }[form]
+    }
+    return writers[form]

@@ -25,6 +25,10 @@ LONGEST = 300
 """Characters of a note in the table: a compiler's message may be megabytes. JSON and CSV have all of it."""
 
 
+REPROS = 3
+"""Commands that measure rows again, below the table. JSON and CSV have one for each row."""
+
+
 def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 2] + " …"
 
@@ -101,7 +105,7 @@ def gate(
     1  a latency, an accuracy or a repeatability regressed, or a result is wrong
     2  usage
     3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
-    4  a series has results only from unlike environments
+    4  a series moved on a machine that is new to it
     """
     from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates
@@ -168,11 +172,18 @@ def _write(found: Gate, form: Format | None) -> None:
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
+        again = [row.repro for row in rest if row.repro and row.verdict.exit is not ExitCode.OK]
+        for command in again[:REPROS]:
+            click.echo(printable(f"again: {command}"))
 
 
 def was(row: Judged) -> str:
     """Return the level before the change: ms, or with its unit what is no latency."""
-    return row.metric.text(row.level_before) if row.metric is not None and row.further else milliseconds(row.before_ms)
+    return (
+        row.metric.text(row.level_before)
+        if row.metric is not None and row.further
+        else milliseconds(row.effect.before_ms)
+    )
 
 
 def now(row: Judged) -> str:
@@ -187,6 +198,6 @@ def now(row: Judged) -> str:
 
 def interval(row: Judged) -> str:
     """Of the change: `+2.1% .. +3.9%`."""
-    if row.low is None or row.high is None:
+    if row.effect.low is None or row.effect.high is None:
         return ""
-    return f"{signed_percent(row.low)} .. {signed_percent(row.high)}"
+    return f"{signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}"

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from groupbench.tracker.text.cells import cell_for, formula_safe
 from groupbench.tracker.text.wording import printable
 from groupbench.tracker.verdicts import Verdict
 
@@ -56,7 +57,22 @@ def output_formats(command: F) -> F:
         command = click.option(
             f"--{name}", f"as_{name}", is_flag=True, expose_value=False, callback=_take_format, help=f"Write {text}."
         )(command)
-    return command
+    return click.option(
+        "--csv-safe",
+        is_flag=True,
+        expose_value=False,
+        callback=_take_safe,
+        help="Write CSV for a spreadsheet: texts that it would take for formulas begin with an apostrophe.",
+    )(command)
+
+
+def _take_safe(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given and context.params.get("form") != "csv":
+        _take_format(context, click.Option(["--csv", "as_csv"]), True)
+    context.meta[_SAFE] = given
+
+
+_SAFE = f"{__name__}.csv_safe"
 
 
 def _take_format(context: click.Context, option: click.Parameter, given: bool) -> None:
@@ -120,10 +136,7 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
 
     console = Console()
     cells = _cells(columns, rows)
-    own = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
-    told = ", ".join(
-        f"{column.header} {cells[0][i]}" for i, column in enumerate(columns) if i not in own and cells[0][i]
-    )
+    own, shared = _shared(columns, cells)
     for i in (i for i, column in enumerate(columns) if column.middle):
         for line in cells:
             line[i] = shortened(line[i], _LONGEST)
@@ -133,19 +146,28 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     if len(layout.lines) > 1 and len(rows) > 1:
         cells = [[line[i] for i in own] for line in cells]
         layout = lay_out([heads[i] for i in own], cells, console.width)
-        lines += [Text(text) for text in folded(f"in every row: {told}", console.width) if told]
+        lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
     for line in cells:
         lines += layout.row(line, _COLOURS)
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
+def _shared(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int], str]:
+    """Return (the columns in which rows differ, and the first; what all rows hold in the others)."""
+    own = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
+    others = [i for i in range(len(columns)) if i not in own and cells[0][i]]
+    return own, ", ".join(f"{columns[i].header} {cells[0][i]}" for i in others)
+
+
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.key for column in columns)
+    context = click.get_current_context(silent=True)
+    quoted: Callable[[Any], Any] = formula_safe if context and context.meta.get(_SAFE) else lambda value: value
+    writer.writerow(quoted(column.key) for column in columns)
     for row in rows:
-        writer.writerow(_csv_value(row[column.key]) for column in columns)
+        writer.writerow(cell_for(sys.stdout, quoted(_csv_value(row[column.key]))) for column in columns)
     return out.getvalue()
 
 

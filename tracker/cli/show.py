@@ -11,6 +11,7 @@ import click
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
 from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -141,6 +142,7 @@ def _point_facts(detail: PointDetail) -> dict[str, Any]:
         "trigger": point.run.trigger,
         "plan": point.run.plan,
         "command": detail.command,
+        "repro": repro.measure(series, None if point.run.dirty else point.run.commit),
         "commit": point.run.commit_text,
         "parents": list(detail.parents),
         "branch": point.run.branch,
@@ -180,11 +182,15 @@ def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list
     facts |= {f"setting {name}": value for name, value in settings.items()}
     yield "environment", _FACTS, [{"fact": name, "value": value} for name, value in facts.items()]
     if detail.kernels:
-        columns = ("name", "registers", "spills", "shared_bytes", "hash", "config")
+        columns = (
+            *("name", "launches", "registers", "spills", "shared_bytes", "occupancy", "counts", "counted_in"),
+            *("hash", "config"),
+        )
         rows = [{name: getattr(kernel, name) for name in columns} for kernel in detail.kernels]
         for row in rows:
             row["config"] = ", ".join(f"{key}={value}" for key, value in row["config"].items())
-        yield "kernels", tuple(Column(name, name, wraps=name in ("name", "config")) for name in columns), rows
+            row["counts"] = ", ".join(f"{number} {kind}" for kind, number in row["counts"].items())
+        yield "kernels", tuple(Column(name, name, wraps=name in ("name", "counts", "config")) for name in columns), rows
     if detail.bursts_ms:
         yield "bursts", _burst_columns(detail), _burst_rows(detail)
 

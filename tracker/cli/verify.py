@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import reading
+from groupbench.tracker.errors import DamageError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
@@ -22,17 +23,23 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
 
     from sqlalchemy import func, select
 
-    from groupbench.tracker.store.maintenance import verify as problems_of
     from groupbench.tracker.store.schema import Point
+    from groupbench.tracker.store.verify import Problem
+    from groupbench.tracker.store.verify import verify as problems_of
 
-    with reading(context.obj) as session:
-        problems = list(islice(problems_of(session, quick=quick), limit + 1))
-        for problem in problems[:limit]:
-            click.echo(printable(str(problem)))
-        if problems:
-            more = f"; only the first {limit} are shown" if len(problems) > limit else ""
-            shown = counted(len(problems[:limit]), "problem")
-            click.echo(f"VERIFY {shown}{more}; restore a backup, or `export` what can be read")
-            context.exit(ExitCode.FAILED)
-        number = session.scalar(select(func.count()).select_from(Point)) or 0
+    problems: list[Problem] = []
+    number = 0
+    try:
+        with reading(context.obj) as session:
+            problems = list(islice(problems_of(session, quick=quick), limit + 1))
+            number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
+    except DamageError as error:  # so much that it cannot be opened
+        problems.append(Problem("damage", error.message))
+    for problem in problems[:limit]:
+        click.echo(printable(str(problem)))
+    if problems:
+        more = f"; only the first {limit} are shown" if len(problems) > limit else ""
+        shown = counted(len(problems[:limit]), "problem")
+        click.echo(f"VERIFY {shown}{more}; restore a backup, or `groupbench repair` what can be read")
+        context.exit(ExitCode.FAILED)
     click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", their hashes not looked at" if quick else ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import IO, Any
@@ -16,7 +16,9 @@ from groupbench.tracker.errors import StoreError
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.metrics import carried
 from groupbench.tracker.store.packing import unpack_samples
+from groupbench.tracker.store.points import AMOUNTS
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime
+from groupbench.tracker.text.cells import cell_for, formula_safe
 
 COLUMNS: tuple[tuple[str, Any], ...] = (
     ("run", Run.uuid),
@@ -58,18 +60,26 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
 )
 """(name, what it is), in the order of the file, before the metrics that records carry by name."""
 
+_AMOUNTS = {name: place for place, (name, _) in enumerate(COLUMNS) if name in AMOUNTS}
+"""Columns in which a point's own record may differ from its series."""
+
 _BATCH = 5000
 
 
-def write_csv(session: Session, file: IO[bytes]) -> int:
-    """One line for each point, in order of runs; gives how many. An unknown value is empty."""
+def write_csv(session: Session, file: IO[bytes], *, safe: bool = False) -> int:
+    """One line for each point, in order of runs; gives how many. An unknown value is empty.
+
+    `safe` is for spreadsheets: a text that one would take for a formula begins with an apostrophe.
+    """
+    quoted: Callable[[Any], Any] = formula_safe if safe else lambda value: value
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     names = [metric.name for metric in carried()]
     writer.writerow([*(name for name, _ in COLUMNS), *names])
     count = 0
     for *row, metrics in _rows(session, Point.metrics):
-        writer.writerow([_text(value) for value in (*row, *_values(metrics, names))])
+        cells = (*row, *_values(metrics, names))
+        writer.writerow([cell_for(file, _text(quoted(value))) for value in cells])
         count += 1
     text.detach()
     return count
@@ -108,7 +118,7 @@ def write_parquet(session: Session, file: IO[bytes]) -> int:
 def _rows(session: Session, *further: Any) -> Iterator[Any]:
     columns = [*(column.label(name) for name, column in COLUMNS), *further]
     query = (
-        select(*columns)
+        select(Point.amounts, *columns)
         .select_from(Point)
         .join(Run, Point.run_id == Run.id)
         .join(Commit, Run.commit_id == Commit.id)
@@ -117,7 +127,10 @@ def _rows(session: Session, *further: Any) -> Iterator[Any]:
         .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
         .order_by(Point.run_id, Point.id)
     )
-    return iter(session.execute(query.execution_options(yield_per=_BATCH)))
+    for amounts, *row in session.execute(query.execution_options(yield_per=_BATCH)):
+        for name, place in _AMOUNTS.items() if amounts else ():
+            row[place] = amounts.get(name, row[place])
+        yield row
 
 
 def _values(metrics: Mapping[str, float] | None, names: Sequence[str]) -> list[float | None]:

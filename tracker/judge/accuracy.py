@@ -13,7 +13,7 @@ from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.parts import Q, history, joined, moved, percent_of
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged
 from groupbench.tracker.metrics import RMS
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
@@ -76,17 +76,19 @@ class AccuracyRule:
         turn, seen = self.known.turns[point.series.pk], self.known.pasts.earlier_ok(point.series.pk)
         runs = self.known.runs
         span = Span(None if turn.base is None else runs[turn.base], runs[turn.head])
-        row = Judged(point.series, Verdict.WRONG, point, "result", note=point.message, n=seen, span=span)
+        row = Judged(
+            point.series, Verdict.WRONG, point, "result", note=point.message, evidence=Evidence(seen), span=span
+        )
         if span.base is None:
             return row
         cause = find_cause(*self.known.facts_of(point, span), result=True)
         note = joined(point.message, cause.note)
-        return replace(row, before_ms=turn.ms, before_rms=turn.rms, cause=cause.word, note=note)
+        return replace(row, effect=Effect(turn.ms, turn.rms), cause=cause.word, note=note)
 
     def worse(self, point: PointRow, row: Judged) -> Judged | None:
         """Return what got worse besides the latency, which is `row`'s and is named in the same row."""
         found = self._less_accurate(point, row) or self._not_repeatable(point, row)
-        return found and replace(found, p=None, q=None)  # those are the latency's
+        return found and replace(found, evidence=replace(found.evidence, p=None, q=None))  # those are the latency's
 
     def _less_accurate(self, point: PointRow, row: Judged) -> Judged | None:
         """A result that is within tolerance, yet worse than it was; with what the latency did in the same row."""
@@ -111,7 +113,8 @@ class AccuracyRule:
         cause = find_cause(*self.known.facts_of(point, span), result=True)
         return replace(
             row, verdict=Verdict.REGRESSED, what="accuracy", cause=cause.word, note=joined(note, cause.note),
-            before_rms=before, n=len(past) - 1, span=span, since=since, ab_base=None, compared=None,
+            effect=replace(row.effect, before_rms=before), evidence=replace(row.evidence, n=len(past) - 1),
+            news=replace(row.news, since=since), span=span, ab_base=None, compared=None,
         )  # fmt: skip
 
     def _not_repeatable(self, point: PointRow, row: Judged) -> Judged | None:
@@ -128,7 +131,8 @@ class AccuracyRule:
         note = joined("two executions no longer agree bit by bit", cause.note)
         return replace(
             row, verdict=Verdict.REGRESSED, what="repeatability", cause=cause.word, note=note,
-            n=len(past) - 1, span=span, since=len(past) - 1 - last, ab_base=None, compared=None,
+            evidence=replace(row.evidence, n=len(past) - 1), news=replace(row.news, since=len(past) - 1 - last),
+            span=span, ab_base=None, compared=None,
         )  # fmt: skip
 
     def _agreed(self, point: PointRow) -> tuple[Past, int] | None:

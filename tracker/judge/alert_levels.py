@@ -44,12 +44,17 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
 
 def levels(row: Judged) -> tuple[float | None, float | None]:
     """Return (before, after) of what a row says, in the unit of its metric."""
-    if row.what == "latency" and row.before_ms and row.change is not None:
-        return row.before_ms, row.before_ms * (1 + row.change)
-    if row.what == "accuracy" and row.before_rms is not None and row.point is not None and row.point.rms is not None:
-        return row.before_rms, row.point.rms
-    if row.what in METRICS and row.before is not None and row.now is not None:
-        return row.before, row.now
+    if row.what == "latency" and row.effect.before_ms and row.change is not None:
+        return row.effect.before_ms, row.effect.before_ms * (1 + row.change)
+    if (
+        row.what == "accuracy"
+        and row.effect.before_rms is not None
+        and row.point is not None
+        and row.point.rms is not None
+    ):
+        return row.effect.before_rms, row.point.rms
+    if row.what in METRICS and row.effect.before is not None and row.now is not None:
+        return row.effect.before, row.now
     return None, None
 
 
@@ -81,12 +86,16 @@ def is_back(alert: AlertRow, row: Judged) -> bool:
 def _latency_is_back(alert: AlertRow, point: PointRow, row: Judged) -> bool:
     if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
         return False
-    if alert.environment != point.environment.identity or point.timing is None:
+    if alert.machine != point.environment.machine or point.timing is None:
         return False
-    runs = [run for run, _ in row.latest]
+    runs = [run for run, _ in row.evidence.latest]
     since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
     return on_level(
-        [log for _, log in row.latest[since:]], math.log(alert.before), alert.effect, row.sigma, point.timing
+        [log for _, log in row.evidence.latest[since:]],
+        math.log(alert.before),
+        alert.effect,
+        row.evidence.sigma,
+        point.timing,
     )
 
 

@@ -93,7 +93,7 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     head = row.span.head if row.span else row.point.run
     base = row.span.base if row.span else None
     before, after = levels(row)
-    interval = (row.low, row.high) if row.what in METRICS else (None, None)
+    interval = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     identity = select(Series.identity).where(Series.id == row.series.pk)
     said = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
     known = session.scalar(select(Alert.id).where(Alert.identity == digest(said)))
@@ -132,6 +132,26 @@ def accept_improvements(session: Session, gate: Gate, who: str, reason: str | No
     }
     for key in sorted(keys):
         _move(session, key, "expected", who, reason or Verdict.IMPROVED, now)
+    return find(session, keys=keys) if keys else []
+
+
+def accept_transition(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
+    """Accept the levels since the newest change of the toolchain or machine: a run is judged by these from then on.
+
+    Each is kept as an alert that is closed as invalid, since it is no change of the code. A wrong result is never
+    accepted.
+    """
+    at = f"run {gate.run.id[:12]} at {gate.run.state}"
+    keys = set()
+    for row in gate.rows:
+        transition = row.transition
+        if transition is None or row.what not in {*METRICS, "accuracy", "repeatability"}:
+            continue
+        if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE or transition.machine:
+            key = _open(session, row, now, at) if row.alert is None else row.alert.pk
+            why = reason or "; ".join(transition.differences)
+            _move(session, key, "invalid", who, why, now)
+            keys.add(key)
     return find(session, keys=keys) if keys else []
 
 

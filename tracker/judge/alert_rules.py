@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alert_levels import is_back, same_change
@@ -13,7 +12,7 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import CANARY, Judged
+from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.verdicts import Verdict
 
@@ -46,7 +45,7 @@ class AlertRules:
         same = [each for each in of_series if not self.known.accepted(each) and same_change(each, row)]
         if same:
             return replace(row, alert=same[-1], note=joined(row.note, self._text(same[-1])))
-        return row if row.since <= OLD else None
+        return row if row.news.since <= OLD else None
 
     def _in_doubt(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
         """A suspect: the regression of an open alert, the level before that alert again, or what it was."""
@@ -58,7 +57,7 @@ class AlertRules:
         if not back or row.change is None or row.change > 0:
             return row
         note = joined(f"back on the level before alert {back[-1].pk}", row.note)
-        return replace(row, verdict=Verdict.OK, loud=True, note=note, ab_base=None)
+        return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note, ab_base=None)
 
     def _not_dealt_with(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
         """Whatever history says: the level of an open alert is still there, accepted or not."""
@@ -66,23 +65,24 @@ class AlertRules:
             if not self._holds(alert, row):
                 continue
             if self.known.accepted(alert):
-                return replace(row, alert=alert, loud=True, note=joined(row.note, self._text(alert)))
+                news = replace(row.news, loud=True)
+                return replace(row, alert=alert, news=news, note=joined(row.note, self._text(alert)))
             if row.verdict.quiet and row.verdict is not Verdict.NEW:
                 return self._still(row, alert)
         return row
 
     def _holds(self, alert: AlertRow, row: Judged) -> bool:
-        """Whether an alert is open and its level is still there, in the same environment."""
+        """Whether an alert is open and its level is still there, on the same machine."""
         if alert.state not in alerts.OPEN or alert.metric == "result" or row.point is None:
             return False
-        return alert.environment == row.point.environment.identity and not is_back(alert, row)
+        return alert.machine == row.point.environment.machine and not is_back(alert, row)
 
     def _still(self, row: Judged, alert: AlertRow) -> Judged:
         """A regression that history has grown used to, and nobody has dealt with."""
         span = Span(alert.base_run, alert.run, alert.author)
         note = joined("still there", self._text(alert))
         row = replace(row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared)
-        return replace(row, what=alert.metric, cause=alert.cause, span=span, **_levels(row, alert))
+        return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))
 
     def _text(self, alert: AlertRow) -> str:
         return alert.text + ("; that time is over" if alert.pk in self.known.lapsed else "")
@@ -90,20 +90,20 @@ class AlertRules:
 
 def _long_ago(row: Judged) -> Judged:
     """A change that is no news, as one that is only noted."""
-    if row.since <= OLD or not row.verdict.changed:
+    if row.news.since <= OLD or not row.verdict.changed:
         return row
-    note = joined(f"long ago: {row.since} results on this level", row.note)
-    return replace(row, verdict=Verdict.OK, old=True, note=note, ab_base=None)
+    note = joined(f"long ago: {row.news.since} results on this level", row.note)
+    return replace(row, verdict=Verdict.OK, news=replace(row.news, old=True), note=note, ab_base=None)
 
 
-def _levels(row: Judged, alert: AlertRow) -> dict[str, Any]:
-    """What an alert says of the level before, as fields of a row."""
+def _levels(row: Judged, alert: AlertRow) -> Effect:
+    """Return the effect of a row with what an alert says of the level before."""
     if alert.before is None:
-        return {}
+        return row.effect
     if alert.metric == "accuracy":
-        return {"before_rms": alert.before}
+        return replace(row.effect, before_rms=alert.before)
     if alert.metric not in METRICS or row.point is None:
-        return {}
+        return row.effect
     now = row.point.value(METRICS[alert.metric])
     low, high = (None if end is None else math.expm1(end) for end in (alert.low, alert.high))
     # The alert's own effect, which its interval belongs to; today's result alone may lie outside.
@@ -111,7 +111,7 @@ def _levels(row: Judged, alert: AlertRow) -> dict[str, Any]:
     if change is None and now is not None and alert.before:
         change = now / alert.before - 1
     if alert.metric != "latency":
-        return {"before": alert.before, "change": change, "low": low, "high": high}
+        return replace(row.effect, before=alert.before, change=change, low=low, high=high)
     if not now or not alert.before:
-        return {}
-    return {"before_ms": alert.before, "change": change, "low": low, "high": high}
+        return row.effect
+    return replace(row.effect, before_ms=alert.before, change=change, low=low, high=high)

@@ -27,13 +27,15 @@ from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.metrics import of_alert
 from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Environment, Point
+from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Point
+from groupbench.tracker.text import repro
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
@@ -69,7 +71,7 @@ class AlertRow:
     cause: str | None
     base_run: RunRow | None
     run: RunRow
-    environment: str | None  # identity of where the change was seen
+    machine: str | None  # identity of the one on which the change was seen
     before: float | None
     after: float | None
     effect: float | None
@@ -120,7 +122,7 @@ class AlertRow:
         return (
             *("alert", "state", "metric", "cause", *SHOWN),
             *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
-            *("ab", "opened", "until", "last", "events"),
+            *("ab", "opened", "until", "last", "repro", "events"),
         )
 
     def flat(self) -> dict[str, Any]:
@@ -139,6 +141,7 @@ class AlertRow:
             "opened": self.opened,
             "until": self.until,
             "last": self.events[-1].text if self.events else None,
+            "repro": repro.measure(self.series, None if self.run.dirty else self.run.commit),
             "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
         }
 
@@ -179,7 +182,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
     events: dict[int, list[Event]] = {}
     compared: dict[int, Compared] = {}
-    where: dict[tuple[int, int], str] = {}
+    where: dict[tuple[int, int], int] = {}
     for chunk in chunks(row.id for row in rows):
         told = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
         for event in session.scalars(told):
@@ -187,12 +190,13 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
         by = select(Comparison).join(Alert, Alert.comparison_id == Comparison.id).where(Alert.id.in_(chunk))
         compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(by))
         at = (
-            select(Alert.series_id, Alert.run_id, Environment.identity)
+            select(Alert.series_id, Alert.run_id, Point.environment_id)
             .join(Point, and_(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id))
-            .join(Environment, Point.environment_id == Environment.id)
             .where(Alert.id.in_(chunk))
         )
-        where.update(((series, run), identity) for series, run, identity in session.execute(at))
+        where.update(((series, run), key) for series, run, key in session.execute(at))
+    environments = environment_rows(session, set(where.values()))
+    machines = {place: environments[key].machine for place, key in where.items()}
     wrote = authors(session, {runs[row.run_id].commit for row in rows})
     return [
         AlertRow(
@@ -203,7 +207,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             cause=row.cause,
             base_run=None if row.base_run_id is None else runs[row.base_run_id],
             run=runs[row.run_id],
-            environment=where.get((row.series_id, row.run_id)),
+            machine=machines.get((row.series_id, row.run_id)),
             opened=row.opened,
             until_time=row.until_time,
             until_commit=row.until_commit,

@@ -3,12 +3,13 @@
 In this order, the first that holds:
 
     machine         the run's canaries moved, which no code under test can do
-    environment     a package, the driver, the card or a setting is not what it was
+    environment     the card, its power limit or a setting is not what it was
+    toolchain       torch, Triton, Helion, CUDA, Python or the driver is another; with the code, where that is, too
     infrastructure  the code is the same commit, or the compiled kernels are the same to the last instruction
     tuning          the same kernels by name were compiled from another config, as an autotuner chooses
     code            none of these
 
-An A/B of the two commits in turns on one machine overrules the first three: machine and environment are the same on
+An A/B of the two commits in turns on one machine overrules the first four: machine and environment are the same on
 both of its sides, so that what differs there is the code, or its tuning. That compiled kernels are the same is said
 all the same: it is what an A/A looks like, and tells the noise.
 
@@ -18,15 +19,18 @@ clear the code of it: what launches them, and what torch computes around them, m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.compare.kernels import differences
+from groupbench.tracker.environment import machine_differences, toolchain_differences
 from groupbench.tracker.query.rows import State
 from groupbench.tracker.record import Environment, Kernel
 
-Word = Literal["machine", "environment", "infrastructure", "tuning", "code"]
+Word = Literal["machine", "environment", "toolchain", "code and toolchain", "infrastructure", "tuning", "code"]
+
+OF_TOOLCHAINS = ("toolchain", "code and toolchain")
 
 _SHOWN = 4
 """Differences that are named one by one."""
@@ -62,19 +66,21 @@ def find_cause(
         if canaries_moved:
             return Cause("machine", "canary moved: the machine, not the code")
         if before is not None and before.environment is not None and after.environment is not None:
-            changed = environment_differences(before.environment, after.environment)
-            if changed:
-                return Cause("environment", some(changed))
+            found = _surroundings(before, before.environment, after, after.environment)
+            if found is not None:
+                return found
         if before is not None and _same_code(before, after):
             return Cause("infrastructure", "the same commit before and after")
         if same_kernels and not result:
             return Cause("infrastructure", SAME_KERNELS)
-    configs = config_differences(before.kernels if before else (), after.kernels)
-    if configs:
-        return Cause("tuning", some(configs))
+    told = some(differences(before.kernels if before else (), after.kernels))
+    if before is not None and _other_config(before.kernels, after.kernels):
+        return Cause("tuning", told)
     if same_kernels:
         return Cause("code", SAME_KERNELS)
-    return Cause("code", "compiled kernel changed" if same_kernels is False else None)
+    if same_kernels is None:
+        return Cause("code", None)
+    return Cause("code", f"compiled kernel changed: {told}" if told else "compiled kernel changed")
 
 
 SAME_KERNELS = "compiled kernel as before"
@@ -82,20 +88,30 @@ DRIFT = "drift"
 """A cause that needs no finding: many small steps in one direction, none of which is a change."""
 
 
-def config_differences(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[str]:
-    """What the configs of kernels of one name differ in: `BLOCK_M 64 → 128`. Empty where their names differ."""
-    if not before or [kernel.name for kernel in before] != [kernel.name for kernel in after]:
-        return []
-    told: list[str] = []
-    for old, new in zip(before, after, strict=True):
-        told += (text for text in _differences(old.config, new.config) if text not in told)
-    return told
+def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:
+    """Whether the same kernels by name were compiled from another config."""
+    old, new = ([kernel for kernel in side if not kernel.external] for side in (before, after))
+    if [kernel.name for kernel in old] != [kernel.name for kernel in new]:
+        return False
+    return any(one.config != other.config for one, other in zip(old, new, strict=True))
 
 
 def some(texts: Sequence[str]) -> str:
     """The first few, and how many more."""
     more = len(texts) - _SHOWN
     return "; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _surroundings(before: Facts, old: Environment, after: Facts, new: Environment) -> Cause | None:
+    """Return the machine or the toolchain as the cause, where it is another; the machine first."""
+    machine, toolchain = machine_differences(old, new), toolchain_differences(old, new)
+    if machine:
+        return Cause("environment", some((*machine, *toolchain)))
+    if not toolchain:
+        return None
+    kernels = SAME_KERNELS if _same_kernels(before, after) else None
+    note = "; ".join(text for text in (some(toolchain), kernels) if text)
+    return Cause("toolchain" if _same_code(before, after) else "code and toolchain", note)
 
 
 def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
@@ -106,16 +122,3 @@ def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
 
 def _same_code(before: Facts, after: Facts) -> bool:
     return before.state is not None and before.state == after.state and not after.state.dirty
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    names = [*before, *(name for name in after if name not in before)]
-    return [
-        f"{name} {_shown(before, name)} → {_shown(after, name)}"
-        for name in names
-        if before.get(name, ...) != after.get(name, ...)
-    ]
-
-
-def _shown(config: Mapping[str, Any], name: str) -> str:
-    return "absent" if name not in config else str(config[name])[:60]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,26 @@ from sqlalchemy import select
 
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.known import Known
-from groupbench.tracker.judge.parts import OLD, Q, history, joined, known, moved, relative
-from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.parts import OLD, Q, history, joined, known, loud_while_new, moved, percent, relative
+from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import Metric, judged
+from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Environment, Point, Run
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME
+from groupbench.tracker.store.schema import Point, Run
 from groupbench.tracker.verdicts import Verdict
 
 GROSS = 5.0
 """Where a series is too young for statistics, a change of so many times the least that counts is a suspect."""
+
+FLIPS = 2
+"""Changes of an exact value among the newest results from which on one to a value that was there before is no news:
+a regression, its repair and the same regression again are three changes, of which the last is told by its alert."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +79,31 @@ class FurtherRule:
         span = Span(self.known.runs.get(int(past.run[step.first])), self.known.runs[int(past.run[step.last])])
         cause = find_cause(*self.known.facts_of(point, span), result=True)
         note = joined(f"{metric.name} {metric.text(step.before)} → {metric.text(now)}", cause.note)
+        change = now / step.before - 1 if step.before else None
+        effect, evidence = Effect(before=step.before, change=change), Evidence(len(past) - 1)
+        if finding is not None:
+            change = change if finding.effect is None else math.expm1(finding.effect)
+            effect = replace(effect, change=change, low=relative(finding.low), high=relative(finding.high))
+            evidence = replace(evidence, sigma=known(finding.sigma), p=known(finding.p), q=known(finding.q))
         row = Judged(
-            point.series, step.verdict, point, metric.name, cause.word, note, before=step.before, span=span,
-            change=now / step.before - 1 if step.before else None, n=len(past) - 1, since=step.since,
+            point.series, step.verdict, point, metric.name, cause.word, note, effect, evidence, News(step.since), span
         )  # fmt: skip
-        if finding is None:
-            return row
-        return replace(
-            row, low=relative(finding.low), high=relative(finding.high), p=known(finding.p), q=known(finding.q),
-            sigma=known(finding.sigma), change=row.change if finding.effect is None else math.expm1(finding.effect),
-        )  # fmt: skip
+        return self._hinted(row) if metric.hint and finding is None and step.verdict is Verdict.SUSPECT else row
+
+    def _hinted(self, row: Judged) -> Judged:
+        """Judge what only may make a kernel slower by an A/B of the latency, and ask for one where there is none."""
+        assert row.span is not None
+        run, base = self.known.run, row.span.base
+        ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
+        compared = comparisons.about(self.known.comparisons.get(row.series.pk, ()), *ends)
+        if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
+            askable = base is not None and all(ends) and base.commit != run.commit
+            return replace(row, ab_base=base if askable else None, compared=compared)
+        slower = compared.verdict == DIFFERENT and (compared.effect or 0.0) > 0
+        effect = f" {percent(compared.effect)}" if compared.effect is not None else ""
+        note = joined(row.note, f"A/B of the latency: {compared.verdict}{effect}")
+        verdict = Verdict.REGRESSED if slower else Verdict.OK
+        return replace(row, verdict=verdict, compared=compared, note=note, news=loud_while_new(row.news))
 
     def _read(self, held: list[Metric]) -> dict[int, list[Any]]:
         """What is stored of the series of the points, by series, the oldest first."""
@@ -91,10 +113,9 @@ class FurtherRule:
         columns = [getattr(Point, metric.column) for metric in held if metric.column is not None]
         query = (
             select(
-                Point.series_id, Point.run_id, Environment.identity, Run.commit_id, Run.dirty, Point.metrics, *columns
+                Point.series_id, Point.run_id, Point.environment_id, Run.commit_id, Run.dirty, Point.metrics, *columns
             )
             .join(Run, Point.run_id == Run.id)
-            .join(Environment, Point.environment_id == Environment.id)
             .where(Point.status == "ok")
         )
         place = {run: number for number, run in enumerate(reversed(self.known.line.runs))}
@@ -108,20 +129,27 @@ class FurtherRule:
 
     def _pasts(self, metric: Metric, rows: dict[int, list[Any]]) -> Iterator[tuple[PointRow, Past]]:
         """The past of each point in its environment, on the level that was accepted, where there is one."""
+        keys = {row.environment_id for each in rows.values() for row in each}
+        environments = environment_rows(self.known.session, keys)
+        machine = coded({key: row.machine for key, row in environments.items()})
+        toolchain = coded({key: row.toolchain for key, row in environments.items()})
         for point in self.known.points:
             if point.status != "ok" or point.value(metric) is None:
                 continue
             of_metric = [(row, value) for row in rows[point.series.pk] if (value := _value(metric, row)) is not None]
-            identities: dict[str, int] = {}
+            where = np.array([row.environment_id for row, _ in of_metric])
+            code = np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric])
             past = Past(
                 point.series.pk,
-                np.array([row.run_id for row, _ in of_metric]),
-                np.array([identities.setdefault(row.identity, len(identities)) for row, _ in of_metric]),
-                np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric]),
-                np.array([metric.log(value) for _, value in of_metric]),
-                np.full(len(of_metric), np.nan),
-            )
-            past = self.known.on_accepted_level(past.where(past.alike), metric.name)
+                run=np.array([row.run_id for row, _ in of_metric]),
+                environment=machine[where],
+                toolchain=toolchain[where],
+                state=code * (len(environments) + 1) + toolchain[where],
+                log=np.array([metric.log(value) for _, value in of_metric]),
+                error=np.full(len(of_metric), np.nan),
+            ).of_its_toolchain()
+            past = self.known.on_accepted_level(past, metric.name)
+            past = past.where(past.alike)
             if len(past) > 1:
                 yield point, past
 
@@ -146,18 +174,34 @@ def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iter
         if not differs:
             continue
         at, since = differs[-1], len(levels) - differs[-1]
+        if past.state[at - 1] == past.state[at] or _flips(metric, levels, differs):
+            continue
         if metric.worse(levels[at - 1], levels[-1]):
-            yield point, _Step(metric, past, at - 1, at, since, levels[at - 1], Verdict.REGRESSED)
+            verdict = Verdict.SUSPECT if metric.hint else Verdict.REGRESSED
+            yield point, _Step(metric, past, at - 1, at, since, levels[at - 1], verdict)
         elif since <= OLD:
             yield point, _Step(metric, past, at - 1, at, since, levels[at - 1], Verdict.IMPROVED)
+
+
+def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
+    """Return whether an exact value goes to and fro, as where a tuner chooses again each time.
+
+    It does where it has changed before among the newest results, and what it came to is no worse than what it was.
+    """
+    recent = [at for at in differs if at >= len(levels) - OLD]
+    earlier = levels[max(0, len(levels) - OLD - 1) : differs[-1]]
+    return len(recent) > FLIPS and any(not metric.worse(level, levels[-1]) for level in earlier)
 
 
 def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
     """The changes that statistics find."""
     held = list(pasts)
     least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
+    worse: Literal[1, -1] = -1 if metric.better == "higher" else 1
     histories = [
-        history(past, metric.floor, least, (metric.name, point.series.hardware, point.series.host), gross=gross)
+        history(
+            past, metric.floor, least, (metric.name, point.series.hardware, point.series.host), gross=gross, worse=worse
+        )
         for point, past in held
     ]
     for (point, past), finding in zip(held, scans.scan(histories, q=Q), strict=True):

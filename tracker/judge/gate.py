@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.judge import alerts
+from groupbench.tracker.judge import alerts, transitions
 from groupbench.tracker.judge.accuracy import AccuracyRule
 from groupbench.tracker.judge.alert_rules import AlertRules
 from groupbench.tracker.judge.further import FurtherRule
@@ -21,7 +21,7 @@ from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.latency import LatencyRule
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
-from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code, summary
+from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.query.lines import FirstParents, Line, line_of
@@ -64,7 +64,8 @@ def judge_run(
     same_commit = previous is not None and previous.state == run.state and not run.dirty
     said = summary(rows, code, strict=strict, same_commit=same_commit)
     notes = (*_notes(line, facts.pasts.copies), *judge.pins.notes())
-    return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes)
+    changed = (*transitions.lines(rows, run), *transitions.baselines(rows))
+    return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes, changed)
 
 
 def _notes(line: Line, copies: int) -> tuple[str, ...]:
@@ -104,9 +105,9 @@ class _Judge:
         if reason is not None:  # stored before `ingest` refused such records
             return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
         rows = self._of_the_cell(point)
-        further = [row for row in self._further(point) if not row.verdict.quiet or row.alert]
+        further = [row for row in self._further(point) if not row.verdict.quiet or row.alert or row.news.loud]
         further += self.pins.rows(point, rows[0])
-        kept = [row for row in rows if not row.verdict.quiet or row.alert or row.loud]
+        kept = [row for row in rows if not row.verdict.quiet or row.alert or row.news.loud]
         return [*(kept if further else rows), *further]
 
     def _of_the_cell(self, point: PointRow) -> list[Judged]:
@@ -117,7 +118,8 @@ class _Judge:
             return [self.alerts.apply(row, *_OF_THE_CELL)]
         if row.verdict.changed and row.span and worse.span and row.span.overlaps(worse.span):
             return [self.alerts.apply(worse, *_OF_THE_CELL)]
-        still = Judged(row.series, Verdict.OK, point, sigma=row.sigma, latest=row.latest)
+        evidence = Evidence(sigma=row.evidence.sigma, latest=row.evidence.latest)
+        still = Judged(row.series, Verdict.OK, point, evidence=evidence)
         worse = self.accuracy.worse(point, still) or worse
         # Each with its own alerts: what nobody dealt with in the one is not hidden by the other.
         both = [self.alerts.apply(row, "latency"), self.alerts.apply(worse, worse.what)]

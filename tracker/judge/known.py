@@ -111,6 +111,8 @@ class Known:
             base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
             earlier = at <= base[0] if len(base) else ~since
             # Nobody knows which level the results between the ends of the change are on.
+            if alert.cause == "environment":  # of a machine that was accepted in the place of another
+                past = past.on_machine_of(int(place[0]), np.flatnonzero(earlier))
             past = past.shifted(np.flatnonzero(earlier), alert.distance).where(earlier | since)
         return past
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
 from groupbench.tracker.judge.causes import DRIFT, Cause, find_cause
 from groupbench.tracker.judge.known import Known, own_facts
@@ -19,11 +20,12 @@ from groupbench.tracker.judge.parts import (
     confirmed,
     joined,
     known,
+    loud_while_new,
     percent,
 )
-from groupbench.tracker.judge.pasts import Past, facts_at
+from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import CANARY, Judged
+from groupbench.tracker.judge.verdicts import CANARY, Evidence, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import TOO_NOISY
@@ -34,6 +36,9 @@ from groupbench.tracker.verdicts import Verdict
 
 ENOUGH = 3
 """Earlier results that a noisy one can agree with."""
+
+CLEAR = 6.0
+"""Sigmas from the other level at which a result is certainly on its own."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +57,45 @@ class Latency:
     def slower(self) -> bool:
         return self.finding.effect is not None and self.finding.effect > 0
 
+    @property
+    def with_toolchain(self) -> bool:
+        """Whether another toolchain is in use since the change."""
+        used = self.past.toolchain
+        return self.finding.index is not None and bool(used[self.ends[0]] != used[self.ends[1]])
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """Return the places of the last result that is certainly before the change, and of the first after it.
+
+        The statistics locate a change by its step alone, which one newest result hardly does. Where
+        toolchains have to be told apart, a result on one level, and far from the other, is on its side for certain.
+        """
+        finding = self.finding
+        assert finding.first is not None and finding.last is not None and finding.index is not None
+        assert finding.effect is not None and finding.before is not None
+        first, last, clear = finding.first, finding.last, CLEAR * finding.sigma
+        if self.past.toolchain[first] == self.past.toolchain[last]:
+            return first, last
+        far = np.abs(self.past.log - finding.before)
+        while first + 1 < finding.index and far[first + 1] < min(abs(finding.effect) / 2, abs(finding.effect) - clear):
+            first += 1
+        far = np.abs(self.past.log - finding.before - finding.effect)
+        while last > finding.index and far[last - 1] < min(abs(finding.effect) / 2, abs(finding.effect) - clear):
+            last -= 1
+        return first, last
+
     def before(self) -> list[int]:
         """Return the runs that are certainly on the level before the change, the newest last."""
         if self.finding.index is None or self.finding.first is None:
             return []
         alike = self.past.alike
         start = int(np.searchsorted(alike, self.finding.index)) - self.finding.n_before
-        return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.finding.first]].tolist()
+        return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.ends[0]]].tolist()
 
     def after(self) -> list[int]:
         """Return the runs that are certainly after it, the oldest first."""
         alike = self.past.alike
-        return self.past.run[alike[alike >= (self.finding.last or 0)]].tolist()
+        return self.past.run[alike[alike >= (0 if self.finding.index is None else self.ends[1])]].tolist()
 
 
 class LatencyRule:
@@ -72,20 +104,27 @@ class LatencyRule:
     def __init__(self, facts: Known) -> None:
         self.known = facts
         self.latencies = self._latencies()
-        # By environment, of which a run may hold several, and whether it became slower.
+        # By machine, of which a run may hold several, and whether it became slower.
         self.machines_moved: dict[tuple[str, bool], list[Span]] = {}
         for point in facts.points:
             latency = self.latencies.get(point.pk)
             if point.series.operator == CANARY and latency is not None and latency.moved:
-                key = point.environment.identity, latency.slower
+                if latency.with_toolchain:  # a canary runs torch's kernels: what moves them then is no machine
+                    continue
+                key = point.environment.machine, latency.slower
                 self.machines_moved.setdefault(key, []).append(self._span(latency))
 
     def places(self, point: PointRow) -> list[int]:
         """Return the runs at which facts of the point's series tell a cause."""
         latency = self.latencies.get(point.pk)
-        if latency is None or not latency.moved or latency.finding.index is None:
+        if latency is None:
             return []
-        return [*latency.before()[-1:], *latency.after()[:1]]
+        runs = transitions.facts_needed(latency.past)
+        if (base := self._base_of_young(latency)) is not None:
+            return [*runs, base.pk, self.known.run.pk]
+        if not latency.moved or latency.finding.index is None:
+            return runs
+        return [*runs, *latency.before()[-1:], *latency.after()[:1]]
 
     # ---- what is asked of the statistics
 
@@ -112,32 +151,66 @@ class LatencyRule:
         """Judge the latency of a point whose result is right."""
         if not point.timed:
             return self._untimed(point)
-        series, latency = point.series, self.latencies[point.pk]
-        finding, past = latency.finding, latency.past
+        latency = self.latencies[point.pk]
+        if len(latency.past.alike) <= transitions.YOUNG and len(latency.past.alike) < len(latency.past):
+            return self._elsewhere(point, latency)
+        row = self._judged(point, latency)
+        if row.transition is None:
+            row = replace(row, transition=transitions.newest(self.known, point, latency.past, latency.finding.sigma))
+        return row
+
+    def _judged(self, point: PointRow, latency: Latency) -> Judged:
+        """Judge a latency whose machine has measured the series before."""
+        series, finding, past = point.series, latency.finding, latency.past
         n = len(past.alike) - 1
-        if n == 0 and len(past) > 1:
-            return self._elsewhere(point, self.known.runs[int(past.run[-2])])
-        row = Judged(
-            series, Verdict.OK, point, n=n, sigma=known(finding.sigma), p=known(finding.p), q=known(finding.q)
-        )  # fmt: skip
+        evidence = Evidence(n, sigma=known(finding.sigma), p=known(finding.p), q=known(finding.q))
         if latency.moved or series.pk in self.known.alerts:
             newest = past.alike[-LATEST:]
-            row = replace(row, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
+            evidence = replace(evidence, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
+        row = Judged(series, Verdict.OK, point, evidence=evidence)
         if not latency.moved and _is_too_noisy(point, latency):
             assert point.error is not None
-            return replace(row, verdict=Verdict.NOISY, note=f"its bursts leave an error of ±{100 * point.error:.0f} %")
+            note = f"its bursts leave an error of ±{100 * point.error:.0f} %"
+            return self._young(replace(row, verdict=Verdict.NOISY, note=note), latency)
         if finding.verdict in (Verdict.NEW, Verdict.INSUFFICIENT):
-            return replace(row, verdict=Verdict.NEW if n == 0 else Verdict.INSUFFICIENT)
+            return self._young(replace(row, verdict=Verdict.NEW if n == 0 else Verdict.INSUFFICIENT), latency)
         if finding.verdict == "drift":
             return self._drift(row, point, latency)
         if not latency.moved:
             return row
         assert finding.effect is not None and finding.before is not None and point.timing is not None
-        newer = [log for _, log in row.latest][1 - finding.n_after :] if finding.n_after > 1 else []
-        if on_level(newer, finding.before, finding.effect, row.sigma, point.timing):
-            return replace(row, note=f"back on the level before a change of {percent(finding.effect)}", loud=True)
-        row = replace(row, what="latency", since=finding.n_after, **changes(point, finding))
+        newer = [log for _, log in row.evidence.latest][1 - finding.n_after :] if finding.n_after > 1 else []
+        if on_level(newer, finding.before, finding.effect, row.evidence.sigma, point.timing):
+            return replace(
+                row, note=f"back on the level before a change of {percent(finding.effect)}", news=News(loud=True)
+            )
+        row = replace(row, what="latency", news=News(finding.n_after), effect=changes(point, finding))
         return self._moved(row, latency)
+
+    def _base_of_young(self, latency: Latency) -> RunRow | None:
+        """Return the newest earlier run of another commit, of a series whose history cannot judge yet."""
+        if latency.finding.verdict != Verdict.INSUFFICIENT:
+            return None
+        earlier = (self.known.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
+        return next((run for run in earlier if run.commit != self.known.run.commit), None)
+
+    def _young(self, row: Judged, latency: Latency) -> Judged:
+        """Judge a series with too few results by an A/B with the commit before, where its level has moved."""
+        base, point = self._base_of_young(latency), row.point
+        if base is None or point is None or row.series.operator == CANARY:
+            return row
+        compared = self._compared(row, [base.pk], [self.known.run.pk])
+        if compared is not None and compared.verdict == SAME:
+            return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: the same")
+        if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+            span = Span(base, self.known.run)
+            cause = find_cause(*self.known.facts_of(point, span), confirmed=True)
+            row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
+            return confirmed(replace(row, compared=compared))
+        before = latency.past.log[latency.past.run == base.pk]
+        if compared is None and abs(latency.past.log[-1] - before[-1]) > latency.least:
+            return self._to_confirm(row, base)
+        return row
 
     def _untimed(self, point: PointRow) -> Judged:
         expected = self.known.expected.get(point.series.pk)
@@ -145,16 +218,16 @@ class LatencyRule:
             note = "the previous run has a latency, this one has none"
             return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
         seen = self.known.pasts.earlier_ok(point.series.pk)
-        return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, n=seen)
+        return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
 
     def _drift(self, row: Judged, point: PointRow, latency: Latency) -> Judged:
         finding = latency.finding
         span = None if finding.effect is None else self._span(latency)
         inside = span is not None and span.same_code
         row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span)
-        row = replace(row, loud=finding.n_after <= OLD or not inside, since=finding.n_after)
+        row = replace(row, news=News(finding.n_after, loud=finding.n_after <= OLD or not inside))
         total = None if inside else self._total(latency)
-        return replace(row, note=joined(finding.reason, total), **changes(point, finding))
+        return replace(row, note=joined(finding.reason, total), effect=changes(point, finding))
 
     def _total(self, latency: Latency) -> str | None:
         """Return how far a drift has come in all: no single night shows it."""
@@ -169,13 +242,18 @@ class LatencyRule:
         """Judge a latency that history says has moved, or may have: what an A/B found, whose fault it is."""
         point, span = row.point, self._span(latency)
         assert point is not None
-        row = replace(row, span=span)
+        row = replace(row, span=span, transition=transitions.across(self.known, point, span, row))
         if row.series.operator == CANARY:
+            if row.transition is not None:
+                note = f"{row.transition.text}: the canary runs torch's kernels"
+                return replace(row, verdict=Verdict.SUSPECT, cause="toolchain", note=note)
             note = "machine suspect: the canary moved"
             return replace(row, verdict=Verdict.SUSPECT, cause="machine", note=note)
-        if span.same_code:
+        if row.transition is not None and not self._machine_moved(row, span, latency.slower):
+            return self._with_toolchain(row, latency)
+        if span.same_code and row.transition is None:
             note = "moved without a change of code: the same commit before and after"
-            return replace(row, cause="infrastructure", note=note, loud=row.since <= OLD)
+            return replace(row, cause="infrastructure", note=note, news=loud_while_new(row.news))
         compared = self._compared(row, latency.before(), latency.after())
         different = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
         cause = find_cause(
@@ -186,12 +264,24 @@ class LatencyRule:
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
         if compared is not None and compared.verdict == SAME:
             row = replace(row, note=joined("A/B: the same", cause.note))
-            return replace(row, verdict=Verdict.OK, loud=row.since <= OLD)
+            return replace(row, verdict=Verdict.OK, news=loud_while_new(row.news))
         return confirmed(row) if different else self._undecided(row, latency, cause)
+
+    def _with_toolchain(self, row: Judged, latency: Latency) -> Judged:
+        """Judge a latency that moved when the toolchain changed, with the code or without it."""
+        parts = transitions.parts(self.known, row, latency.before(), latency.after())
+        row, cause = transitions.separated(row, parts)
+        if cause is None:
+            return replace(row, news=loud_while_new(row.news))
+        row = self._undecided(replace(row, cause=cause.word), latency, cause)
+        assert row.transition is not None
+        if row.verdict is Verdict.IMPROVED or row.ab_base is not None or row.transition.replaceable:
+            return row
+        return replace(row, note=joined(row.note, transitions.ACCEPT))
 
     def _undecided(self, row: Judged, latency: Latency, cause: Cause) -> Judged:
         """Judge by history alone, since no A/B decided."""
-        certain = latency.finding.verdict == "changed"
+        certain = latency.finding.verdict == "changed" or transitions.is_certain(row, cause)
         undecided = ""
         if row.compared is not None:
             undecided = f"A/B {row.compared.verdict}" + (f": {row.compared.message}" if row.compared.message else "")
@@ -203,8 +293,9 @@ class LatencyRule:
         elif latency.slower and cause.word in ("infrastructure", "environment"):  # history points not at the code
             verdict = doubt
         elif certain:  # what is certain stays so when an A/B could not tell
-            verdict = Verdict.REGRESSED if latency.slower else Verdict.IMPROVED
-            return replace(row, verdict=verdict, note=note)
+            row = replace(row, verdict=Verdict.REGRESSED if latency.slower else Verdict.IMPROVED, note=note)
+            young = latency.finding.verdict != "changed" and row.span is not None
+            return self._to_confirm(row, row.span.base) if young and row.span else row
         else:
             verdict = doubt
             note = note if undecided else joined(latency.finding.reason, cause.note)
@@ -214,7 +305,7 @@ class LatencyRule:
     def _machine_moved(self, row: Judged, span: Span, slower: bool) -> bool:
         """Whether a canary of the same machine moved the same way when the row changed, and not some other night."""
         assert row.point is not None
-        spans = self.machines_moved.get((row.point.environment.identity, slower), ())
+        spans = self.machines_moved.get((row.point.environment.machine, slower), ())
         return any(span.overlaps(canary) for canary in spans)
 
     def _span(self, latency: Latency) -> Span:
@@ -226,29 +317,28 @@ class LatencyRule:
         made = self.known.comparisons.get(row.series.pk, ())
         return comparisons.about(made, self.known.clean(before), self.known.clean(after))
 
-    def _elsewhere(self, point: PointRow, before: RunRow) -> Judged:
-        """Judge a first result in its environment, of a series that has some in another."""
-        old = facts_at(self.known.session, {(point.series.pk, before.pk)})[point.series.pk, before.pk]
-        assert old.environment is not None
-        changed = environment_differences(old.environment, point.environment.facts)
-        row = Judged(point.series, Verdict.INCOMPARABLE, point, "environment", "environment")
-        row = replace(row, note="; ".join(changed) or "other timing", span=Span(before, self.known.run))
-        if [text.split(" ")[0] for text in changed] != ["gpu_uuid"]:
+    def _elsewhere(self, point: PointRow, latency: Latency) -> Judged:
+        """Judge one of the first results on its machine, of a series that has some on another."""
+        row, before = transitions.elsewhere(self.known, point, latency.past, latency.least)
+        assert row.transition is not None
+        if [text.split(" ")[0] for text in row.transition.differences] != ["gpu_uuid"]:
             return row
         compared = self._compared(row, [before.pk], [self.known.run.pk])
         row = replace(row, compared=compared)
         if compared is not None and compared.verdict == SAME:
             note = joined("another card; A/B on one: the same", row.note)
-            return replace(row, verdict=Verdict.OK, loud=True, note=note)
+            return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+            old = self.known.facts.get((point.series.pk, before.pk))
             cause = find_cause(old, own_facts(point), confirmed=True)
-            return confirmed(replace(row, what="latency", cause=cause.word))
-        return self._to_confirm(row, before)
+            return confirmed(replace(row, cause=cause.word, effect=replace(row.effect, change=None, before_ms=None)))
+        return self._to_confirm(row, before) if row.verdict is Verdict.INCOMPARABLE else row
 
     def _to_confirm(self, row: Judged, base: RunRow | None) -> Judged:
         """Name the base of the A/B that would decide, or say why there can be none."""
         run = self.known.run
-        if base is None or base.commit == run.commit:
+        replaceable = row.transition is not None and row.transition.replaceable
+        if base is None or (base.commit == run.commit and not replaceable):
             return row
         dirty = next((each for each in (base, run) if each.dirty), None)
         if dirty is None:

@@ -126,7 +126,7 @@ def _changes_by_comparisons(evidence: Evidence, past: Past, commits: Mapping[int
     """Yield the changes that A/B comparisons found between two commits."""
     measured = [commits.get(run) for run in past.run.tolist()]
     for one in evidence.comparisons:
-        if one.verdict == DIFFERENT and one.base in measured:
+        if one.verdict == DIFFERENT and one.toolchains is None and one.base in measured:
             start = measured.index(one.base)
             at = next((i for i in range(start + 1, len(measured)) if measured[i] == one.head), None)
             if at is not None:

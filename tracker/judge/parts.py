@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Literal, TypeGuard
 
 from groupbench.tracker.judge.pasts import Past
-from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.judge.verdicts import Effect, Judged, News
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.text.wording import counted
@@ -55,21 +55,28 @@ def moved(finding: scans.Finding | None) -> TypeGuard[scans.Finding]:
     return finding is not None and finding.verdict in _MOVED and finding.effect is not None
 
 
-def history(past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05) -> scans.History:
+def history(
+    past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05, worse: Literal[1, -1] = 1
+) -> scans.History:
     """Return a past as the statistics take it; `least` and `gross` are logarithms."""
     return scans.History(
         log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
-        floor=floor, min_effect=least, gross=gross, pool=pool,
+        floor=floor, min_effect=least, gross=gross, pool=pool, worse=worse,
     )  # fmt: skip
 
 
-def changes(point: PointRow, finding: scans.Finding) -> dict[str, Any]:
-    """Return what a finding says of a latency's change, relative."""
+def changes(point: PointRow, finding: scans.Finding) -> Effect:
+    """Return what a finding says of a latency's change."""
     if finding.effect is None or point.median_ms is None:
-        return {}
+        return Effect()
     change = math.expm1(finding.effect)
     before = math.exp(finding.before) if finding.before is not None else point.median_ms / (1 + change)
-    return {"before_ms": before, "change": change, "low": relative(finding.low), "high": relative(finding.high)}
+    return Effect(before_ms=before, change=change, low=relative(finding.low), high=relative(finding.high))
+
+
+def loud_while_new(news: News) -> News:
+    """Return the news, shown as long as its level is new."""
+    return replace(news, loud=news.since <= OLD)
 
 
 def confirmed(row: Judged) -> Judged:
@@ -82,7 +89,10 @@ def confirmed(row: Judged) -> Judged:
         note = joined("history and A/B contradict each other", note)
         return replace(row, verdict=Verdict.UNRESOLVED, note=note)
     change = math.expm1(compared.effect)
-    before = row.before_ms if row.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
+    before = (
+        row.effect.before_ms if row.effect.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
+    )
     low, high = (None if end is None else math.expm1(end) for end in (compared.low, compared.high))
     verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
-    return replace(row, verdict=verdict, before_ms=before, change=change, low=low, high=high, note=note, ab_base=None)
+    effect = replace(row.effect, before_ms=before, change=change, low=low, high=high)
+    return replace(row, verdict=verdict, effect=effect, note=note, ab_base=None)

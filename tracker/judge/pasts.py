@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import STATUSES, Kernel
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run
+from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
 
@@ -33,8 +33,9 @@ class Past:
 
     series: int
     run: NDArray[np.int64]  # [n] keys
-    environment: NDArray[np.int64]  # [n] results compare where it is equal
-    state: NDArray[np.int64]  # [n] the code is the same where it is equal
+    environment: NDArray[np.int64]  # [n] the machine: results compare where it is equal
+    toolchain: NDArray[np.int64]  # [n] what was installed is the same where it is equal
+    state: NDArray[np.int64]  # [n] code and toolchain are the same where it is equal
     log: NDArray[np.float64]  # [n] logarithm of the value
     error: NDArray[np.float64]  # [n] its standard error; NaN where unknown
 
@@ -43,19 +44,45 @@ class Past:
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """[m] Places of the results in the environment of the last one."""
-        return np.flatnonzero(self.environment == self.environment[-1])
+        """[m] Places of the results on the machine of the last one."""
+        return np.flatnonzero(self.environment == self.environment[-1:])
 
     def where(self, keep: NDArray[Any]) -> Past:
-        return Past(
-            self.series, self.run[keep], self.environment[keep], self.state[keep], self.log[keep], self.error[keep]
-        )
+        arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
+        return Past(self.series, **arrays)
+
+    def of_its_toolchain(self) -> Past:
+        """Return the results of the last one's toolchain, and of those that were in use before it.
+
+        Where two toolchains are measured in turns, each has a past of its own: once a toolchain is in use, results of
+        another one between its own do not count. An older one ends where the newer one begins.
+        """
+        alike = self.alike
+        used = self.toolchain[alike]
+        if (used == used[-1:]).all():
+            return self
+        keep = np.ones(len(self), dtype=bool)
+        end = len(alike)
+        while end:
+            begin = int(np.argmax(used == used[end - 1]))
+            keep[alike[begin:end]] = used[begin:end] == used[end - 1]
+            end = begin
+        return self if keep.all() else self.where(keep)
+
+    def on_machine_of(self, place: int, places: NDArray[Any]) -> Past:
+        """With some results as if they had been taken on the machine of another one."""
+        environment = self.environment.copy()
+        environment[places] = environment[place]
+        return replace(self, environment=environment)
 
     def shifted(self, places: NDArray[Any], by: float) -> Past:
         """With some results moved, as if they had always been on another level."""
         log = self.log.copy()
         log[places] += by
         return replace(self, log=log)
+
+
+_ARRAYS = ("run", "environment", "toolchain", "state", "log", "error")
 
 
 class Pasts:
@@ -67,17 +94,17 @@ class Pasts:
         starts, sizes = points.starts, np.diff(points.starts)
         # Within each series the other way round: the oldest first.
         at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
-        identities: dict[str, int] = {}
-        rows = list(session.execute(select(Environment.id, Environment.identity)))
-        identity = _by_key((key, identities.setdefault(text, len(identities))) for key, text in rows)
+        environments = environment_rows(session, np.unique(points.environment).tolist())
+        machine = coded({key: row.machine for key, row in environments.items()})
+        toolchain = coded({key: row.toolchain for key, row in environments.items()})
         runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty)))
         # A dirty tree is like no other, its own included.
         state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
         self._place = {key: place for place, key in enumerate(points.series.tolist())}
         self._starts = starts
         self._run = points.run[at]
-        self._environment = identity[points.environment[at]]
-        self._state = state[self._run]
+        self._environment, self._toolchain = machine[points.environment[at]], toolchain[points.environment[at]]
+        self._state = state[self._run] * (len(environments) + 1) + self._toolchain
         self._ok = points.status[at] == _OK
         self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
         self._ms, self._error = points.median_ms[at], points.error[at]
@@ -95,11 +122,11 @@ class Pasts:
 
     def latency(self, series: int) -> Past:
         """Of results that are right."""
-        return self._latency.of(series)
+        return self._latency.of(series).of_its_toolchain()
 
     def accuracy(self, series: int) -> Past:
         """Relative RMS error plus its floor, of results that are within tolerance: what is below it hardly counts."""
-        return self._accuracy.of(series)
+        return self._accuracy.of(series).of_its_toolchain()
 
     def repeatable(self, series: int) -> Past:
         """1 where two executions agreed bit by bit, and 0 where they did not."""
@@ -108,10 +135,11 @@ class Pasts:
         own = slice(int(self._starts[place]), int(self._starts[place + 1]))
         keep = np.flatnonzero(known[own]) + own.start
         unknown = np.full(len(keep), np.nan)
-        return Past(
-            series, self._run[keep], self._environment[keep], self._state[keep],
+        found = Past(
+            series, self._run[keep], self._environment[keep], self._toolchain[keep], self._state[keep],
             self._repeatable[keep].astype(np.float64), unknown,
         )  # fmt: skip
+        return found.of_its_toolchain()
 
     def earlier_ok(self, series: int) -> int:
         """How many good results there are before the run's own, of whatever timing and environment."""
@@ -142,7 +170,8 @@ class Pasts:
     def _table(self, good: NDArray[np.bool_], log: NDArray[np.float64], error: NDArray[np.float64]) -> _Table:
         starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
         return _Table(
-            self._place, starts, self._run[good], self._environment[good], self._state[good], log, error
+            self._place, starts, self._run[good], self._environment[good], self._toolchain[good], self._state[good],
+            log, error,
         )  # fmt: skip
 
 
@@ -154,6 +183,7 @@ class _Table:
     starts: NDArray[np.int64]  # [s + 1]
     run: NDArray[np.int64]  # [p]
     environment: NDArray[np.int64]  # [p]
+    toolchain: NDArray[np.int64]  # [p]
     state: NDArray[np.int64]  # [p]
     log: NDArray[np.float64]  # [p]
     error: NDArray[np.float64]  # [p]
@@ -161,9 +191,7 @@ class _Table:
     def of(self, series: int) -> Past:
         place = self.place[series]
         own = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return Past(
-            series, self.run[own], self.environment[own], self.state[own], self.log[own], self.error[own]
-        )  # fmt: skip
+        return Past(series, **{name: getattr(self, name)[own] for name in _ARRAYS})
 
 
 @dataclass(frozen=True)
@@ -226,6 +254,12 @@ def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
         for chunk in chunks(set(commits))
         for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
     }
+
+
+def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:
+    """Return a number for each key, equal where its text is."""
+    numbers: dict[str, int] = {}
+    return _by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
 
 
 def _by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

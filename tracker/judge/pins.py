@@ -21,15 +21,16 @@ from groupbench.tracker import git
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge.known import Known
 from groupbench.tracker.judge.parts import percent
+from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import CANARY, PIN, Judged
+from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Evidence, Judged
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.stats.thresholds import POOL_FLOOR
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import DIFFERENT, SAME
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.store.schema import Commit, Environment, Pin, Point, Run
 from groupbench.tracker.verdicts import Verdict
 
@@ -138,38 +139,43 @@ class PinRule:
         if before is None or point.run.state.commit == pinned.commit:
             return None
         past = self.known.pasts.latency(point.series.pk)
-        alike = past.alike
-        number = min(NEWEST, row.since or NEWEST, len(alike))
-        newest = alike[-number:]
-        assert point.timing is not None
-        scatter = max(_scatter(past.log[alike]), POOL_FLOOR[point.timing], point.error or 0.0)
-        effect = float(np.median(past.log[newest])) - before.log
-        error = math.hypot(scatter / math.sqrt(number), before.error, scatter / math.sqrt(before.n))
-        limit = math.log1p(pinned.max_slowdown)
+        past = past.where(past.alike)
+        past = past.where(past.toolchain == past.toolchain[-1])
+        number = min(NEWEST, row.news.since or NEWEST, len(past))
         compared = comparisons.about(
             self.known.comparisons.get(point.series.pk, ()),
             {pinned.commit},
-            self.known.clean(past.run[newest].tolist()),
+            self.known.clean(past.run[-number:].tolist()),
         )
-        low, high = effect - SIGMAS * error, effect + SIGMAS * error
         if compared is not None and compared.verdict == SAME:
             return None
-        if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
-            effect = compared.effect
-            low, high = compared.low or effect, compared.high or effect
+        effect, low, high = _slowdown(past, number, before, point, compared)
+        limit = math.log1p(pinned.max_slowdown)
         if effect <= limit:
             return None
-        base = self.known.runs[before.run]
+        base, run = self.known.runs[before.run], self.known.run
         verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
-        run = self.known.run
         found = replace(
             Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
             note=f"{percent(effect)} since {pinned.name}, where {percent(limit)} is allowed",
-            before_ms=math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high),
-            n=before.n, sigma=row.sigma, compared=compared,
+            effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
+            evidence=Evidence(before.n, row.evidence.sigma), compared=compared,
         )  # fmt: skip
         decides = verdict is Verdict.SUSPECT and compared is None and not run.dirty
         return replace(found, ab_base=base) if decides else found
+
+
+def _slowdown(
+    past: Past, number: int, before: _Level, point: PointRow, compared: Compared | None
+) -> tuple[float, float, float]:
+    """Return (effect, low, high) of the newest results against the pinned level, or of an A/B of the two."""
+    if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+        return compared.effect, compared.low or compared.effect, compared.high or compared.effect
+    assert point.timing is not None
+    scatter = max(_scatter(past.log), POOL_FLOOR[point.timing], point.error or 0.0)
+    effect = float(np.median(past.log[-number:])) - before.log
+    error = math.hypot(scatter / math.sqrt(number), before.error, scatter / math.sqrt(before.n))
+    return effect, effect - SIGMAS * error, effect + SIGMAS * error
 
 
 def _scatter(log: NDArray[np.float64]) -> float:

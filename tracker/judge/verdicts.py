@@ -12,12 +12,13 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT
-from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
 from groupbench.tracker.query.lines import Line
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.text import repro
 from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
 
 _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
@@ -33,8 +34,40 @@ CANARY = "canary"
 
 
 @dataclass(frozen=True)
+class Effect:
+    """How far a row's metric moved, and from where. Changes are relative: 0.03 is three per cent more."""
+
+    before_ms: float | None = None  # latency before the change
+    before_rms: float | None = None  # error before the change
+    before: float | None = None  # level before the change, of a metric that has no field of its own here
+    change: float | None = None
+    low: float | None = None  # interval of the change
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the series' history says of its newest result."""
+
+    n: int = 0  # earlier results that it was judged by
+    sigma: float | None = None  # scatter of one result, of the logarithm
+    p: float | None = None
+    q: float | None = None
+    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few in the point's environment, newest last
+
+
+@dataclass(frozen=True)
+class News:
+    """Whether a change is news in this run."""
+
+    since: int = 0  # results on the new level, this one included
+    old: bool = False  # too many for the change to count tonight
+    loud: bool = False  # shown whatever the verdict
+
+
+@dataclass(frozen=True)
 class Judged:
-    """One series of the run. Changes are relative: 0.03 is three per cent slower."""
+    """The verdict on one series of the run, or on one of its metrics."""
 
     series: SeriesRow
     verdict: Verdict
@@ -42,24 +75,19 @@ class Judged:
     what: str | None = None  # latency, accuracy, repeatability, result, or what the status says
     cause: str | None = None  # as causes.find_cause tells it; or drift
     note: str | None = None
-    before_ms: float | None = None  # level before the change
-    change: float | None = None
-    low: float | None = None  # interval of the change
-    high: float | None = None
-    sigma: float | None = None  # scatter of one result, of the logarithm
-    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few in the point's environment, newest last
-    p: float | None = None
-    q: float | None = None
-    n: int = 0  # earlier results that it was judged by
-    before_rms: float | None = None
+    effect: Effect = field(default=Effect())
+    evidence: Evidence = field(default=Evidence())
+    news: News = field(default=News())
     span: Span | None = None
-    since: int = 0  # results on the new level, this one included
-    old: bool = False  # too many for the change to count tonight
     compared: Compared | None = None  # the A/B that decided
     alert: AlertRow | None = None  # the stored one of this change
-    loud: bool = False  # shown whatever the verdict
     ab_base: RunRow | None = None  # where an A/B would decide: the run whose commit is its base
-    before: float | None = None  # level before the change, of a metric that has no field of its own here
+    transition: Transition | None = None  # across which it changed, or which its newest result is the first to show
+
+    @property
+    def change(self) -> float | None:
+        """How far the metric moved, relative: 0.03 is three per cent more."""
+        return self.effect.change
 
     @property
     def metric(self) -> Metric | None:
@@ -67,6 +95,18 @@ class Judged:
         if self.what == PIN:
             return LATENCY
         return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
+
+    @property
+    def repro(self) -> str | None:
+        """The command that measures the row again: both commits in turns where it changed, else the run's own."""
+        if self.point is None:
+            return None
+        run, base = self.point.run, None if self.span is None else self.span.base
+        if self.further and self.metric is not None and not self.metric.hint:  # an A/B is of latency and accuracy
+            return repro.measure(self.series, None if run.dirty else run.commit, self.metric)
+        if base is None or self.span is None or base.commit == run.commit or run.dirty or base.dirty:
+            return repro.measure(self.series, None if run.dirty else run.commit)
+        return repro.compare(self.series, base.commit, self.span.head.commit)
 
     @property
     def further(self) -> bool:
@@ -77,8 +117,8 @@ class Judged:
     def level_before(self) -> float | None:
         """The level before the change, in the metric's unit."""
         if self.metric is RMS:
-            return self.before_rms
-        return self.before_ms if self.metric is LATENCY else self.before
+            return self.effect.before_rms
+        return self.effect.before_ms if self.metric is LATENCY else self.effect.before
 
     @property
     def now(self) -> float | None:
@@ -130,13 +170,14 @@ class Judged:
         return (
             *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
-            *("before", "now", "unit", "since"),
+            *("before", "now", "unit", "since", "transition"),
         )
 
     def flat(self) -> dict[str, Any]:
-        told = ("verdict", "what", "cause", "before_ms", "change", "low", "high", "p", "q", "n", "before_rms", "note")
         return {
-            **{name: getattr(self, name) for name in told},
+            **{name: getattr(self, name) for name in ("verdict", "what", "cause", "note")},
+            **{name: getattr(self.effect, name) for name in ("before_ms", "change", "low", "high", "before_rms")},
+            **{name: getattr(self.evidence, name) for name in ("p", "q", "n")},
             **{name: getattr(self.series, name) for name in SHOWN},
             "latency_ms": None if self.point is None else self.point.median_ms,
             "timing": None if self.point is None else self.point.timing,
@@ -149,7 +190,9 @@ class Judged:
             "before": self.level_before,
             "now": self.now,
             "unit": None if self.metric is None else self.metric.unit,
-            "since": self.since or None,
+            "since": self.news.since or None,
+            "repro": self.repro,
+            "transition": None if self.transition is None else self.transition.text,
         }
 
 
@@ -165,6 +208,7 @@ class Gate:
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
     line: Line = field(default=Line(()))  # the runs that it was judged by
     notes: tuple[str, ...] = ()  # what a reader must know about the history that the run was judged by
+    transitions: tuple[str, ...] = ()  # a line for each that the run is the first to show, and each baseline that moved
 
     @property
     def counts(self) -> dict[str, int]:
@@ -195,7 +239,7 @@ class Gate:
     @property
     def told(self) -> tuple[Judged, ...]:
         """What changed, could not be judged or has something to be said of it: the gravest first."""
-        loud = [row for row in self.rows if row.loud or not row.verdict.quiet]
+        loud = [row for row in self.rows if row.news.loud or not row.verdict.quiet]
         return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
 
     @property
@@ -206,12 +250,12 @@ class Gate:
 
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
-        """(a line for each reason that several series share for being incomparable, what else is `told`)."""
+        """(lines on transitions and on reasons that several series share to be incomparable, what else is `told`)."""
         apart = [row for row in self.told if row.verdict is Verdict.INCOMPARABLE and row.note]
         counts = Counter(row.note for row in apart)
         measurable = {row.note for row in apart if row.ab_base is not None}
         alike = {note: number for note, number in counts.items() if number > 1}
-        lines = []
+        lines = list(self.transitions)
         for note, number in alike.items():
             then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
@@ -266,7 +310,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
     elif code is ExitCode.INCOMPLETE:
         told = _incomplete(rows, strict)
     elif code is ExitCode.INCOMPARABLE:
-        told = f"{counts[Verdict.INCOMPARABLE]} series have results only from unlike environments"
+        told = f"{counts[Verdict.INCOMPARABLE]} series moved on a machine that is new to them"
     else:
         told = _passed(rows, counts)
     return f"GATE {OUTCOMES[code].word}: {told}"
@@ -301,7 +345,7 @@ _DOES = {Verdict.SUSPECT: "may have got worse"}  # those that may have got bette
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     known = sum(row.known for row in rows)
-    improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.since <= NEWS}
+    improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
     maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
     if known:
         return f"nothing new; {known} series regressed and acknowledged"
@@ -332,7 +376,7 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
 def _asides(rows: Sequence[Judged]) -> dict[str, int]:
     quiet = [row for row in rows if row.verdict is Verdict.OK]
     return {
-        "of them changed long ago": sum(row.old for row in quiet),
+        "of them changed long ago": sum(row.news.old for row in quiet),
         "of them drifting": sum(row.cause == DRIFT for row in quiet),
         "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
         "of them on a level that is expected": sum(

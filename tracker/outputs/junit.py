@@ -94,8 +94,10 @@ def message(row: Judged) -> str:
     """One line: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
     parts = []
     now = row.level_now
-    if row.what == "latency" and row.before_ms is not None and now is not None:
-        parts.append(f"latency {milliseconds(row.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}")
+    if row.what == "latency" and row.effect.before_ms is not None and now is not None:
+        parts.append(
+            f"latency {milliseconds(row.effect.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}"
+        )
     elif row.metric is not None and row.further:
         parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.now)}")
     elif row.what:
@@ -107,8 +109,8 @@ def message(row: Judged) -> str:
 
 def _details(row: Judged) -> str:
     lines = [message(row)]
-    if row.low is not None and row.high is not None:
-        lines.append(f"interval {signed_percent(row.low)} .. {signed_percent(row.high)}")
+    if row.effect.low is not None and row.effect.high is not None:
+        lines.append(f"interval {signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}")
     if row.cause:
         lines.append(f"cause {row.cause}")
     if row.span is not None:

@@ -19,6 +19,9 @@ _NAME = 60
 _SHAPE = 80
 _SUBJECT = 120
 _NOTE = 200
+_COMMAND = 600
+"""Bytes of the longest command that is shown: one that is cut measures something else."""
+_COMMANDS = 10
 _RESERVE = 400
 """Bytes kept for the line that says what was left out."""
 
@@ -75,6 +78,10 @@ def changes(page: Page, result: Result, most: int) -> None:
     groups = result.groups
     for number, group in enumerate(groups):
         text = f"- {told(group, result.place)}\n"
+        again = group.first.repro if group.first.verdict.changed else None
+        text += (
+            f"  - again: {code(printable(again))}\n" if again and number < _COMMANDS and size(again) <= _COMMAND else ""
+        )
         if number == most or not page.room(text):
             page.add(f"- and {len(groups) - number} more groups of series\n")
             break
@@ -129,8 +136,12 @@ def _changed(row: Judged, result: Result) -> list[str]:
         unit = f" {row.metric.unit or row.metric.name}"
         before, now = digits(row.level_before), digits(row.level_now)
     else:
-        before, now, unit = milliseconds(row.before_ms), _now(row), " ms"
-    interval = "" if row.low is None or row.high is None else f"{signed_percent(row.low)} .. {signed_percent(row.high)}"
+        before, now, unit = milliseconds(row.effect.before_ms), _now(row), " ms"
+    interval = (
+        ""
+        if row.effect.low is None or row.effect.high is None
+        else f"{signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}"
+    )
     return [
         *_names(row, result),
         row.what or "",
@@ -155,7 +166,7 @@ def every(page: Page, result: Result) -> None:
             _now(row),
             signed_percent(row.change),
             _rms(None if row.point is None else row.point.rms),
-            str(row.n),
+            str(row.evidence.n),
         ]
         for row in rows
     ]

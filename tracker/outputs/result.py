@@ -100,9 +100,9 @@ class Group:
         """`+3.1%`, `+3.1% to +8.0%`, `rms ×4.5`; empty where none is known."""
         if self.first.what == "accuracy":
             ratios = [
-                row.point.rms / row.before_rms
+                row.point.rms / row.effect.before_rms
                 for row in self.rows
-                if row.before_rms and row.point is not None and row.point.rms is not None
+                if row.effect.before_rms and row.point is not None and row.point.rms is not None
             ]
             told = [f"rms ×{ratio:.3g}" for ratio in _ends(ratios)]
         else:

@@ -122,8 +122,8 @@ def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
             "hardware": printable(series.hardware),
             "cause": row.cause,
             "change": row.change,
-            "low": row.low,
-            "high": row.high,
+            "low": row.effect.low,
+            "high": row.effect.high,
             "source": at.found_by,
         },
     }

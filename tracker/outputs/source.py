@@ -91,7 +91,10 @@ def _module(path: str) -> str:
 
 def _functions(kernels: Iterable[Kernel]) -> list[str]:
     """Names as in the source; the kernel that takes most of an SM first, which the small ones prepare for."""
-    heavy = sorted(kernels, key=lambda kernel: (-(kernel.shared_bytes or 0), -(kernel.registers or 0)))
+    heavy = sorted(
+        (one for one in kernels if not one.external),
+        key=lambda kernel: (-(kernel.shared_bytes or 0), -(kernel.registers or 0)),
+    )
     names = []
     for kernel in heavy:
         names += [kernel.name, kernel.name.removeprefix("_helion_")]

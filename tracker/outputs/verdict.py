@@ -23,6 +23,7 @@ def verdict(gate: Gate) -> dict[str, Any]:
         "dirty": run.dirty,
         "counts": gate.counts,
         "notes": list(gate.notes),
+        "transitions": list(gate.transitions),
         "latencies": dict(zip(("judged", "measured"), latencies(gate.rows), strict=True)),
         "series": [row.flat() for row in gate.rows],
     }

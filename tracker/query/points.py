@@ -27,7 +27,7 @@ def points_where(
     """Return points in no order; `series` are rows in hand already."""
     columns = [getattr(Point, name) for name in _POINT_FIELDS]
     query = (
-        select(Point.id, Point.series_id, Point.run_id, Point.environment_id, *columns)
+        select(Point.id, Point.series_id, Point.run_id, Point.environment_id, Point.amounts, *columns)
         .join(Series, Point.series_id == Series.id)
         .join(Run, Point.run_id == Run.id)
         .join(Commit, Run.commit_id == Commit.id)
@@ -38,7 +38,9 @@ def points_where(
         series = series_rows(session, {row.series_id for row in found})
     runs_of = run_rows(session, {row.run_id for row in found})
     where = environment_rows(session, {row.environment_id for row in found})
-    return [PointRow(row[0], series[row[1]], runs_of[row[2]], where[row[3]], *row[4:]) for row in found]
+    return [
+        PointRow(row[0], series[row[1]].with_amounts(row[4]), runs_of[row[2]], where[row[3]], *row[5:]) for row in found
+    ]
 
 
 def environment_rows(session: Session, keys: Iterable[int]) -> dict[int, EnvironmentRow]:

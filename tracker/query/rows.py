@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from groupbench.tracker.environment import machine_identity, toolchain_identity
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.record import Environment, Kernel, Telemetry
@@ -81,6 +83,15 @@ class EnvironmentRow:
     identity: str
     facts: Environment
 
+    @cached_property
+    def machine(self) -> str:
+        """Return the identity of its machine: results compare where that is the same, whatever the toolchain."""
+        return machine_identity(self.facts)
+
+    @cached_property
+    def toolchain(self) -> str:
+        return toolchain_identity(self.facts)
+
 
 @dataclass(frozen=True)
 class SeriesRow:
@@ -102,6 +113,10 @@ class SeriesRow:
     def problem(self) -> tuple[str, ...]:
         """Return all but the backend: what backends are compared on."""
         return tuple(map(str, _problem(self)))
+
+    def with_amounts(self, amounts: dict[str, Any] | None) -> SeriesRow:
+        """Return the series as a point's own record describes its problem."""
+        return replace(self, **amounts) if amounts else self
 
     @property
     def sort_key(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Row:
         name = Cell(f"{series.operator} {series.backend}", "shape", href=_address(row, slugs), more=_problem(series))
     metric = row.metric or LATENCY
     unit = f" {metric.unit or metric.name}"
-    before = row.before_ms if row.metric is None else row.level_before
+    before = row.effect.before_ms if row.metric is None else row.level_before
     interpreted = metric is LATENCY and point is not None and point.timing == INTERPRETED
     return [
         Cell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
@@ -115,9 +115,9 @@ def _first_commit(row: Judged) -> Cell:
 
 
 def _interval(row: Judged) -> str:
-    if row.low is None or row.high is None:
+    if row.effect.low is None or row.effect.high is None:
         return ""
-    return f"{100 * row.low:+.1f} to {100 * row.high:+.1f}%"
+    return f"{100 * row.effect.low:+.1f} to {100 * row.effect.high:+.1f}%"
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:

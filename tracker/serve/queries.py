@@ -109,6 +109,7 @@ class Result:
     baseline: bool
     environment: int
     message: str | None
+    amounts: dict[str, Any] | None
 
     @property
     def timed(self) -> bool:
@@ -156,14 +157,14 @@ def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
 
 def _results() -> Any:
     names = ("id", "series_id", "run_id", "status", "timing", "median_ms", "error_ppm", "rms", "baseline")
-    columns = [_POINT[name] for name in (*names, "environment_id", "message")]
+    columns = [_POINT[name] for name in (*names, "environment_id", "message", "amounts")]
     return select(*columns, Run.started).join(Run, _POINT.run_id == Run.id)
 
 
 def _result(row: Any) -> Result:
     error = None if row.error_ppm is None else row.error_ppm / PPM
     return Result(row.id, row.series_id, row.run_id, row.started, row.status, row.timing, row.median_ms, error,
-                  row.rms, row.baseline, row.environment_id, row.message)  # fmt: skip
+                  row.rms, row.baseline, row.environment_id, row.message, row.amounts)  # fmt: skip
 
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:

@@ -10,7 +10,7 @@ from groupbench.tracker.environment import declared
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.query import resolve
-from groupbench.tracker.query.rows import RunRow
+from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
@@ -128,9 +128,10 @@ def environment_data(row: Any) -> dict[str, Any]:
     return {"environment": row.identity, **facts}
 
 
-def result_data(result: queries.Result, series: Any) -> dict[str, Any]:
+def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
     """A result in a list."""
     ms = result.median_ms
+    series = series.with_amounts(result.amounts)
     return {
         "status": result.status,
         "timing": result.timing,

@@ -73,7 +73,7 @@ def judge(location: str, run: str) -> Verdict:
                 "series": row.series.pk,
                 **row.flat(),
                 "level_now": row.level_now,
-                "since": row.since,
+                "since": row.news.since,
                 "head": _head(row),
                 "base": _base(row),
                 "head_run": None if row.span is None else row.span.head.id,

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -149,7 +150,7 @@ def _serve(pipe: Connection) -> None:
             answer = (True, error)
         try:
             pipe.send(answer)
-        except (TypeError, AttributeError, ValueError) as error:  # an exception that cannot be pickled
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:  # cannot be pickled
             pipe.send((True, StoreError(f"{type(error).__name__}: {error}")))
 
 

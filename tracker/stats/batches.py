@@ -43,6 +43,8 @@ class Batch:
     shift: Floats  # [m] log_ms of y = 0
     least: Floats  # [m] log change that is worth a verdict
     gross: Floats  # [m] log change that is large in itself
+    worse: Floats  # [m] 1 or -1, the direction that is worse
+    rough_rho: float = 0.0  # autocorrelation before there are levels: typical of the night
     starts: list[tuple[int, ...]] = field(default_factory=list)  # [m] first points of all segments but the first
     begin: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] of the level to judge by
     onset: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] its end: newer is judged
@@ -81,9 +83,23 @@ def make_batches(histories: Sequence[History], places: Sequence[NDArray[np.int64
         shift = np.median(y, axis=1)
         least = np.array([histories[i].min_effect for i in numbers])
         gross = np.array([histories[i].gross for i in numbers])
-        batch = Batch(np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross)
+        worse = np.array([histories[i].worse for i in numbers], dtype=np.float64)
+        batch = Batch(np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross, worse)
+        batch.rough_rho = float(noise.rough_scale(batch.y)[1].mean())
         _segment(batch)
         made.append(batch)
+    return made
+
+
+def as_of(batch: Batch, rows: NDArray[np.int64], ago: int) -> Batch:
+    """Return some series as they were so many results ago."""
+    made = Batch(
+        batch.which[rows], batch.y[rows, :-ago], batch.error[rows, :-ago], batch.floor[rows], batch.shift[rows],
+        batch.least[rows], batch.gross[rows], batch.worse[rows], batch.rough_rho,
+    )  # fmt: skip
+    if len(rows) == len(batch.y):
+        made.rough_rho = float(noise.rough_scale(made.y)[1].mean())
+    _segment(made)
     return made
 
 
@@ -91,9 +107,9 @@ def _segment(batch: Batch) -> None:
     """Partition, the level that the newest points are judged by, and residuals about the levels."""
     y, (m, n) = batch.y, batch.y.shape
     sigma, rho = noise.rough_scale(y)
-    rho = np.maximum(rho, rho.mean())  # few differences do not show it
+    rho = np.maximum(rho, batch.rough_rho)  # few differences do not show it
     sigma, slow = np.maximum(sigma, batch.floor), np.sqrt((1 + rho) / (1 - rho))
-    typical = float(np.median(slow))  # a series' own may be the step's
+    typical = float(np.sqrt((1 + batch.rough_rho) / (1 - batch.rough_rho)))  # a series' own may be the step's
     batch.starts = [()] * m
     if n >= 2 * MIN_SEGMENT - 2:
         whitened = tamed(y, sigma) / (sigma * slow)[:, None]
@@ -167,8 +183,19 @@ def segments(starts: Sequence[int], n: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def learn(batches: list[Batch], pools: Sequence[Hashable], *, pooled: bool) -> list[Noise]:
-    """Return the noise of each batch. Pools reach over batches; unless `pooled`, each series stands by itself."""
+@dataclass
+class Shared:
+    """What the series of a night teach about each other. `learn` fills in what is missing and keeps what is there."""
+
+    pools: Sequence[Hashable]  # of each history
+    rho: noise.RhoPrior | None = None
+    tails: Floats | None = None  # [tails] of the night
+    variances: dict[Hashable, tuple[float, float] | None] = field(default_factory=dict)  # of a pool
+    pool_tails: dict[Hashable, Floats] = field(default_factory=dict)  # of a large pool, [tails]
+
+
+def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
+    """Return the noise of each batch; pools reach over batches. With None, each series stands by itself."""
     if not batches:
         return []
     sizes = [len(batch.y) for batch in batches]
@@ -186,38 +213,60 @@ def learn(batches: list[Batch], pools: Sequence[Hashable], *, pooled: bool) -> l
             for batch, a in zip(batches, parts, strict=True)
         ]
     )
-    if pooled:
-        rho = noise.shrunk_rho(raw_rho, count)
-    else:
-        rho = np.concatenate(
-            [np.zeros(0), *(noise.shrunk_rho(raw_rho[i : i + 1], count[i : i + 1]) for i in range(len(count)))]
-        )
+    rho = _shrunk_rho(raw_rho, count, shared)
     # About a fitted level, correlated points scatter too little; and they count for fewer.
     each = np.maximum(count // levels, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = (1 - 1 / each) / np.maximum(1 - noise.mean_variance(each, rho), 0.05)
     variance *= np.where(each > 1, np.maximum(lost, 1.0), 1.0)
     df *= (1 - rho**2) / (1 + rho**2)
-    rows_of = _rows_of([pools[i] for batch in batches for i in batch.which]) if pooled else []
-    for rows in rows_of:
-        variance[rows], df[rows] = noise.moderate(variance[rows], df[rows])
+    pools = [] if shared is None else _rows_of([shared.pools[i] for batch in batches for i in batch.which])
+    for key, rows in pools:
+        assert shared is not None
+        if key not in shared.variances:
+            shared.variances[key] = noise.variance_prior(variance[rows], df[rows])
+        variance[rows], df[rows] = noise.moderate(variance[rows], df[rows], shared.variances[key])
     own = np.sqrt(variance)
     sigma = np.maximum(own, floor)
     # Residuals about a level that was fitted to them are smaller than the noise.
     freed = np.sqrt(each / np.maximum(each - 1, 1))
     likelihood = np.concatenate([_tails(batch, own[a], freed[a]) for batch, a in zip(batches, parts, strict=True)])
-    weights = noise.tail_weights(likelihood, noise.TAIL_PRIOR, count)
-    if pooled:  # a few series do not show their tail: all of the machine do
-        weights = noise.tail_weights(likelihood, noise.tail_prior(likelihood, count), count)
-    for rows in (rows for rows in rows_of if len(rows) >= MANY):
-        weights[rows] = noise.tail_weights(
-            likelihood[rows], noise.tail_prior(likelihood[rows], count[rows]), count[rows]
-        )
+    weights = _tail_weights(likelihood, count, pools, shared)
     # What lies below the floor wanders below the floor.
     share = np.minimum(variance / sigma**2, 1.0)
     high = np.clip(np.maximum(raw_rho + 1 / np.sqrt(np.maximum(count, 1)), rho) * share, 0.0, noise.MAX_RHO)
     rho, df = rho * share, np.maximum(df, 1.0)
     return [Noise(sigma[a], df[a], rho[a], high[a], weights[a], count[a]) for a in parts]
+
+
+def _shrunk_rho(raw: Floats, count: NDArray[np.int64], shared: Shared | None) -> Floats:
+    if shared is None:
+        alone = [noise.rho_prior(raw[i : i + 1], count[i : i + 1]) for i in range(len(raw))]
+        shrunk = [noise.shrunk_rho(raw[i : i + 1], count[i : i + 1], prior) for i, prior in enumerate(alone)]
+        return np.concatenate([np.zeros(0), *shrunk])
+    shared.rho = shared.rho or noise.rho_prior(raw, count)
+    return noise.shrunk_rho(raw, count, shared.rho)
+
+
+def _tail_weights(
+    likelihood: Floats,
+    count: NDArray[np.int64],
+    pools: Sequence[tuple[Hashable, NDArray[np.int64]]],
+    shared: Shared | None,
+) -> Floats:
+    """A few series do not show their tail: all of the machine do, or those of a large pool."""
+    if shared is None:
+        return noise.tail_weights(likelihood, noise.TAIL_PRIOR, count)
+    if shared.tails is None:
+        shared.tails = noise.tail_prior(likelihood, count)
+        for key, rows in pools:
+            if len(rows) >= MANY:
+                shared.pool_tails[key] = noise.tail_prior(likelihood[rows], count[rows])
+    weights = np.empty(likelihood.shape)
+    for key, rows in pools:
+        prior = shared.pool_tails.get(key, shared.tails)
+        weights[rows] = noise.tail_weights(likelihood[rows], prior, count[rows])
+    return weights
 
 
 def _tails(batch: Batch, own: Floats, freed: Floats) -> Floats:
@@ -231,9 +280,9 @@ def _positive(scale: Floats) -> Floats:
     return np.maximum(scale, 1e-12)
 
 
-def _rows_of(keys: list[Hashable]) -> list[NDArray[np.int64]]:
+def _rows_of(keys: list[Hashable]) -> list[tuple[Hashable, NDArray[np.int64]]]:
     """The rows of each pool."""
     numbers: dict[Hashable, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     order = np.argsort(group, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    return list(zip(numbers, np.split(order, np.flatnonzero(np.diff(group[order])) + 1), strict=True))

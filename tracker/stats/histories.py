@@ -24,6 +24,7 @@ class History:
     min_effect: float = 0.01  # log change that is worth a verdict
     gross: float = 0.05  # log change that three or four results are enough for
     pool: Hashable = 0  # series with equal pool are alike: a young one borrows their noise
+    worse: Literal[1, -1] = 1  # the direction of log_ms that is worse
 
 
 @dataclass(frozen=True)

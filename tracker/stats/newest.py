@@ -1,15 +1,14 @@
 """Do the newest points of a series stand on another level than those before them? Many series at once.
 
 A series is judged by the level before its `onset` (batches.py), with noise learnt from points before it. Each run of
-newer points, ending tonight or on a night before, gets a p-value: Student's t, averaged over the tails that the noise
-may have, weighted by how likely each is. Two rules make a suspect:
+newer points that ends tonight gets a p-value: Student's t, averaged over the tails that the noise may have, weighted by
+how likely each is. Two rules make a suspect:
 
-    significance  p, after weights for the looks at 1, 2, 3, .. points, survives false-discovery control over the night,
-                  or is below `ALPHA`, however large the night
+    significance  p, after weights for the looks at 1, 2, 3, .. points, is below a limit that falls with the number of
+                  series in the night
     record        a point is far outside all that its own series has shown (records.py)
 
-What either rule would have reported on an earlier night stays until later points speak against it, so that a verdict
-does not depend on the night's luck. Everything is computed from the history alone; nothing is remembered.
+What was a suspect on an earlier night stays one until later points speak against it (standing.py).
 """
 
 from __future__ import annotations
@@ -20,23 +19,31 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from groupbench.tracker.stats import fdr, noise
-from groupbench.tracker.stats.batches import Batch, Noise
+from groupbench.tracker.stats import noise
+from groupbench.tracker.stats.batches import SETTLED, Batch, Noise
 from groupbench.tracker.stats.records import RECENT
 
 Floats = NDArray[np.float64]
 
-ALPHA = 1e-3
-"""Chance of a false suspect that one series has on one night, at least: in a night of thousands, control of false
-discoveries alone would make a series wait for evidence that an A/B of one minute gives at once."""
-K_WEIGHTS, K_REST = (0.56, 0.23, 0.18), 0.018
-"""How the chance of a false alarm is spent on the last 1, 2, 3 points and on each longer run. Neighbours err together:
-the sum exceeds 1. Measured in ci/benchmarks/judgement_marks.py."""
-STAY = 3.0
-"""How much larger the p of an earlier night may be, since noise is known better now: so that what was a suspect stays
-one."""
+NIGHT, SLOWLY = 20, 0.1
+"""Series of a small night, in which the chance of a false suspect is spent evenly; and how slowly the chance that each
+has falls in larger ones: an A/B decides within a minute what a series would else wait for."""
+WORSE = 0.9
+"""Share of that chance for changes for the worse: nobody has to act tonight on what may have got faster."""
+K_WEIGHTS, K_REST = (0.48, 0.22, 0.13), 0.013
+"""How the chance is spent on the last 1, 2, 3 points and on each longer run. The sum is less than 1, since what was a
+suspect stays one for a while, and neighbours err together. Measured in ci/benchmarks/judgement_marks.py."""
 LOOK = 2.0
 """Distances, in standard errors, below which p is not computed."""
+
+
+def limit_of(series: int, q: float) -> float:
+    """Return the p that makes a suspect in a night of so many series; q is the chance of any in a night of `NIGHT`.
+
+    It is the same every night. A limit that depends on how many others changed (Benjamini and Hochberg's) would take
+    a suspicion back once they are judged otherwise.
+    """
+    return q / NIGHT * min(NIGHT / max(series, 1), 1.0) ** SLOWLY
 
 
 def k_weights(count: int) -> Floats:
@@ -48,57 +55,71 @@ def k_weights(count: int) -> Floats:
 
 @dataclass
 class Windows:
-    """Runs of newest points of series that share the places of their level. Point h of the series is number 0 here."""
+    """Runs of newest points of series that share the places of their level, each up to tonight."""
 
     rows: NDArray[np.int64]  # [r] of the batch
     begin: int  # the level before
     onset: int
-    first: NDArray[np.int64]  # [w] first point of each run
-    stop: NDArray[np.int64]  # [w] and its end
+    first: NDArray[np.int64]  # [w] first point of each run, counted from the onset
     p: Floats  # [r, w]
     effect: Floats  # [r, w] mean of the run against the level
     deviation: Floats  # [r, k] of each point, in sigma
+    level: Floats  # [r] before the onset
+    sigma: Floats  # [r]
     rho: Floats  # [r]
 
     @property
     def count(self) -> int:
         return self.deviation.shape[1]
 
-    def asof(self, ago: int) -> Floats:
-        """Return the p of each series as of a night `ago` nights before tonight, [r]; 1 where nothing was tested."""
-        then = self.stop == self.count - ago
-        return self.p[:, then].min(axis=1) if then.any() else np.ones(len(self.rows))
+    def best(self) -> Floats:
+        """Return the smallest p of each series, [r]."""
+        return self.p.min(axis=1)
+
+
+def tests_of(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
+    """The newest points within the newest segment; and the newest segment itself, where it has a level of its own."""
+    n = batch.y.shape[1]
+    newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
+    settled = np.array([len(one) > 0 and n - one[-1] >= SETTLED for one in batch.starts], dtype=bool)
+    rows = np.flatnonzero(settled)
+    begin = np.array([(0, *batch.starts[row])[-2] for row in rows.tolist()], dtype=np.int64)
+    onset = np.array([batch.starts[row][-1] for row in rows.tolist()], dtype=np.int64)
+    segment = [windows(batch, learnt, rows[some], *ends) for ends, some in _alike(begin, onset)]
+    return newest, segment
+
+
+def _alike(begin: NDArray[np.int64], onset: NDArray[np.int64]) -> list[tuple[tuple[int, int], NDArray[np.int64]]]:
+    """Rows that share both places."""
+    order = np.lexsort((onset, begin))
+    cuts = np.flatnonzero((np.diff(begin[order]) != 0) | (np.diff(onset[order]) != 0)) + 1
+    return [((int(begin[rows[0]]), int(onset[rows[0]])), rows) for rows in np.split(order, cuts) if len(rows)]
 
 
 def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, onset: int) -> Windows:
-    """Return all runs of the points from `onset` on, tested; of an onset that is no news, the run to the end."""
+    """Return all runs of the points from `onset` to the end, tested; of an onset that is no news, the longest alone."""
     base, new = batch.y[rows, begin:onset], batch.y[rows, onset:]
     sigma, rho, df = learnt.sigma[rows], learnt.rho[rows], learnt.df[rows]
     count, known = new.shape[1], onset - begin
     level = _level(base, sigma)
-    scale = np.maximum(sigma[:, None], batch.error[rows, onset:])
-    deviation = (new - level[:, None]) / scale
-    first, stop = np.nonzero(np.arange(count)[:, None] < np.arange(1, count + 1))
-    if count > RECENT:
-        first, stop = np.array([0]), np.array([count - 1])
-    stop += 1
-    size = stop - first
+    deviation = (new - level[:, None]) / np.maximum(sigma[:, None], batch.error[rows, onset:])
+    first = np.arange(count) if count <= RECENT else np.zeros(1, np.int64)
+    size = count - first
     reach = noise.own_reach(batch.residual[rows] / sigma[:, None], batch.used[rows], deviation)
     scores = noise.tail_scores(deviation, learnt.count[rows])
     scores = np.copysign(np.minimum(np.abs(scores), reach), scores)
-    sums = np.concatenate([np.zeros((*scores.shape[:2], 1)), np.cumsum(scores, axis=2)], axis=2)
-    error = np.sqrt(
-        noise.mean_variance(np.arange(1, count + 1), rho[:, None]) + noise.mean_variance(np.array(known), rho)[:, None]
-    ) * np.arange(1, count + 1)
+    sums = np.cumsum(scores[:, :, ::-1], axis=2)[:, :, size - 1]  # [tails, r, w]
+    error = size * np.sqrt(noise.mean_variance(size, rho[:, None]) + noise.mean_variance(np.array(known), rho)[:, None])
     p = np.ones((len(rows), len(size)))
-    row, run = np.nonzero(np.abs(sums[0][:, stop] - sums[0][:, first]) > LOOK * error[:, size - 1])
-    distance = np.abs(sums[:, row, stop[run]] - sums[:, row, first[run]]) / error[row, size[run] - 1]
-    each = 2 * special.stdtr(df[row], -distance)
-    p[row, run] = (each * learnt.weights[rows[row]].T).sum(axis=0)
-    p /= k_weights(count)[size - 1]
-    raw = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(new - level[:, None], axis=1)], axis=1)
-    effect = (raw[:, stop] - raw[:, first]) / size
-    return Windows(rows, begin, onset, first, stop, np.clip(p, 1e-300, 1.0), effect, deviation, rho)
+    row, run = np.nonzero(np.abs(sums[0]) > LOOK * error)
+    distance = sums[:, row, run] / error[row, run]
+    each = special.stdtr(df[row], -np.abs(distance))
+    worse = np.sign(distance[0]) == batch.worse[rows[row]]
+    p[row, run] = (each * learnt.weights[rows[row]].T).sum(axis=0) / np.where(worse, WORSE, 1 - WORSE)
+    # In noise that is correlated a false suspicion stays for longer.
+    p *= ((1 + rho) / (1 - rho))[:, None] / k_weights(count)[size - 1]
+    effect = np.cumsum((new - level[:, None])[:, ::-1], axis=1)[:, size - 1] / size
+    return Windows(rows, begin, onset, first, np.clip(p, 1e-300, 1.0), effect, deviation, level, sigma, rho)
 
 
 def _level(base: Floats, sigma: Floats) -> Floats:
@@ -107,73 +128,43 @@ def _level(base: Floats, sigma: Floats) -> Floats:
     return centre + np.clip(base - centre[:, None], -reach, reach).mean(axis=1)
 
 
-def limits(night: list[Windows], q: float) -> Floats:
-    """Return the p that made a suspect tonight and on each of the nights before it, [RECENT]."""
-    if not night:
-        return np.full(RECENT, ALPHA)
-    tests = sum(len(one.rows) for one in night)
-    limit = np.full(RECENT, max(ALPHA, q / tests))
-    for ago in range(RECENT):
-        p = np.concatenate([one.asof(ago) for one in night if one.count > ago] or [np.ones(0)])
-        # What was not tested as of that night was no news.
-        padded = np.concatenate([p, np.ones(tests - len(p))])
-        rejected = padded[fdr.adjusted(padded) <= q]
-        if len(rejected):
-            limit[ago] = max(limit[ago], float(rejected.max()))
-    limit[1:] *= STAY
-    return limit
-
-
 @dataclass(frozen=True)
 class Suspicion:
     """Of one series: its newest points, as one run that ends tonight."""
 
     index: int  # first point
     begin: int  # of the level before
-    p: float  # tonight's, after weights
+    p: float  # after weights
+    level: float = 0.0  # before the index
+    size: float = 0.0  # mean of the run against it, in sigma
+    sigma: float = 0.0
+    rho: float = 0.0
 
 
-def suspicions(one: Windows, limit: Floats, min_effect: Floats) -> dict[int, Suspicion]:
-    """Return what stands tonight, by row of the batch.
+def suspicions(one: Windows, limit: float, min_effect: Floats) -> dict[int, Suspicion]:
+    """Return what is a suspect by tonight's points, by row of the batch.
 
-    limit: [RECENT] p that made a suspect so many nights ago; min_effect: [r] least change that is news.
+    limit: p that makes one; min_effect: [r] least change that is news.
     """
-    count = one.count
-    ago = np.minimum(count - one.stop, RECENT - 1)
-    news = (one.p <= limit[ago]) & (np.abs(one.effect) >= min_effect[:, None]) & _newest_agrees(one)
-    standing: dict[int, Suspicion] = {}
-    tonight = np.flatnonzero(one.stop == count)
-    p = np.where(news[:, tonight], one.p[:, tonight], np.inf)
-    certain = p.min(axis=1) < np.inf
+    news = (one.p <= limit) & (np.abs(one.effect) >= min_effect[:, None]) & _newest_agrees(one)
     # Of several runs that are news, the level most likely begins where the difference of means is clearest.
-    known, size = one.onset - one.begin, count - one.first[tonight]
-    best = np.where(p < np.inf, np.abs(one.effect[:, tonight]) / np.sqrt(1 / size + 1 / known), -1.0).argmax(axis=1)
-    for r in np.flatnonzero(certain).tolist():
-        w = int(tonight[best[r]])
-        standing[int(one.rows[r])] = Suspicion(one.onset + int(one.first[w]), one.begin, float(p[r].min()))
-    at = {int(one.first[w]): w for w in tonight.tolist()}
-    for r, w in zip(*(each.tolist() for each in np.nonzero(news & ~certain[:, None])), strict=True):
-        first, now, key = int(one.first[w]), at[int(one.first[w])], int(one.rows[r])
-        if abs(one.effect[r, now]) < min_effect[r] / 2 or one.effect[r, now] * one.effect[r, w] <= 0:
-            continue
-        if key in standing and standing[key].p <= one.p[r, now]:
-            continue
-        if _stands(one.deviation[r], first, int(one.stop[w]), float(one.rho[r])):
-            standing[key] = Suspicion(one.onset + first, one.begin, float(one.p[r, now]))
-    return standing
+    size = one.count - one.first
+    clear = np.where(news, np.abs(one.effect) / np.sqrt(1 / size + 1 / (one.onset - one.begin)), -1.0).argmax(axis=1)
+    found = {}
+    for r in np.flatnonzero(news.any(axis=1)).tolist():
+        w = int(clear[r])
+        p = float(np.where(news[r], one.p[r], np.inf).min())
+        first = int(one.first[w])
+        found[int(one.rows[r])] = Suspicion(
+            one.onset + first, one.begin, p, float(one.level[r]), float(one.deviation[r, first:].mean()),
+            float(one.sigma[r]), float(one.rho[r]),
+        )  # fmt: skip
+    return found
 
 
 def _newest_agrees(one: Windows) -> NDArray[np.bool_]:
-    """[r, w] Whether the last point of a run is off as well: an outlier before a point that is back is no level."""
-    sums = np.concatenate([np.zeros((len(one.rows), 1)), np.cumsum(one.deviation, axis=1)], axis=1)
-    mean = (sums[:, one.stop] - sums[:, one.first]) / (one.stop - one.first)
+    """[r, w] Whether the newest point is off as well: an outlier before a point that is back is no level."""
+    size = one.count - one.first
+    mean = np.cumsum(one.deviation[:, ::-1], axis=1)[:, size - 1] / size
     slack = np.sqrt((1 + one.rho) / (1 - one.rho))[:, None]
-    return one.deviation[:, one.stop - 1] * np.sign(mean) >= np.abs(mean) / 4 - slack
-
-
-def _stands(deviation: Floats, first: int, stop: int, rho: float) -> bool:
-    """Whether what came after a suspicious run [first, stop) does not speak for the level before it."""
-    size = float(deviation[first:stop].mean())
-    later = np.clip(deviation[stop:] * np.sign(size), -abs(size), 2 * abs(size))
-    slack = 0.3 * np.sqrt((1 + rho) / (1 - rho) / len(later))
-    return float(later.mean()) >= abs(size) / 2 - slack
+    return one.deviation[:, -1:] * np.sign(mean) >= np.abs(mean) / 4 - slack

@@ -14,6 +14,7 @@ logarithm of the variance: a quiet series among noisy ones stays quiet.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -123,22 +124,40 @@ def autocorrelation(
     return np.clip(rho, -MAX_RHO, MAX_RHO)
 
 
-def shrunk_rho(
+@dataclass(frozen=True)
+class RhoPrior:
+    """How all series of a night are correlated."""
+
+    centre: float
+    excess: float  # variance between series, beyond what their few points explain
+    series: int
+
+
+def rho_prior(
     rho: Floats,  # [m]
     count: NDArray[np.int64],  # [m] residuals that each was measured from
-) -> Floats:
-    """Return the autocorrelation to judge with, [m]: each shrunk towards that of all series; never negative.
+) -> RhoPrior:
+    """Return what all series say about autocorrelation together.
 
-    Empirical Bayes. A handful of points says nothing about rho (its standard error is 1 / sqrt(n)), so the common value
-    starts at 0 with the weight of `RHO_COUNT` points, and one series can pull away from it only with many of its own.
+    A handful of points says nothing about rho (its standard error is 1 / sqrt(n)), so the common value starts at 0 with
+    the weight of `RHO_COUNT` points.
     """
     weight = np.maximum(count, 1).astype(np.float64)
     centre = float((weight * rho).sum() / (weight.sum() + RHO_COUNT))
     excess = float((weight * (rho - centre) ** 2).sum() / weight.sum() - len(rho) / weight.sum())
+    return RhoPrior(centre, max(excess, 0.0), len(rho))
+
+
+def shrunk_rho(rho: Floats, count: NDArray[np.int64], prior: RhoPrior) -> Floats:
+    """Return the autocorrelation to judge with, [m]: each shrunk towards that of all series; never negative.
+
+    Empirical Bayes: one series can pull away from the others only with many points of its own.
+    """
+    weight = np.maximum(count, 1).astype(np.float64)
     # Few series, and series of few points, do not show how much they differ.
-    trust = len(rho) / (len(rho) + 10) * weight / (weight + RHO_COUNT)
-    spread = max(excess, 0.0) * trust + RHO_SPREAD**2
-    return np.clip((rho * spread + centre / weight) / (spread + 1 / weight), 0.0, MAX_RHO)
+    trust = prior.series / (prior.series + 10) * weight / (weight + RHO_COUNT)
+    spread = prior.excess * trust + RHO_SPREAD**2
+    return np.clip((rho * spread + prior.centre / weight) / (spread + 1 / weight), 0.0, MAX_RHO)
 
 
 def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
@@ -148,22 +167,36 @@ def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
     return (1 + rho - 2 * rho * inside / k) / (1 - rho) / k
 
 
-def moderate(variance: Floats, df: Floats) -> tuple[Floats, Floats]:
+def variance_prior(variance: Floats, df: Floats) -> tuple[float, float] | None:
+    """Return centre and spread of the logarithms of a pool's variances, or None of fewer than eight; [m] each."""
+    known = (df >= 1) & (variance > 0)
+    if known.sum() < 8:
+        return None
+    log, own = _log_variance(variance[known], df[known])
+    low, high = np.quantile(log, [0.02, 0.98])
+    log = np.clip(log, low, high)
+    spread = max(float(np.var(log, ddof=1) * 1.15 - np.mean(own)), 0.004)
+    weight = 1 / (spread + own)
+    return float((log * weight).sum() / weight.sum()), spread
+
+
+def _log_variance(variance: Floats, df: Floats) -> tuple[Floats, Floats]:
+    """Return the logarithm without its bias, and its own variance."""
+    half = np.maximum(df, 1.0) / 2
+    return np.log(variance) - special.digamma(half) + np.log(half), special.polygamma(1, half)
+
+
+def moderate(variance: Floats, df: Floats, prior: tuple[float, float] | None) -> tuple[Floats, Floats]:
     """Return variances shrunk to the pool's, and the degrees of freedom that they then have; [m] each.
 
     The logarithms are shrunk, each as far as it is uncertain. A series whose variance the pool does not explain (three
     standard errors) keeps its own, whether noisier or quieter.
     """
-    known = (df >= 1) & (variance > 0)
-    if known.sum() < 8:
+    if prior is None:
         return variance, df
-    half = np.maximum(df[known], 1.0) / 2
-    log = np.log(variance[known]) - special.digamma(half) + np.log(half)
-    own = special.polygamma(1, half)
-    low, high = np.quantile(log, [0.02, 0.98])
-    spread = max(float(np.var(np.clip(log, low, high), ddof=1) * 1.15 - np.mean(own)), 0.004)
-    weight = 1 / (spread + own)
-    centre = float((np.clip(log, low, high) * weight).sum() / weight.sum())
+    centre, spread = prior
+    known = (df >= 1) & (variance > 0)
+    log, own = _log_variance(variance[known], df[known])
     mixed = np.exp((log * spread + centre * own) / (spread + own))
     odd = (log - centre) ** 2 > 9 * (spread + own)
     moderated, freedom = variance.copy(), df.copy()

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import fdr, noise
-from groupbench.tracker.stats.batches import MIN_POINTS, SETTLED, Batch, Noise, learn, make_batches, segments
+from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, Shared, learn, make_batches, segments
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import Change, Finding, History, Level, Verdict, check, newest_environment
-from groupbench.tracker.stats.newest import Suspicion, Windows, limits, suspicions, windows
+from groupbench.tracker.stats.newest import Suspicion, Windows, limit_of, suspicions, tests_of
 from groupbench.tracker.stats.records import RECENT
+from groupbench.tracker.stats.standing import still_standing
 from groupbench.tracker.stats.steps import (
     DRIFTS,
     One,
@@ -46,6 +47,8 @@ __all__ = ["RECENT", "Change", "Finding", "History", "Level", "find_all_changes"
 Floats = NDArray[np.float64]
 
 DRIFT_LEVEL = 1e-4
+CLEARLY = 6.0
+"""By so many squared sigma a line must fit better than a step before a suspect is called drift."""
 YOUNG = 10
 """Results before a record below which its place is taken as it is."""
 
@@ -53,31 +56,27 @@ YOUNG = 10
 def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None = None) -> list[Finding]:
     """One finding per history.
 
-    q: share of false ones among the suspects of the night. alpha: judge each series by itself instead, with this
-    chance of a false suspect; nothing is then borrowed from other series. Raises ValueError for NaN in log_ms,
-    or where the arrays of a history differ in length.
+    q: chance of any false suspect in a night of 20 quiet series; each series of a larger night has a smaller one
+    (newest.limit_of). alpha: judge each series by itself instead, with this chance; nothing is then borrowed from
+    other series. Raises ValueError for NaN in log_ms, or where the arrays of a history differ in length.
     """
     places = [newest_environment(history) for history in histories]
     batches = make_batches(histories, places)
-    noises = learn(batches, [history.pool for history in histories], pooled=alpha is None)
+    shared = Shared([history.pool for history in histories]) if alpha is None else None
+    noises = learn(batches, shared)
     findings = [_too_few(history, place) for history, place in zip(histories, places, strict=True)]
-    tests = [_tests(batch, learnt) for batch, learnt in zip(batches, noises, strict=True)]
+    tests = [tests_of(batch, learnt) for batch, learnt in zip(batches, noises, strict=True)]
     recent = [one for pair in tests for family in pair for one in family if one.count <= RECENT]
     old = [one for pair in tests for family in pair for one in family if one.count > RECENT]
-    limit = limits(recent, q) if alpha is None else np.full(RECENT, alpha)
-    old_limit = limits(old, q) if alpha is None else limit
+    limit = limit_of(sum(len(batch.y) for batch in batches), q) if alpha is None else alpha
     q_values = [_q_values(family) for family in (recent, old)]
-    for batch, learnt, pair in zip(batches, noises, tests, strict=True):
-        standing: list[dict[int, Suspicion]] = [{}, {}]
-        for family, suspects in zip(pair, standing, strict=True):
-            for one in family:
-                suspects |= suspicions(one, limit if one.count <= RECENT else old_limit, batch.least[one.rows])
-        for row in np.flatnonzero(batch.record >= 0).tolist():
-            known = standing[0][row].p if row in standing[0] else 1.0
-            standing[0][row] = Suspicion(int(batch.record[row]), int(batch.begin[row]), known)
+    tonight = [_tonight(batch, pair, limit) for batch, pair in zip(batches, tests, strict=True)]
+    earlier = still_standing(batches, noises, shared, limit, [{*newest, *segment} for newest, segment in tonight])
+    for batch, learnt, pair, standing, stayed in zip(batches, noises, tests, tonight, earlier, strict=True):
+        standing[0] |= stayed
         p = np.full(len(batch.which), np.nan)
         for one in reversed([one for family in pair for one in family]):
-            p[one.rows] = one.asof(0)
+            p[one.rows] = one.best()
         trend = _trends(batch, learnt)
         calm = _calm_levels(batch, learnt)
         loud = np.array(sorted({*standing[0], *standing[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
@@ -99,6 +98,18 @@ def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None =
     return findings
 
 
+def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: float) -> list[dict[int, Suspicion]]:
+    """Return what is a suspect by tonight's points, of the newest points and of the newest segment."""
+    standing: list[dict[int, Suspicion]] = [{}, {}]
+    for family, suspects in zip(tests, standing, strict=True):
+        for one in family:
+            suspects |= suspicions(one, limit, batch.least[one.rows])
+    for row in np.flatnonzero(batch.record >= 0).tolist():
+        known = standing[0][row].p if row in standing[0] else 1.0
+        standing[0][row] = Suspicion(int(batch.record[row]), int(batch.begin[row]), known)
+    return standing
+
+
 def find_changes(history: History) -> list[Change]:
     """All changes of a series, oldest first, environment by environment."""
     return find_all_changes([history])[0]
@@ -114,7 +125,7 @@ def find_all_changes(histories: Sequence[History]) -> list[list[Change]]:
     owners = [histories[number] for number, _, _ in parts]
     batches = make_batches(owners, [points for _, _, points in parts])
     found: list[list[Change]] = [[] for _ in histories]
-    for batch, learnt in zip(batches, learn(batches, [0] * len(parts), pooled=False), strict=True):
+    for batch, learnt in zip(batches, learn(batches, None), strict=True):
         rows = np.array([row for row, starts in enumerate(batch.starts) if starts], dtype=np.int64)
         for row, one in zip(rows.tolist(), some_of(batch, learnt, rows), strict=True):
             number, environment, place = parts[batch.which[row]]
@@ -136,25 +147,6 @@ def _too_few(history: History, place: NDArray[np.int64]) -> Finding:
     return Finding(
         "insufficient", levels, n_before=n - 1, n_after=1, reason=f"{n - 1} earlier results of {MIN_POINTS - 1}"
     )
-
-
-def _tests(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
-    """The newest points within the newest segment; and the newest segment itself, where it has a level of its own."""
-    n = batch.y.shape[1]
-    newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
-    settled = np.array([len(one) > 0 and n - one[-1] >= SETTLED for one in batch.starts], dtype=bool)
-    rows = np.flatnonzero(settled)
-    begin = np.array([(0, *batch.starts[row])[-2] for row in rows.tolist()], dtype=np.int64)
-    onset = np.array([batch.starts[row][-1] for row in rows.tolist()], dtype=np.int64)
-    segment = [windows(batch, learnt, rows[some], *ends) for ends, some in _alike(begin, onset)]
-    return newest, segment
-
-
-def _alike(begin: NDArray[np.int64], onset: NDArray[np.int64]) -> list[tuple[tuple[int, int], NDArray[np.int64]]]:
-    """Rows that share both places."""
-    order = np.lexsort((onset, begin))
-    cuts = np.flatnonzero((np.diff(begin[order]) != 0) | (np.diff(onset[order]) != 0)) + 1
-    return [((int(begin[rows[0]]), int(onset[rows[0]])), rows) for rows in np.split(order, cuts) if len(rows)]
 
 
 def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
@@ -197,7 +189,7 @@ def _placed(level: Level, place: NDArray[np.int64]) -> Level:
 
 def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
     """The q-value that each p has over the night."""
-    p = np.sort(np.concatenate([one.asof(0) for one in family] or [np.ones(1)]))
+    p = np.sort(np.concatenate([one.best() for one in family] or [np.ones(1)]))
     q = fdr.adjusted(p)
     return lambda each: q[np.minimum(np.searchsorted(p, each), len(q) - 1)]
 
@@ -290,10 +282,10 @@ def _weighed(
         why = not_reported(one, step, state, stands, min_effect)
         if why is None:
             return "changed", f"new level for {after} points"
-        if why in DRIFTS:
+        if why in DRIFTS and (why != DRIFTS[1] or climbing(one, step, ends, clearly=CLEARLY)):
             return "drift", why
         return ("suspect", why) if after <= RECENT else ("drift", why)
-    if climbing(one, step, ends):
+    if climbing(one, step, ends, clearly=CLEARLY):
         return "drift", DRIFTS[1]
     if after > RECENT:
         return None

@@ -181,8 +181,11 @@ def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
     return places, signs
 
 
-def climbing(one: One, step: Step, starts: Sequence[int]) -> bool:
-    """A line fits no worse than the step; or than all steps in the same direction that lead up to it."""
+def climbing(one: One, step: Step, starts: Sequence[int], *, clearly: float = 0.0) -> bool:
+    """A line fits no worse than the step; or than all steps in the same direction that lead up to it.
+
+    clearly: by so many squared sigma the line must fit better, and than the best of all steps, wherever it is.
+    """
     ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
     levels = [median(one.y[a:b]) for a, b in itertools.pairwise(ends)]
     at = ends.index(step.start)
@@ -195,9 +198,14 @@ def climbing(one: One, step: Step, starts: Sequence[int]) -> bool:
     time = np.arange(len(y)) - (len(y) - 1) / 2
     line = y - (calm.mean() + time * (time @ calm) / (time @ time))
     cap = (3 * one.sigma) ** 2
+    stepped = float(np.minimum(flat**2, cap).sum())
+    if clearly:
+        sums, index = np.cumsum(calm - calm.mean()), np.arange(1, len(y))
+        best = float((sums[:-1] ** 2 * len(y) / (index * (len(y) - index))).max())
+        stepped = min(stepped, float(((calm - calm.mean()) ** 2).sum()) - best)
     # More levels fit better by themselves: each takes about two squared sigma out of noise.
     easier = 3 * one.sigma**2 * (len(stairs) - 3)
-    return float(np.minimum(line**2, cap).sum()) <= float(np.minimum(flat**2, cap).sum()) + easier
+    return float(np.minimum(line**2, cap).sum()) <= stepped + easier - clearly * one.sigma**2
 
 
 def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Literal["inside", "near", "like", None]:

@@ -43,6 +43,12 @@ class Compared:
     def decided(self) -> bool:
         return self.verdict in DECIDED
 
+    @property
+    def toolchains(self) -> tuple[str, str] | None:
+        """The software identities of base and head, where an A/B compared two toolchains with the same code."""
+        sides = self.details.get("toolchains")
+        return None if sides is None else (str(sides[0]), str(sides[1]))
+
 
 def store(session: Session, series: int, compared: Compared) -> int:
     """Keep it; gives its key. What is stored already stays as it is."""
@@ -91,6 +97,28 @@ def about(
     before: Collection[str],  # hashes of commits measured before the change
     after: Collection[str],  # and since
 ) -> Compared | None:
-    """The comparison that spans a change: the newest that decided, or else the newest."""
-    spanning = [one for one in comparisons if one.base in before and one.head in after and one.base != one.head]
+    """The comparison of two commits that spans a change: the newest that decided, or else the newest."""
+    return _decisive(
+        one
+        for one in comparisons
+        if one.toolchains is None and one.base in before and one.head in after and one.base != one.head
+    )
+
+
+def about_toolchains(
+    comparisons: Iterable[Compared],  # of the series, the newest first
+    before: Collection[str],  # identities of the software that was in use before the change
+    after: Collection[str],  # and since
+    commits: Collection[str],  # hashes of those whose comparison counts
+) -> Compared | None:
+    """The comparison of two toolchains that spans a change: the newest that decided, or else the newest."""
+    return _decisive(
+        one
+        for one in comparisons
+        if one.toolchains and one.toolchains[0] in before and one.toolchains[1] in after and one.base in commits
+    )
+
+
+def _decisive(comparisons: Iterable[Compared]) -> Compared | None:
+    spanning = list(comparisons)
     return next((one for one in spanning if one.decided), spanning[0] if spanning else None)

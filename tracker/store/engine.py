@@ -7,9 +7,8 @@ Whatever goes wrong is one line of StoreError, and leaves the file as it was.
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,9 +22,16 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.errors import DamageError, StoreError
 from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
-from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, check_file, copy_sqlite, put, read_only_uri
+from groupbench.tracker.store.sqlite_file import (
+    BUSY_SECONDS,
+    check_file,
+    copy_sqlite,
+    folder_beside,
+    put,
+    read_only_uri,
+)
 
 PAGE_BYTES = 8192
 """Of a new SQLite file: a point takes a thirty-fifth of a page, so that little is left over at its end."""
@@ -60,11 +66,8 @@ class Store:
         with self.told():
             if self.engine.dialect.name == "sqlite":  # beneath SQLAlchemy, which would begin a transaction
                 with closing(self.engine.raw_connection()) as pooled:
-                    try:
-                        pooled.cursor().execute("VACUUM").close()
-                        pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
-                    except sqlite3.Error as error:
-                        raise StoreError(f"{self.name}: cannot be compacted: {error}") from error
+                    pooled.cursor().execute("VACUUM").close()
+                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
                 return
             with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
                 connection.exec_driver_sql("VACUUM")
@@ -80,11 +83,14 @@ class Store:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Errors of the database as StoreError, in one line."""
+        """Errors of the database as StoreError, in one line; DamageError where they say that it is damaged.
+
+        The driver's own errors count too: some cursors are read without SQLAlchemy in between.
+        """
         try:
             yield
-        except SQLAlchemyError as error:
-            raise StoreError(f"{self.name}: {cause(error)}") from error
+        except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeDecodeError) as error:
+            raise error_of(self.name, error) from error
 
 
 def open_store(location: str | os.PathLike[str], *, create: bool, read_only: bool = False) -> Store:
@@ -113,6 +119,17 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
         check_file(Path(name), create=False)
     with Store(_engine(url, name), name) as store, store.told():
         return _revision(store.engine)[0]
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """Return an engine on a SQLite file, whatever the file holds."""
+    return _engine(URL.create("sqlite", database=str(path)), str(path))
+
+
+def shown_name(location: str | os.PathLike[str]) -> str:
+    """Return the name of a database for messages, which never holds a password."""
+    url = _url(location)
+    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
 
 
 def _url(location: str | os.PathLike[str]) -> URL:
@@ -149,22 +166,20 @@ def _open_sqlite_file(path: Path, *, create: bool, read_only: bool) -> Store:
 
 def _make_sqlite_file(path: Path) -> None:
     """A new database at `path`, whole at once: nobody ever sees half of it, nor loses theirs to it."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:50]}.", dir=path.parent))
     try:
-        made = folder / "new.db"
-        store = Store(_engine(URL.create("sqlite", database=str(made)), str(path)), str(path))
-        try:
-            with store.told():
-                _create_tables(store.engine)
-        finally:
-            store.close()  # the last to close folds the write-ahead log into the file
-        put(made, path)
+        with folder_beside(path) as folder:
+            made = folder / "new.db"
+            store = Store(_engine(URL.create("sqlite", database=str(made)), str(path)), str(path))
+            try:
+                with store.told():
+                    _create_tables(store.engine)
+            finally:
+                store.close()  # the last to close folds the write-ahead log into the file
+            put(made, path)
     except FileExistsError:
         pass  # somebody else made it meanwhile: theirs is as good
     except OSError as error:
         raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _create_tables(engine: Engine) -> None:
@@ -214,7 +229,7 @@ def _from_json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise StoreError(f"the database holds JSON that is none: {error}; `groupbench verify` tells more") from error
+        raise DamageError(f"the database holds invalid JSON: {error}; {ADVICE}") from error
 
 
 def _on_connect(connection: Any, _: Any) -> None:
@@ -253,11 +268,13 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
         revision, tables = _revision(store.engine)
         if revision is None:
             if tables & OUR_TABLES and "alembic_version" in tables:
-                raise StoreError(f"{store.name}: is half migrated: it has tables but no revision; {_RESTORE}")
+                raise DamageError(f"{store.name}: is half migrated: it has tables but no revision; {_RESTORE}")
             if tables:
                 raise StoreError(f"{store.name}: is a database of something else, not of groupbench")
             if not create:
                 raise StoreError(f"{store.name}: holds no groupbench tables; `groupbench ingest FILE` makes them")
+        elif not re.fullmatch(r"\d{4}", revision, re.ASCII):
+            raise DamageError(f"{store.name}: is damaged: {revision!r} is not a revision; {ADVICE}")
         elif revision not in REVISIONS:
             raise StoreError(
                 f"{store.name}: database is at revision {revision}, newer than this groupbench knows; "
@@ -266,10 +283,10 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
         elif revision == HEAD:
             missing = sorted(OUR_TABLES - tables)
             if missing:
-                raise StoreError(f"{store.name}: is half migrated: table {missing[0]} is missing; {_RESTORE}")
+                raise DamageError(f"{store.name}: is half migrated: table {missing[0]} is missing; {_RESTORE}")
             lacking = _lacking_columns(store.engine)
             if lacking:
-                raise StoreError(f"{store.name}: is half migrated: {lacking}; {_RESTORE}")
+                raise DamageError(f"{store.name}: is half migrated: {lacking}; {_RESTORE}")
             return store
         elif not writable:
             raise StoreError(f"{store.name}: must be migrated from revision {revision}, but cannot be written")
@@ -278,6 +295,7 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
 
 
 OUR_TABLES = frozenset(Base.metadata.tables)
+ADVICE = "`groupbench verify` lists what is damaged, `groupbench repair` saves the rest"
 _RESTORE = "restore a backup (`groupbench backup` makes them, a migration leaves FILE.backup-REVISION)"
 
 
@@ -365,7 +383,16 @@ def alembic_config() -> Any:
     return config
 
 
-def cause(error: SQLAlchemyError) -> str:
+def error_of(name: str, error: Exception) -> StoreError:
+    """Return what the driver or SQLAlchemy raised as an error of the database of that name."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    # sqlite3 raises the root of its tree where the file is malformed, and subclasses for everything else.
+    if type(origin) is sqlite3.DatabaseError or isinstance(origin, UnicodeDecodeError) or "UTF-8" in str(origin):
+        return DamageError(f"{name}: is damaged: {cause(error)}; {ADVICE}")
+    return StoreError(f"{name}: {cause(error)}")
+
+
+def cause(error: Exception) -> str:
     """The driver's own words, in one line without the statement and its values."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return str(error.orig).strip() or type(error.orig).__name__

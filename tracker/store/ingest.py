@@ -15,12 +15,14 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_fields
-from groupbench.tracker.record import Cell, Kernel, Run
+from groupbench.tracker.record import SCHEMA, Kernel, Record, Run
 from groupbench.tracker.store import schema
 from groupbench.tracker.store.bulk import insert_rows
 from groupbench.tracker.store.checked import BATCH, NOT_REACHED, Checked, Numbered, named, prepared
+from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import Store, cause
-from groupbench.tracker.store.points import kernels_hash
+from groupbench.tracker.store.packing import unpack_telemetry
+from groupbench.tracker.store.points import AMOUNTS, amounts_of, earlier_content, kernels_hash, result_of
 from groupbench.tracker.text.wording import counted
 
 NAMED_RUNS = 5
@@ -28,7 +30,6 @@ NAMED_RUNS = 5
 
 _RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
 _COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
-_SERIES_FACTS = ("dims", "flops", "min_bytes")
 _KERNELS = msgspec.json.Decoder(tuple[Kernel, ...])
 
 
@@ -111,11 +112,12 @@ class _Writer:
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
         self.environments: dict[str, int] = {}  # key by the hash of all facts
         self.kernels: dict[bytes, int] = {}
+        self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # of the batch, by run and series
 
     def add(self, batch: list[Checked], source: str) -> None:
         self._look_up_series(batch)
         self._look_up_kernels(batch)
-        rows: dict[tuple[int, int], dict[str, Any]] = {}  # by run and series: a file may hold what took its place
+        self.rows = rows = {}  # by run and series: a file may hold what took its place
         for checked in batch:
             try:
                 row = self._point(checked)
@@ -137,19 +139,51 @@ class _Writer:
             if before.content == values["content"] or values["status"] == NOT_REACHED:
                 self.known += 1
                 return None
+            if before.content == _earlier_content(checked):
+                self.known += 1
+                return None
             if before.status != NOT_REACHED:
                 raise IngestError(f"run {checked.run.id} is stored with another result for {named(checked.cell)}")
             # The run went on since and measured it.
             own = (schema.Point.run_id == run, schema.Point.series_id == series)
             self.session.execute(delete(schema.Point).where(*own))
         self.points[run][series] = _Stored(values["content"], values["status"])
-        newer = {name: value for name, value in _facts(checked.cell).items() if value and value != facts[name]}
-        if newer:
-            self.session.execute(update(schema.Series).where(schema.Series.id == series).values(newer))
-            facts.update(newer)
+        amounts = self._amounts(series, facts, amounts_of(checked.cell))
         kernels = None if checked.kernels is None else self.kernels[checked.kernels]
         keys = {"run_id": run, "series_id": series, "environment_id": environment}
-        return {**keys, "kernels_id": kernels, **values}
+        return {**keys, "kernels_id": kernels, "amounts": amounts, **values}
+
+    def _amounts(self, series: int, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what a point says of its problem otherwise than its series, or None.
+
+        A series that lacked a value takes the first that a record brings, for filters by size; its points so far keep
+        that they had none. What it has stays: a record that contradicts it is right for its own point alone.
+        """
+        if given == known:
+            return None
+        filled = {name: value for name, value in given.items() if _adds(known[name], value)}
+        if filled:
+            before = {name: known[name] for name in filled}
+            self._keep_amounts(series, before)
+            known.update(filled)
+            row = self.session.get_one(schema.Series, series)
+            for name, value in filled.items():
+                setattr(row, name, value)
+            self.session.flush()
+        return {name: value for name, value in given.items() if value != known[name]} or None
+
+    def _keep_amounts(self, series: int, amounts: dict[str, Any]) -> None:
+        """Have the stored points of a series say what the series said of them until now."""
+        points = schema.table_of(schema.Point)
+        own = points.c.series_id == series
+        for row in self.rows.values():
+            if row["series_id"] == series:
+                row["amounts"] = {**amounts, **(row["amounts"] or {})}
+        statement = update(points).where(own, points.c.amounts.is_(None)).values(amounts=amounts)
+        self.session.execute(statement)
+        for key, said in self.session.execute(select(points.c.id, points.c.amounts).where(own)).all():
+            if said.keys() < amounts.keys() | said.keys():
+                self.session.execute(update(points).where(points.c.id == key).values(amounts={**amounts, **said}))
 
     def _run(self, given: Run) -> int:
         """Key of the run, made or found. A run is of one commit; what is known of a commit is only added to."""
@@ -202,16 +236,16 @@ class _Writer:
         wanted = {one.identity: one for one in reversed(batch) if one.identity not in self.series}
         if not wanted:
             return
-        columns = [getattr(schema.Series, name) for name in ("id", "identity", *_SERIES_FACTS)]
+        columns = [getattr(schema.Series, name) for name in ("id", "identity", *AMOUNTS)]
         for row in self.session.execute(select(*columns).where(schema.Series.identity.in_(list(wanted)))):
-            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in _SERIES_FACTS})
+            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in AMOUNTS})
         missing = [identity for identity in reversed(wanted) if identity not in self.series]  # in the file's order
         if missing:
             insert_rows(self.session, schema.Series, [_series_values(wanted[identity]) for identity in missing])
             self.new_series += len(missing)
             keys = select(schema.Series.identity, schema.Series.id).where(schema.Series.identity.in_(missing))
             for identity, key in self.session.execute(keys):
-                self.series[identity] = (key, _facts(wanted[identity].cell))
+                self.series[identity] = (key, amounts_of(wanted[identity].cell))
 
     def _environment(self, checked: Checked) -> int:
         """Key of the environment, made where it is new."""
@@ -254,10 +288,25 @@ class _Writer:
         self.kernels.update((encoded, known[row["content"]]) for encoded, row in rows.items())
 
 
-def _facts(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in _SERIES_FACTS}
+def _adds(known: Any, given: Any) -> bool:
+    """Whether a value adds to what is known and contradicts none of it: a first value, or further sizes."""
+    if isinstance(known, dict) and isinstance(given, dict):
+        return known != given and known.items() <= given.items()
+    return known is None and given is not None
+
+
+def _earlier_content(checked: Checked) -> int:
+    """The hash that an earlier revision stored of the same result."""
+    values = {**checked.values}
+    if values["telemetry"] is not None:
+        values["telemetry"] = unpack_telemetry(values["telemetry"])
+    kernels = () if checked.kernels is None else msgspec.json.decode(checked.kernels)
+    where = {"schema": SCHEMA, "run": checked.run, "environment": checked.environment, "cell": checked.cell}
+    plain = msgspec.to_builtins(where) | result_of(values, kernels)
+    return earlier_content(msgspec.convert(plain, Record), checked.environment_content, checked.identity)
 
 
 def _series_values(checked: Checked) -> dict[str, Any]:
     fields = series_fields(checked.cell, checked.environment)
-    return {"identity": checked.identity, **fields, **_facts(checked.cell)}
+    values = {"identity": checked.identity, **fields, **amounts_of(checked.cell)}
+    return {**values, "checksum": checksum_of(values)}

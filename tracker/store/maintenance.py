@@ -1,39 +1,20 @@
-"""Keeping a database for years: a copy of it, a check of all that it holds, another one merged into it."""
+"""Keeping a database for years: a copy of it, another one merged into it. `verify` has a module of its own."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from sqlalchemy import Select, func, select, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import StoreError
-from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checked import prepared
-from groupbench.tracker.store.engine import Store, cause
+from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import Ingested, ingest_into
-from groupbench.tracker.store.points import LATENCY_COLUMNS, point_values
-from groupbench.tracker.store.records import numbered_records, stored_records
-from groupbench.tracker.store.schema import (
-    Alert,
-    AlertEvent,
-    Base,
-    Comparison,
-    Environment,
-    KernelSet,
-    Pin,
-    Point,
-    Run,
-    Series,
-)
+from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Pin, Run, Series
 from groupbench.tracker.store.sqlite_file import copy_sqlite
 
 _PRIVATE = ("", ":memory:")
@@ -135,121 +116,3 @@ _OF_ALERT = (
     *("metric", "state", "cause", "before", "after", "effect", "low", "high"),
     *("opened", "until_time", "until_commit"),
 )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something in the database that cannot be."""
-
-    kind: str  # damage, reference, orphan, hash
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.what}"
-
-
-def verify(session: Session, *, quick: bool = False) -> Iterator[Problem]:
-    """What is wrong, from the file's pages up to the hash of every result; nothing where all is well.
-
-    `quick` leaves out the results, which take most of the time.
-    """
-    damaged = list(_damage(session))
-    yield from damaged
-    if damaged:
-        return  # what stands in damaged pages is not worth telling
-    try:
-        yield from _references(session)
-        yield from _orphans(session)
-        yield from _identities(session)
-        if not quick:
-            yield from _results(session)
-    except SQLAlchemyError as error:
-        yield Problem("damage", cause(error))
-
-
-def _damage(session: Session) -> Iterator[Problem]:
-    if session.get_bind().dialect.name != "sqlite":
-        return
-    try:
-        for (said,) in session.execute(text("PRAGMA integrity_check(20)")):
-            if said != "ok":
-                yield Problem("damage", " ".join(str(said).split()))
-    except SQLAlchemyError as error:
-        yield Problem("damage", cause(error))
-
-
-def _references(session: Session) -> Iterator[Problem]:
-    """Rows that refer to a row that is not there. A database that enforces its keys has none."""
-    for table in Base.metadata.sorted_tables:
-        for key in table.foreign_keys:
-            theirs = key.column.table.alias("theirs")
-            absent = ~select(theirs.c.id).where(theirs.c.id == key.parent).exists()
-            query = select(table.c.id).where(key.parent.is_not(None), absent)
-            yield from _told(session, query, "reference", f"{table.name} with a {key.parent.name} that does not exist")
-
-
-def _orphans(session: Session) -> Iterator[Problem]:
-    """Rows that nothing refers to, though they were only ever made for something."""
-    for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
-        query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
-        yield from _told(session, query, "orphan", f"{owner.__tablename__} without any point")
-    seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
-    yield from _told(session, select(Alert.id).where(~seen.exists()), "orphan", "alert without its point")
-    silent = Alert.id.not_in(select(AlertEvent.alert_id).distinct())
-    yield from _told(session, select(Alert.id).where(silent), "orphan", "alert without any event")
-
-
-def _told(session: Session, query: Select[Any], kind: str, what: str) -> Iterator[Problem]:
-    number = session.scalar(select(func.count()).select_from(query.subquery())) or 0
-    if number:
-        some = ", ".join(str(key) for key in session.scalars(query.limit(5)))
-        yield Problem(kind, f"{number} {what} (id {some}{', …' if number > 5 else ''})")
-
-
-def _identities(session: Session) -> Iterator[Problem]:
-    from groupbench.tracker import record as records
-
-    for row in session.execute(select(Environment.id, Environment.content, Environment.identity, Environment.facts)):
-        try:
-            facts = msgspec.convert(row.facts, records.Environment)
-        except msgspec.ValidationError as error:
-            yield Problem("hash", f"environment {row.id} holds facts that are none: {error}")
-            continue
-        if digest(facts) != row.content or environment_identity(facts) != row.identity:
-            yield Problem("hash", f"environment {row.id} is not what its hash says")
-    for row in session.execute(select(KernelSet.id, KernelSet.content, KernelSet.kernels)):
-        if digest(row.kernels) != row.content:
-            yield Problem("hash", f"kernel_set {row.id} is not what its hash says")
-    identities = dict(session.execute(select(Series.id, Series.identity)).all())
-    for comparison in session.scalars(select(Comparison)):
-        made = comparisons.content_of(identities.get(comparison.series_id), comparisons.from_row(comparison))
-        if made != comparison.content:
-            yield Problem("hash", f"comparison {comparison.id} is not what its hash says")
-    query = select(Series.id, Series.identity, *(getattr(Series, name) for name in IDENTITY))
-    for key, identity, *values in session.execute(query):
-        if identity_of(dict(zip(IDENTITY, values, strict=True))) != identity:
-            yield Problem("hash", f"series {key} is not what its hash says")
-
-
-def _results(session: Session) -> Iterator[Problem]:
-    """Every point, against the hash of what it was made of and the statistics of its samples."""
-    environments = dict(session.execute(select(Environment.id, Environment.content)).all())
-    series = dict(session.execute(select(Series.id, Series.identity)).all())
-    seen = 0
-    try:
-        for row, record in numbered_records(session):
-            seen = row.id
-            made = point_values(record, environments[row.environment_id], series[row.series_id])
-            if made["content"] != row.content:
-                yield Problem("hash", f"point {row.id} is not what its hash says")
-            elif series_identity(record) != series[row.series_id]:
-                yield Problem("hash", f"point {row.id} was measured on other hardware than its series")
-            elif any(made[name] != row._mapping[name] for name in LATENCY_COLUMNS if name not in _PACKED):
-                yield Problem("hash", f"point {row.id} has statistics that are not those of its samples")
-    except (ValueError, msgspec.ValidationError, KeyError) as error:
-        after = f"after point {seen}" if seen else "in the first point"
-        yield Problem("hash", f"{after}: what is stored is no record: {error}")
-
-
-_PACKED = ("samples", "telemetry")
-"""Columns that a later version may pack otherwise: the hash covers what they hold."""

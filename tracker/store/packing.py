@@ -105,9 +105,9 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
         if method == _ZLIB:
             flat = np.frombuffer(zlib.decompress(body), dtype=np.uint8).reshape(4, -1).T.copy().view("<f4").ravel()
         elif method == _BITS:
-            flat = _unpack_whole(body, 0, n)[0].astype("<u4").view("<f4")
+            flat = _unpack_all(body, 0, n).astype("<u4").view("<f4")
         elif method == _TICKS:
-            flat = _of_ticks(_unpack_whole(body, 1, n)[0], TICK_NS[body[0]])
+            flat = _of_ticks(_unpack_all(body, 1, n), TICK_NS[body[0]])
         else:
             raise DamagedError(f"samples are packed by method {method}, which this groupbench does not know")
     except DamagedError:
@@ -190,6 +190,8 @@ def _unpack_columns(packed: bytes) -> list[dict[str, Any]]:
                 burst[name] = value / scale if scale > 1 else value
             elif value:
                 burst[name] = [reason for bit, reason in enumerate(THROTTLE) if value >> bit & 1]
+    if at != len(packed) or mask >> len(_TELEMETRY_FIELDS) + 1:
+        raise IndexError
     return bursts
 
 
@@ -251,6 +253,14 @@ def _signed(value: int) -> int:
     return value << 1 if value >= 0 else (-value << 1) - 1
 
 
+def _unpack_all(packed: bytes, at: int, count: int) -> NDArray[np.int64]:
+    """The values of a block that ends with the bytes. Raises IndexError where more follow."""
+    values, end = _unpack_whole(packed, at, count)
+    if end != len(packed):
+        raise IndexError
+    return values
+
+
 def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64], int]:
     """(values, where the next begins)."""
     coded, at = _read_varint(packed, at)
@@ -259,6 +269,8 @@ def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64]
     end = at + (width * count + 7) // 8
     if width > 62 or end > len(packed):
         raise IndexError
+    if width and packed[end - 1] & (1 << -width * count % 8) - 1:
+        raise IndexError  # the last byte is filled up with zeros
     if count <= _FEW:
         joined = int.from_bytes(packed[at:end], "big") >> -width * count % 8
         mask = (1 << width) - 1

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.environment import digest
 from groupbench.tracker.identity import series_identity
-from groupbench.tracker.record import Accuracy, Kernel, Latency, Record
+from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Record
 from groupbench.tracker.stats.thresholds import burst_error
 from groupbench.tracker.store.packing import flatten, pack_samples, pack_telemetry, unpack_samples
 
@@ -38,6 +38,8 @@ LATENCY_COLUMNS = (
     "enqueue_ms",
 )
 ACCURACY_FIELDS = Accuracy.__struct_fields__
+AMOUNTS = ("dims", "flops", "min_bytes")
+"""What a record says of the size of its problem. Not part of a series' identity: a better formula changes it."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
@@ -67,6 +69,20 @@ def point_values(
         "metrics": _metrics(record) or None,
         **(_NO_LATENCY if record.latency is None or flat is None else _latency_values(record.latency, flat)),
     }
+
+
+def amounts_of(cell: Cell) -> dict[str, Any]:
+    """Return a cell's amounts by name."""
+    return {name: getattr(cell, name) for name in AMOUNTS}
+
+
+def earlier_content(record: Record, environment: str, series: str) -> int:
+    """The hash as revisions before 0007 computed it, which does not cover the amounts."""
+    bare = msgspec.structs.replace(
+        record, cell=msgspec.structs.replace(record.cell, dims={}, flops=None, min_bytes=None)
+    )
+    flat = None if record.latency is None else flatten(record.latency.bursts_ms)
+    return _content(bare, environment, series, flat)
 
 
 def content_of(record: Record) -> int:
@@ -103,8 +119,8 @@ def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | N
 
 
 def kernels_hash(kernels: Sequence[Kernel]) -> str | None:
-    """One hash for all kernels' code; None where one is unknown."""
-    hashes = [kernel.hash for kernel in kernels]
+    """One hash for all compiled kernels' code; None where one is unknown. A library's kernels are not among them."""
+    hashes = [kernel.hash for kernel in kernels if not kernel.external]
     if not hashes or None in hashes:
         return None
     return hashes[0] if len(hashes) == 1 else digest(hashes)
@@ -124,6 +140,9 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
     ]
     if record.metrics:
         said.append(_metrics(record))
+    amounts = list(amounts_of(record.cell).values())
+    if any(amount not in (None, {}) for amount in amounts):
+        said.append(amounts)
     if accuracy == Accuracy():
         said[5] = None
     hashed = hashlib.sha256()

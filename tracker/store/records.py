@@ -41,13 +41,13 @@ def write_jsonl(session: Session, file: IO[bytes]) -> int:
 
 def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iterator[tuple[Row[Any], records.Record]]:
     """(row of `point`, the record that it makes) of the points that all conditions allow."""
-    read = _Reader(session)
+    read = RecordReader(session)
     query = select(*POINT_COLUMNS).where(*conditions).order_by(Point.run_id, Point.id)
     for row in session.execute(query.execution_options(yield_per=_BATCH)):
         yield row, read.record(row)
 
 
-class _Reader:
+class RecordReader:
     """Makes records of rows, remembering what many of them share."""
 
     def __init__(self, session: Session) -> None:
@@ -69,7 +69,7 @@ class _Reader:
                 "schema": records.SCHEMA,
                 "run": self._run(point["run_id"]),
                 "environment": self._environment(point["environment_id"]),
-                "cell": self._cell(point["series_id"]),
+                "cell": {**self._cell(point["series_id"]), **(point["amounts"] or {})},
                 **self.result_of(point, self._kernels(point["kernels_id"])),
             },
             records.Record,

@@ -23,14 +23,17 @@ from sqlalchemy import (
     MetaData,
     Table,
     UniqueConstraint,
+    event,
     select,
     type_coerce,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, column_property, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Mapper, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+from groupbench.tracker.store.checksum import checksum_of
+
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every migration, oldest first, so that opening a database of today need not load alembic."""
 
 HEAD = REVISIONS[-1]
@@ -101,6 +104,30 @@ def _key() -> Any:
     return mapped_column(primary_key=True, init=False, doc="internal key")
 
 
+def _checksum() -> Any:
+    return mapped_column(
+        BigInteger, init=False, default=None, doc="48-bit hash of the row's other columns, for `verify` to find damage"
+    )
+
+
+@event.listens_for(Base, "before_insert", propagate=True)
+@event.listens_for(Base, "before_update", propagate=True)
+def _seal(mapper: Mapper[Any], _: Any, row: Any) -> None:
+    """Give a row that is about to be written its checksum, where its table has one."""
+    if "checksum" in mapper.columns:
+        row.checksum = checksum_of({name: getattr(row, name) for name in sealed_columns(type(row))})
+
+
+def sealed_columns(mapped: type[Base]) -> list[str]:
+    """Return the columns that a row's checksum covers."""
+    return [column.name for column in mapped.__table__.columns if column.name not in ("id", "checksum")]
+
+
+def sealed_tables() -> list[type[Base]]:
+    """Return the classes of the tables that have a checksum."""
+    return [mapper.class_ for mapper in Base.registry.mappers if "checksum" in mapper.columns]
+
+
 def table_of(mapped: type[Base]) -> Table:
     """Its table, for statements that write many rows."""
     assert isinstance(mapped.__table__, Table)
@@ -119,6 +146,7 @@ class Commit(Base, kw_only=True):
     time: Mapped[datetime | None] = mapped_column(default=None, doc="committer's time")
     author: Mapped[str | None] = mapped_column(default=None, doc="author")
     subject: Mapped[str | None] = mapped_column(default=None, doc="first line of the message")
+    checksum: Mapped[int | None] = _checksum()
 
 
 class Environment(Base, kw_only=True):
@@ -162,6 +190,7 @@ class Run(Base, kw_only=True):
         doc="plan that said what to measure; runs of one plan are expected to match"
     )
     command: Mapped[str | None] = mapped_column(doc="command line")
+    checksum: Mapped[int | None] = _checksum()
 
 
 class Series(Base, kw_only=True):
@@ -183,13 +212,14 @@ class Series(Base, kw_only=True):
     protocol: Mapped[str] = mapped_column(doc="how latency is taken")
     hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model where the device is the cpu")
     seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
-    dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K")
+    dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K; as first recorded")
     flops: Mapped[int | None] = mapped_column(
-        BigInteger, doc="floating-point operations of real rows, as last recorded"
+        BigInteger, doc="floating-point operations of real rows, as first recorded"
     )
     min_bytes: Mapped[int | None] = mapped_column(
-        BigInteger, doc="bytes when each input is read once and each output written once, as last recorded"
+        BigInteger, doc="bytes when each input is read once and each output written once, as first recorded"
     )
+    checksum: Mapped[int | None] = _checksum()
 
 
 class KernelSet(Base, kw_only=True):
@@ -255,6 +285,9 @@ class Point(Base, kw_only=True):
     metrics: Mapped[dict[str, Any] | None] = mapped_column(
         default=None, doc="values of further metrics by name: `metrics ->> '$.NAME'`; null where there is none"
     )
+    amounts: Mapped[dict[str, Any] | None] = mapped_column(
+        default=None, doc="dims, flops and min_bytes that this record gives otherwise than its series; null where none"
+    )
 
     # Not columns: what queries ask for under these names.
     low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))
@@ -318,6 +351,7 @@ class Alert(Base, kw_only=True):
     until_commit: Mapped[str | None] = mapped_column(
         default=None, doc="an expected one returns to new once this commit is measured"
     )
+    checksum: Mapped[int | None] = _checksum()
 
 
 class AlertEvent(Base, kw_only=True):
@@ -331,6 +365,7 @@ class AlertEvent(Base, kw_only=True):
     who: Mapped[str] = mapped_column(doc="a person, or groupbench by itself")
     state: Mapped[str] = mapped_column(doc="state from then on")
     reason: Mapped[str | None] = mapped_column(doc="why")
+    checksum: Mapped[int | None] = _checksum()
 
 
 class Pin(Base, kw_only=True):
@@ -345,3 +380,4 @@ class Pin(Base, kw_only=True):
     created: Mapped[datetime] = mapped_column(doc="when it was made")
     who: Mapped[str] = mapped_column(doc="who made it")
     ended: Mapped[datetime | None] = mapped_column(default=None, doc="when it was removed or replaced")
+    checksum: Mapped[int | None] = _checksum()

@@ -2,7 +2,8 @@
 
 SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer lets nothing but reading pass, so that a
 statement cannot attach another file, load an extension or lift the pragma. PostgreSQL: a read-only transaction that
-is always rolled back, and one prepared statement, so that no second one ends it. Nothing is migrated.
+is always rolled back, and one prepared statement, so that no second one ends it. That does not stop a role that may
+read or write the server's files or start programs there: it is refused. Nothing is migrated.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,17 @@ def _may(action: int, first: str | None, second: str | None, *_: Any) -> int:
     return sqlite3.SQLITE_DENY
 
 
+_POWERFUL = """
+SELECT session_user, CASE WHEN rolsuper THEN 'superuser' ELSE granted END
+FROM pg_roles
+LEFT JOIN unnest(ARRAY['pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'])
+    AS granted ON pg_has_role(session_user, granted, 'MEMBER')
+WHERE rolname = session_user AND (rolsuper OR granted IS NOT NULL)
+ORDER BY 2 LIMIT 1
+"""
+"""The session's role, which SET ROLE leads back to, and the right of it that reaches beyond the database."""
+
+
 def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer:
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
@@ -111,6 +124,12 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer
     try:
         connection.rollback()
         connection.read_only = True
+        powerful = connection.execute(_POWERFUL).fetchone()
+        if powerful is not None:
+            raise QueryError(
+                f"sql only reads, and role {powerful[0]} may do more on the server than a transaction can forbid "
+                f"({powerful[1]}); give a --db URL with a role that may only SELECT"
+            )
         if params:  # the driver writes %(name)s
             statement = str(text(statement).compile(dialect=engine.dialect))
         cursor = connection.execute(statement, dict(params) or None, prepare=True)
@@ -124,8 +143,9 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer
         refused = "read-only transaction" in said or "multiple commands" in said
         raise QueryError(REFUSED if refused else f"sql: {said}") from error
     finally:
-        connection.rollback()
-        raw.close()
+        with suppress(Exception):  # a connection that was lost: what went wrong is reported already
+            connection.rollback()
+            raw.close()
         engine.dispose()
 
 

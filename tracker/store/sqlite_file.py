@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from groupbench.tracker.errors import StoreError
@@ -64,6 +68,49 @@ def put(made: Path, place: Path) -> None:
         made.replace(place)
 
 
+@contextmanager
+def folder_beside(place: Path) -> Iterator[Path]:
+    """Make a hidden folder next to `place`, for what will be moved there, and remove it at the end.
+
+    Its maker holds a lock on it. What a process left that was killed has none, and is removed here. Raises OSError.
+    """
+    prefix = f".{place.name[:50]}."
+    for left in place.parent.glob(f"{glob.escape(prefix)}????????"):
+        _remove_abandoned(left)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder that `folder_beside` made, unless its maker is alive or it holds anything else."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # a file, or gone
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        names = {name.partition(".db")[0] for name in (entry.name for entry in folder.iterdir())}
+        fresh = time.time() - os.fstat(handle).st_mtime < _FRESH_SECONDS
+        if names <= _MADE and (names or not fresh):  # one that was made just now may not be locked yet
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # its maker is alive
+    finally:
+        os.close(handle)
+
+
+_MADE = {"new", "copy", "damaged"}
+"""Names of the files that are made in such folders, without what follows `.db`."""
+
+_FRESH_SECONDS = 60
+
+
 def copy_sqlite(path: Path, copy: Path) -> None:
     """Copy what `path` holds into another file, while others read and write it; whole, or not at all.
 
@@ -71,12 +118,9 @@ def copy_sqlite(path: Path, copy: Path) -> None:
     """
     if copy.exists():
         raise FileExistsError(f"{copy}: exists already")
-    folder = Path(tempfile.mkdtemp(prefix=f".{copy.name[:50]}.", dir=copy.parent))
-    try:
+    with folder_beside(copy) as folder:
         made = folder / "copy.db"
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
             source.backup(target)
             target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the source had beside it
         put(made, copy)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

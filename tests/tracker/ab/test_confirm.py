@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
 from groupbench.tracker.ab.confirm import confirm
 from groupbench.tracker.ab.worktree import WorktreeError
+from groupbench.tracker.record import Environment
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -35,6 +37,7 @@ class FakeBench:
         self.answers: dict[str, dict[str, Any]] = {}  # by backend
         self.asked: list[tuple[str, str, AbCell, float]] = []
         self.trees: list[Path] = []
+        self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
         self.now = 0.0
 
@@ -45,7 +48,7 @@ class FakeBench:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
-        def checkout(repo: Path, name: str, setup: str | None = None) -> Iterator[Path]:
+        def checkout(repo: Path, name: str, recipe: object = None) -> Iterator[Path]:
             if name in self.unknown:
                 raise WorktreeError(f"git knows no commit {name!r} in {repo}")
             self.trees.append(Path(name))
@@ -66,6 +69,7 @@ class FakeBench:
                 pass
 
             def compare(self, cell: AbCell) -> AbResult:
+                fake.pythons.append((self.base.python, self.head.python))
                 fake.asked.append((self.base.commit, self.head.commit, cell, self.budget_s))
                 fake.now += 50
                 told = fake.answers[cell.backend]
@@ -306,3 +310,57 @@ def test_usage(cli: Cli, stored: Stored, make: Any) -> None:
     assert "nothing to do" in cli("confirm").stdout
     for bad in (["nope"], ["--budget", "0"], ["--budget", "x"]):
         assert cli("confirm", *bad).exit_code == 2
+
+
+class FakeInterpreters:
+    """Has the packages of some versions of Triton."""
+
+    def __init__(self, *versions: str) -> None:
+        self.versions = versions
+
+    def find(self, wanted: Environment) -> str | None:
+        return f"python-{wanted.triton}" if wanted.triton in self.versions else None
+
+
+class TestToolchains:
+    NEW: ClassVar[dict[str, Any]] = {"environment": {"triton": "3.8.0"}}
+
+    def confirmed(self, db: Any, *versions: str) -> confirming.Confirmed:
+        interpreters: Any = FakeInterpreters(*versions)
+        with open_store(db, create=False) as store:
+            return confirm(store, repo=Path(), budget_s=600, interpreters=interpreters)
+
+    @pytest.mark.parametrize(("effect", "verdict", "code"), [(0.05, "regressed", 1), (0.0, "ok", 0)])
+    def test_one_commit_is_measured_in_both(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench, effect: float, verdict: str, code: int
+    ) -> None:
+        stored([*suspect(make)[:6], make(6, ms=1.05, commit=commit(5), **self.NEW)])
+        bench.answer("different" if effect else "same", effect)
+        assert self.confirmed(db, "3.7.1", "3.8.0").text.startswith("CONFIRM 1 ")
+        assert [asked[:2] for asked in bench.asked] == [(commit(5), commit(5))]
+        assert bench.pythons == [("python-3.7.1", "python-3.8.0")]
+        done = cli("gate", "--json")
+        (row,) = json.loads(done.stdout)["series"]
+        assert (done.exit_code, row["verdict"], row["cause"]) == (code, verdict, "toolchain")
+        assert self.confirmed(db, "3.7.1", "3.8.0").text.startswith("CONFIRM nothing to do")
+
+    def test_commits_and_toolchains_are_separated(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
+    ) -> None:
+        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+        bench.answer("different", 0.05)
+        assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM 2 different"
+        assert [asked[:2] for asked in bench.asked] == [(commit(5), commit(5)), (commit(5), commit(6))]
+        assert bench.pythons[1] == (sys.executable, sys.executable)
+        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.105, abs=1e-3))
+
+    def test_an_old_toolchain_that_nobody_has_is_left_undecided(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
+    ) -> None:
+        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+        bench.answer("same", 0.0)
+        done = self.confirmed(db, "3.8.0")
+        assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
+        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        assert (row["verdict"], row["cause"]) == ("suspect", "toolchain")  # since it is not the code

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from groupbench.tracker.ab.worktree import SetupError, WorktreeError, checkout, resolve
+from groupbench.tracker.ab.worktree import (
+    PREFIX,
+    Recipe,
+    SetupError,
+    WorktreeError,
+    checkout,
+    remove_abandoned,
+    resolve,
+)
 
 
 def git(repo: Path, *args: str) -> str:
@@ -63,14 +73,14 @@ def test_one_commit_twice(repo: Path) -> None:
 
 
 def test_setup_runs_in_the_folder(repo: Path) -> None:
-    with checkout(repo, "first", "cp part/file built") as tree:
+    with checkout(repo, "first", Recipe("cp part/file built")) as tree:
         assert (tree / "built").read_text() == "one"
 
 
 def test_a_commit_that_does_not_build_says_so_in_one_line(repo: Path) -> None:
     with (
         pytest.raises(SetupError, match=r"does not build: --setup ended with 3: no compiler$"),
-        checkout(repo, "first", "echo trying; echo no compiler >&2; exit 3"),
+        checkout(repo, "first", Recipe("echo trying; echo no compiler >&2; exit 3")),
     ):
         raise AssertionError("not reached")
     assert worktrees(repo) == 1
@@ -91,3 +101,18 @@ def test_a_hooks_variables_do_not_lead_elsewhere(repo: Path, monkeypatch: pytest
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     with checkout(repo, "first") as tree:
         assert (tree / "part" / "file").read_text() == "one"
+
+
+def test_checkouts_of_killed_processes_are_removed(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    empty, full, registered = (tmp_path / f"{PREFIX}{ended.pid}-{name}" for name in "abc")
+    living = tmp_path / f"{PREFIX}{os.getpid()}-d"
+    for folder in (empty, full, living):
+        folder.mkdir()
+    (full / "kept").touch()  # not of this repository
+    git(repo, "worktree", "add", "-q", "--detach", str(registered / "x"), "HEAD")
+    remove_abandoned(repo)
+    assert set(tmp_path.glob(f"{PREFIX}*")) == {full, living}
+    assert worktrees(repo) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.ab import toolchains
 from groupbench.tracker.ab.bench import AbCell, AbResult, Side, SideAccuracy
 from groupbench.tracker.ab.result import accuracy_change
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect.log import Header, Log, read_header
 from groupbench.tracker.bisect.search import Finding, Question, Verdict
+from groupbench.tracker.errors import TrackerError
 
 Cli = Callable[..., Result]
 CELL = ("--operator", "grouped_gemm", "--backend", "triton_pointer", "--shape", "2,64,32,16", "--dtype", "fp16")
@@ -363,7 +365,7 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, s
 def test_usage(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     hashes = line[1]
     for args, word in (
-        ((), "GOOD and BAD, or --resume"),
+        ((), "GOOD and BAD, --package, or --resume"),
         ((hashes["c0"],), "GOOD and BAD"),
         (("nowhere", "HEAD", *CELL), "git knows no commit 'nowhere'"),
         (("", "HEAD", *CELL), "is no commit"),
@@ -432,7 +434,7 @@ def test_own_paths_are_those_of_this_project_alone(line: tuple[Path, dict[str, s
         (("ok", 1e-3), ("wrong", None), "different", 1),
         (("wrong", None), ("ok", 1e-3), "different", -1),
         (("wrong", None), ("wrong", None), "same", 0),
-        (("ok", 0.0), ("ok", 1e-8), "same", 0),
+        (("ok", 0.0), ("ok", 1e-8), "same", 1),
     ],
 )
 def test_accuracy_is_compared_by_its_error(
@@ -456,3 +458,54 @@ def test_interpreted_kernels_are_not_searched_for_latency() -> None:
     result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "same", timing="interpreted")
     with pytest.raises(BisectError, match="interpreted"):
         drive.finding_of_latency(result)
+
+
+class TestReleases:
+    VERSIONS = ("3.6.0", "3.6.1", "3.7.0", "3.7.1", "3.8.0")
+    broken: tuple[str, ...] = ()
+
+    @pytest.fixture
+    def asked(self, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+        """Releases that were compared: 5 % slower from 3.7.0 on; those of `broken` do not install."""
+        pairs: list[tuple[str, str]] = []
+        monkeypatch.setattr(toolchains, "releases", lambda package, first, last: list(self.VERSIONS))
+
+        def install(packages: Sequence[str], say: Any) -> Path:
+            if packages[0] in self.broken:
+                raise TrackerError("no wheel for this platform")
+            return Path("/kept") / packages[0]
+
+        def compare(self: drive.AbComparator, question: Question, base: Side, head: Side) -> Finding:
+            assert base.tree == head.tree == line[0]
+            assert base.python == f"/kept/{question.base.replace(' ', '==')}"
+            pairs.append((base.title, head.title))
+            slow = [float(title.split()[1] >= "3.7.0") * 0.05 for title in (question.base, question.head)]
+            effect = slow[1] - slow[0]
+            verdict: Verdict = "different" if effect else "same"
+            return Finding(
+                verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1 + effect, pairs=9
+            )
+
+        monkeypatch.setattr(toolchains, "with_packages", install)
+        monkeypatch.setattr(drive.AbComparator, "_compare", compare)
+        monkeypatch.chdir(line[0])
+        return pairs
+
+    def test_the_release_is_named(self, cli: Cli, asked: list[tuple[str, str]]) -> None:
+        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
+        assert (done.exit_code, done.stdout.splitlines()[0]) == (
+            1, "triton 3.7.0 made grouped_gemm triton_pointer fwd fp16 2,64,32,16 5.1 % slower (5.0 to 5.2)",
+        ), done.output  # fmt: skip
+        assert asked[0] == ("triton 3.6.0", "triton 3.8.0")
+        assert "5 releases of triton" in done.stderr and "commit" not in done.stdout
+
+    def test_a_release_that_does_not_install_is_skipped(self, cli: Cli, asked: list[tuple[str, str]]) -> None:
+        self.broken = ("triton==3.6.1",)
+        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
+        assert (done.exit_code, done.stdout.startswith("narrowed to one of 2 releases")) == (3, True)
+        assert "skipped triton 3.6.1: no wheel for this platform" in done.stdout
+        assert cli("bisect", "--resume").stdout == done.stdout  # from the log, without the index
+
+    @pytest.mark.parametrize("given", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
+    def test_usage(self, cli: Cli, asked: list[tuple[str, str]], given: list[str]) -> None:
+        assert cli("bisect", *given, *CELL).exit_code == 2

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.bisect.hunt import Answer, Commit, History, Settings, hunt
@@ -403,7 +403,6 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], random.Rando
     return parents, random.Random(draw(st.integers(0, 2**32)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(histories())
 def test_on_any_history_the_right_one_is_named(drawn: tuple[dict[str, tuple[str, ...]], random.Random]) -> None:
     parents, chance = drawn
@@ -416,7 +415,6 @@ def test_on_any_history_the_right_one_is_named(drawn: tuple[dict[str, tuple[str,
     assert answer.culprits[0].commits == (where,)
 
 
-@settings(max_examples=150, deadline=None)
 @given(histories(), st.floats(0, 0.3), st.floats(0, 0.3), st.integers(0, 3))
 def test_it_always_ends_and_never_names_one_that_was_not_confirmed(
     drawn: tuple[dict[str, tuple[str, ...]], random.Random], share: float, unknown: float, changes: int

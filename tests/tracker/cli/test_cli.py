@@ -128,8 +128,18 @@ def test_a_full_disk_is_one_line_and_no_verdict(
     with Path("/dev/full").open("w") as full:
         done = run("--db", str(path), *args, stdout=full)
         assert (done.returncode, done.stderr) == (3, "groupbench: standard output: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_error(
+    unbuffered: str, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make(0), make(1, status="wrong")])
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with Path("/dev/full").open("w") as full:
         assert run("--db", str(path), "nope", stderr=full).returncode == 2
-        assert run("--db", str(path), *args, stdout=full, stderr=full).returncode == 3
+        assert run("--db", str(path), "gate", stdout=full, stderr=full).returncode == 3
 
 
 ANCESTRY = "ancestry unknown: earlier runs ordered by time, other branches not told apart\n"

@@ -27,7 +27,8 @@ def test_examples_run(
     cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
 ) -> None:
     stored([make(0), make(1)])
-    assert cli("ingest", write([make(2)]), db=tmp_path / "other.db").exit_code == 0
+    for name in ("other.db", "damaged.db"):
+        assert cli("ingest", write([make(2)]), db=tmp_path / name).exit_code == 0
     monkeypatch.chdir(tmp_path)
     program, *args = shlex.split(example)
     assert program == "groupbench"

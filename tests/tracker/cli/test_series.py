@@ -47,6 +47,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
     ("field", "values", "told"),

@@ -311,6 +311,7 @@ def test_where_nothing_can_be_measured(found: dict[str, Any], cli: Cli, machine:
     assert result.stdout.startswith("DOCTOR nothing can be measured here")
 
 
+@pytest.mark.sqlite
 def test_on_this_machine(cli: Cli) -> None:
     """For real: the operators are asked, whatever there is here."""
     result = cli("doctor", "--json")

@@ -18,8 +18,8 @@ from groupbench.tracker.judge import alert_moves, alerts
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.schema import Alert, AlertEvent, Series
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -214,7 +214,7 @@ def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) 
 
 @pytest.mark.sqlite
 def test_another_environment_fixes_nothing(slower: Cli, stored: Stored, make: Any) -> None:
-    stored([make(8, ms=1.0, environment={"driver": "580"})])
+    stored([make(8, ms=1.0, environment={"gpu_uuid": "GPU-other"})])
     result = slower("gate", "--update")
     assert (result.exit_code, "alerts: nothing new" in result.stderr) == (4, True)
 
@@ -371,7 +371,7 @@ class TestKeeping:
         with open_store(db, create=False) as store, store.read() as session:
             assert list(verify(session)) == []
             (alert,) = alerts.find(session)
-            assert (alert.base_run.id, alert.run.id, alert.environment is None) == ("run-005", "run-006", False)
+            assert (alert.base_run.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
         assert judged("gate").exit_code == 0
 
     def test_verify_tells_what_is_missing(self, judged: Cli, db: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupbench.tracker.judge.causes import Facts, config_differences, find_cause
+from groupbench.tracker.judge.causes import Facts, find_cause
 from groupbench.tracker.query.rows import State
 from groupbench.tracker.record import Environment, Kernel
 
@@ -32,8 +32,16 @@ TUNED = kernel(BLOCK_M=128, num_warps=4)
     ("after", "moved", "confirmed", "word", "note"),
     [
         (facts(hash_="old", environment={"driver": "580"}, kernels=TUNED), True, False, "machine", "canary"),
-        (facts(hash_="old", environment={"driver": "580"}), False, False, "environment", "driver 570.1 → 580"),
-        (facts(environment={"triton": "3.8"}), False, False, "environment", "triton 3.7.1 → 3.8"),
+        (
+            facts(environment={"gpu_uuid": "2", "driver": "580"}),
+            False,
+            False,
+            "environment",
+            "GPU-1 → 2; driver 570.1 → 580",
+        ),
+        (facts(OLD, "old", environment={"driver": "580"}), False, False, "toolchain", "580; compiled kernel as before"),
+        (facts(OLD, environment={"triton": "3.8"}), False, False, "toolchain", "triton 3.7.1 → 3.8"),
+        (facts(environment={"triton": "3.8"}), False, False, "code and toolchain", "triton 3.7.1 → 3.8"),
         (facts(OLD, "new", kernels=TUNED), False, False, "infrastructure", "same commit"),
         (facts(hash_="old", kernels=TUNED), False, False, "infrastructure", "compiled kernel as before"),
         (facts(kernels=TUNED), False, False, "tuning", "BLOCK_M 64 → 128"),
@@ -55,7 +63,7 @@ def test_the_first_that_holds(after: Facts, moved: bool, confirmed: bool, word: 
 @pytest.mark.parametrize(
     ("after", "word", "note"),
     [
-        (facts(hash_="old", environment={"driver": "580"}), "environment", "driver 570.1 → 580"),
+        (facts(hash_="old", environment={"driver": "580"}), "code and toolchain", "driver 570.1 → 580"),
         (facts(OLD, "old"), "infrastructure", "same commit"),
         (facts(hash_="old", kernels=TUNED), "tuning", "BLOCK_M 64 → 128"),
         (facts(hash_="old"), "code", "compiled kernel as before"),
@@ -79,11 +87,11 @@ def test_without_a_past_it_is_the_code() -> None:
     assert find_cause(None, facts(), canaries_moved=True).word == "machine"
 
 
-def test_configs_are_compared_kernel_by_kernel() -> None:
-    two = (*kernel(M=1), *kernel("b", N=1))
-    assert config_differences(two, (*kernel(M=2), *kernel("b", N=1, K=8))) == ["M 1 → 2", "K absent → 8"]
-    assert config_differences(two, kernel(M=2)) == []
-    assert config_differences((), kernel(M=2)) == []
-    many = config_differences(kernel(**{f"c{i}": 0 for i in range(9)}), kernel(**{f"c{i}": 1 for i in range(9)}))
-    assert len(many) == 9
+def test_many_differences_are_counted() -> None:
     assert "5 more" in str(find_cause(BEFORE, facts(kernels=kernel(**{f"c{i}": 1 for i in range(7)}))).note)
+
+
+def test_what_became_of_the_compiled_kernel_is_named() -> None:
+    before = facts(OLD, "old", kernels=(Kernel(name="gemm", hash="a", spills=0, registers=168),))
+    after = facts(hash_="new", kernels=(Kernel(name="gemm", hash="b", spills=24, registers=255),))
+    assert find_cause(before, after).note == "compiled kernel changed: 96 B spilled; 168 registers → 255"

@@ -286,7 +286,7 @@ def test_a_wrong_result_is_of_the_first_commit_that_has_it(
 def test_a_result_that_became_wrong_in_another_environment_says_so(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong", environment={"driver": "580.1"}, message="12 % outside")])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["cause"], row["note"]) == ("environment", "12 % outside; driver 570.1 → 580.1")
+    assert (row["cause"], row["note"]) == ("code and toolchain", "12 % outside; driver 570.1 → 580.1")
 
 
 @pytest.mark.parametrize("status", ["error", "oom", "timeout", "skipped"])
@@ -353,37 +353,37 @@ def test_other_plans_and_hardware_expect_nothing(cli: Cli, stored: Stored, make:
 
 
 def test_a_changed_environment_is_4_and_named(cli: Cli, stored: Stored, make: Any) -> None:
-    stored([*quiet(make, 5), make(5, ms=2.0, environment={"driver": "580.2"})])
+    stored([*quiet(make, 5), make(5, ms=2.0, environment={"power_limit_w": 350.0})])
     result = cli("gate")
     assert result.exit_code == 4
     assert "1 incomparable" in first_line(result)
-    assert "driver 570.1 → 580.2" in result.stdout
+    assert "power_limit_w 700 → 350, and the code changed: 1 series moved by +100.0%; 1 slower" in result.stdout
 
 
 def test_one_reason_for_many_series_is_told_once(cli: Cli, stored: Stored, make: Any) -> None:
     """And the next command where it is another card of the model alone."""
     nights = [make(night, backend=backend) for night in range(5) for backend in ("a", "b", "c")]
     other = {"gpu_uuid": "GPU-other"}
-    now = [make(5, backend="a", environment=other), make(5, backend="b", environment=other)]
-    stored([*nights, *now, make(5, backend="c", environment=other | {"driver": "580.2"})])
+    now = [make(5, ms=1.1, backend=backend, environment=other) for backend in ("a", "b")]
+    stored([*nights, *now, make(5, ms=1.1, backend="c", environment=other | {"driver": "580.2"})])
     result = cli("gate")
     (folded,) = [line for line in result.stdout.splitlines() if line.startswith("2 series incomparable: gpu_uuid ")]
     assert folded.endswith("`groupbench confirm` measures both commits on this card")
-    assert "driver 570.1 → 580.2" in result.stdout and "change" not in result.stdout
+    assert "driver 570.1 → 580.2" in result.stdout
 
 
-def test_only_like_environments_are_history(cli: Cli, stored: Stored, make: Any) -> None:
-    new = {"environment": {"driver": "580.2"}}
+def test_only_like_machines_are_history(cli: Cli, stored: Stored, make: Any) -> None:
+    new = {"environment": {"gpu_uuid": "GPU-other"}}
     stored([*quiet(make, 5), *[make(night, ms=2.0, **new) for night in range(5, 9)]])
     result = cli("gate")
     assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed in 1 latency. 1 ok")
 
 
 def test_the_gravest_decides(cli: Cli, stored: Stored, make: Any) -> None:
-    unlike = make(1, backend="unlike", environment={"driver": "2"})
+    unlike = make(1, ms=2.0, backend="unlike", environment={"gpu_uuid": "2"})
     stored([make(0, backend="unlike"), unlike, make(1, backend="b", status="oom")])
     assert cli("gate").exit_code == 3
-    stored([make(2, backend="unlike", environment={"driver": "3"}), make(2, status="wrong", plan="nightly")])
+    stored([make(2, backend="unlike", environment={"gpu_uuid": "3"}), make(2, status="wrong", plan="nightly")])
     assert cli("gate").exit_code == 1
 
 

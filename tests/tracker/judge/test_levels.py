@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ def past(ms: list[float], environment: list[int] | None = None) -> Past:
     n = len(ms)
     noise = 1 + 0.001 * np.sin(np.arange(n))
     return Past(
-        series=1, run=np.arange(100, 100 + n), environment=np.array(environment or [0] * n), state=np.arange(n),
+        series=1, run=np.arange(100, 100 + n), environment=np.array(environment or [0] * n),
+        toolchain=np.zeros(n, np.int64), state=np.arange(n),
         log=np.log(np.array(ms) * noise), error=np.full(n, np.nan),
     )  # fmt: skip
 
@@ -76,6 +78,6 @@ def test_few_results_far_apart_are_no_level() -> None:
 
 def test_no_two_runs_of_a_canary_measure_the_same_code() -> None:
     one = past([1.0] * 4)
-    same_code = Past(1, one.run, one.environment, np.zeros(4, np.int64), one.log, one.error)
+    same_code = replace(one, state=np.zeros(4, np.int64))
     assert len(set(latency_history(same_code, "gpu").state.tolist())) == 1
     assert len(set(latency_history(same_code, "gpu", canary=True).state.tolist())) == 4

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.judge.alerts import AlertRow, Event
-from groupbench.tracker.judge.verdicts import Gate, Judged, Span, exit_code
+from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
 from groupbench.tracker.judge.verdicts import summary as first_line
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs import atom as feeds
@@ -62,7 +62,7 @@ def judged(pk: int, verdict: Any, text: str = "note", **given: Any) -> Judged:
     moved = verdict in ("regressed", "improved", "suspect", "unresolved")
     told: dict[str, Any] = {"note": text}
     if moved:
-        told |= {"what": "latency", "cause": "code", "before_ms": 1.0, "change": 0.05, "low": 0.04, "high": 0.06}
+        told |= {"what": "latency", "cause": "code", "effect": Effect(1.0, change=0.05, low=0.04, high=0.06)}
         told["span"] = Span(run_row(commit="b" * 40), run, text)
     return Judged(series, Verdict(verdict), None if verdict == "missing" else point, **told | given)
 
@@ -91,7 +91,9 @@ TEXTS = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(), max_size=60))
 @st.composite
 def results(draw: Any) -> Result:
     verdicts = draw(st.lists(st.sampled_from(list(Verdict)), max_size=6))
-    rows = [judged(pk, verdict, draw(TEXTS), loud=draw(st.booleans())) for pk, verdict in enumerate(verdicts)]
+    rows = [
+        judged(pk, verdict, draw(TEXTS), news=News(loud=draw(st.booleans()))) for pk, verdict in enumerate(verdicts)
+    ]
     text = draw(TEXTS)
     known = draw(st.booleans())
     rows = [replace(row, alert=alert_row(row.series.pk, text)) if known else row for row in rows]
@@ -315,15 +317,15 @@ def test_a_comment_of_any_length_is_cut_at_a_line(tmp_path: Path) -> None:
 
 
 def test_what_changed_together_is_told_once() -> None:
-    rows = [replace(judged(pk, "regressed", "n"), change=0.03 + pk / 100) for pk in range(3)]
+    rows = [replace(judged(pk, "regressed", "n"), effect=Effect(change=0.03 + pk / 100)) for pk in range(3)]
     (group,) = result_of(rows).groups
     assert (group.change, group.head) == ("+3.0% to +5.0%", "latency of 3 series")
-    worse = replace(judged(1, "regressed"), what="accuracy", before_rms=2e-3)
+    worse = replace(judged(1, "regressed"), what="accuracy", effect=Effect(before_rms=2e-3))
     assert result_of([worse]).groups[0].change == "rms ×4.5"
 
 
 def test_an_interpreter_s_time_is_no_latency() -> None:
-    rows = [judged(1, "new", loud=True), judged(2, "wrong")]
+    rows = [judged(1, "new", news=News(loud=True)), judged(2, "wrong")]
     result = result_of([replace(row, point=replace(row.point, timing="interpreted", median_ms=6.927)) for row in rows])
     for text in (summary.render(result), comment.render(result)):
         assert "interpreted" in rendered(text).outside
@@ -579,7 +581,7 @@ def test_host_is_all_that_is_said_of_an_url() -> None:
 @pytest.mark.parametrize("change", [-0.0103, 0.947, None])
 def test_the_numbers_of_a_row_agree(change: float | None) -> None:
     """The newest result may lie on the other side of the level before; it is not what is shown beside an effect."""
-    row = judged(1, "regressed", what="latency", before_ms=0.1252, change=change)
+    row = judged(1, "regressed", what="latency", effect=Effect(0.1252, change=change))
     assert row.point is not None
     expected = row.point.median_ms if change is None else 0.1252 * (1 + change)
     assert row.level_now == pytest.approx(expected)

@@ -282,13 +282,13 @@ def report(db: Any) -> Callable[..., Report]:
 def test_a_change_an_environment_and_a_level_are_found(stored: Any, make: Any, report: Any) -> None:
     stored([
         make(night, ms=(1.0 if night < 20 else 1.1) * (1 + 0.0005 * (night % 3)), backend=backend,
-             environment={"driver": "1" if night < 8 else "2"})
+             environment={"power_limit_w": 700.0 if night < 8 else 350.0})
         for night in range(30) for backend in ("a", "b")
     ])  # fmt: skip
     (page,) = report().pages
     for told in page.histories:
         assert [(mark.kind, mark.at) for mark in told.marks] == [("environment", 8), ("change", 20)]
-        assert told.marks[0].text == "driver 1 → 2"
+        assert told.marks[0].text == "power_limit_w 700 → 350"
         assert told.marks[1].text.startswith("+10.")
         assert [(level.first, level.last) for level in told.levels] == [(0, 7), (8, 19), (20, 29)]
         assert [level.ms for level in told.levels] == pytest.approx([1.0, 1.0, 1.1], rel=2e-3)

@@ -172,7 +172,7 @@ ADDRESSES = (
 
 
 @pytest.mark.sqlite
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(page=st.sampled_from(ADDRESSES), search=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4))
 @example(page="/series", search=[("where", "M>" + "9" * 30)])
 @example(page="/series", search=[("shape", "[a-"), ("q", "%_\\")])
@@ -188,7 +188,7 @@ PARTS = (
 
 
 @pytest.mark.sqlite
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(raw=st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=60), part=st.sampled_from(PARTS))
 def test_no_address_breaks_it(shared: TestClient, raw: str, part: str) -> None:
     from urllib.parse import quote

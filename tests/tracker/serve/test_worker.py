@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.errors import QueryError, StoreError
 from groupbench.tracker.serve import jobs, worker
 from groupbench.tracker.serve.jobs import Jobs, Known, Working
 from groupbench.tracker.serve.worker import Stopped, Worker
@@ -25,21 +25,22 @@ def process() -> Iterator[Worker]:
     process.close()
 
 
-def refuse(message: str) -> None:
-    raise QueryError(message)
-
-
-def hoard() -> int:
-    return len([bytearray(1 << 26) for _ in range(1 << 10)])
-
-
+# Jobs as text: the process need not be able to import the tests.
+REFUSE = """
+from groupbench.tracker.errors import QueryError
+raise QueryError("no such run")
+"""
+UNSENDABLE = """
 class Unsendable(Exception):
-    def __reduce__(self) -> str:
+    def __reduce__(self):
         raise TypeError("no")
-
-
-def unsendable() -> None:
-    raise Unsendable("x")
+raise Unsendable
+"""
+UNKNOWN = """
+class Unknown(Exception):
+    pass
+raise Unknown
+"""
 
 
 def test_jobs_in_their_order_by_one_process(process: Worker) -> None:
@@ -50,9 +51,10 @@ def test_jobs_in_their_order_by_one_process(process: Worker) -> None:
 
 def test_what_the_work_raises(process: Worker) -> None:
     with pytest.raises(QueryError, match="no such run"):
-        process.submit(refuse, "no such run", seconds=60).result(60)
-    with pytest.raises(Exception, match="no"):
-        process.submit(unsendable, seconds=60).result(60)
+        process.submit(exec, REFUSE, seconds=60).result(60)
+    for code, why in ((UNSENDABLE, "TypeError: no"), (UNKNOWN, "pickle")):
+        with pytest.raises(StoreError, match=why):
+            process.submit(exec, code, seconds=60).result(60)
     assert process.submit(abs, -1, seconds=60).result(60) == 1
 
 
@@ -66,7 +68,7 @@ def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: Work
 
 def test_a_job_that_needs_too_much_memory_is_refused(process: Worker) -> None:
     with pytest.raises(Stopped, match="MiB"):
-        process.submit(hoard, seconds=60).result(60)
+        process.submit(bytearray, worker.LARGEST_MEMORY, seconds=60).result(60)
     assert process.submit(abs, -1, seconds=60).result(60) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,38 @@ def test_a_suspect_whose_step_stays_is_never_ok_again(sigma: float) -> None:
         seen = np.array([news(night(y[:, :stop], 0.001))[:4] for stop in range(earlier + 1, earlier + 10)])
         assert np.all(seen[1:] >= seen[:-1])
         assert seen[1].mean() >= 0.5
+
+
+def test_a_suspect_of_one_point_stands_while_later_points_agree_and_falls_with_one_that_does_not() -> None:
+    """The later ones are two sigma off, which is no news by itself, or back."""
+    y = np.random.default_rng(10).normal(0, 0.01, (40, 33))
+    y[:, -3:] = 0.0
+    y[:20, -3:] = [0.06, 0.022, 0.03]
+    y[20:, -3:] = [0.06, -0.005, 0.005]
+    assert news(night(y[:, :-2])).all()
+    assert news(night(y))[:20].all()
+    assert not news(night(y))[20:].any()
+
+
+def test_what_stands_does_not_depend_on_a_later_night() -> None:
+    """The history as of a night gives the same verdict for good: nothing that came after it is looked at."""
+    rng = np.random.default_rng(11)
+    y = rng.uniform(0.001, 0.005, (20, 1)) * rng.normal(0, 1, (20, 30))
+    y[:4, 16:] += 0.02
+    seen = np.array([news(night(y[:, :stop]))[:4] for stop in range(17, 31)])
+    assert seen.any(axis=0).all()
+    assert np.all(seen[1:] >= seen[:-1])
+
+
+def test_what_may_have_got_faster_needs_more_evidence() -> None:
+    y = np.random.default_rng(12).normal(0, 0.01, (400, 41))
+    slower, faster = y.copy(), y.copy()
+    slower[:200, -1] += 0.032
+    faster[:200, -1] -= 0.032
+    assert news(night(slower))[:200].mean() > 0.35
+    assert news(night(faster))[:200].mean() < 0.25
+    turned = scan([replace(one, worse=-1) for one in _histories(faster)])
+    assert news(turned)[:200].mean() > 0.35
 
 
 def test_an_outlier_that_is_back_is_no_suspect() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,12 +18,18 @@ Floats = NDArray[np.float64]
 
 
 def history(
-    y: Floats, *, environment: object = 0, state: object = None, error: float = math.nan, pool: int = 0
+    y: Floats,
+    *,
+    environment: object = 0,
+    state: object = None,
+    error: float = math.nan,
+    pool: int = 0,
+    worse: Literal[1, -1] = 1,
 ) -> History:
     n = len(y)
     states = np.arange(n) if state is None else np.asarray(state)
     environments = np.broadcast_to(np.asarray(environment, dtype=np.int64), n).copy()
-    return History(np.asarray(y, dtype=np.float64), np.full(n, error), environments, states, pool=pool)
+    return History(np.asarray(y, dtype=np.float64), np.full(n, error), environments, states, pool=pool, worse=worse)
 
 
 def gauss(seed: int, m: int, n: int, sigma: float = 0.01) -> Floats:
@@ -135,7 +142,7 @@ def test_a_constant_changes_only_levels_and_a_sign_only_effects(seed: int, shift
     y = np.round(gauss(seed, 1, n)[0] * 2**20) / 2**20
     y[n - n // 3 :] += step
     shift = round(shift)
-    plain, moved, turned = alone(y), alone(y + shift), alone(-y)
+    plain, moved, turned = alone(y), alone(y + shift), alone(-y, worse=-1)
     assert plain.verdict == moved.verdict == turned.verdict
     assert plain.index == moved.index == turned.index
     assert (plain.first, plain.last) == (moved.first, moved.last) == (turned.first, turned.last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -22,8 +23,8 @@ from groupbench.tracker.record import encode
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.ingest import ingest
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 
@@ -259,3 +260,35 @@ def test_a_wait_for_another_writer_ends_in_one_line(
         assert cli("runs").exit_code == 0  # a reader never waits
     with pytest.raises(StoreError, match="no such database"):
         open_store(path.with_name("none.db"), create=False)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+    """A folder that another process works in stays, and so does one with anything else in it."""
+    stored([make()])
+    abandoned, busy, foreign, later = (tmp_path / f".copy.db.{name * 8}" for name in "abcd")
+    for folder, name in ((abandoned, "copy.db-journal"), (busy, "copy.db"), (foreign, "notes.txt"), (later, None)):
+        folder.mkdir()
+        if name:
+            (folder / name).write_text("x")
+    handle = os.open(busy, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        assert cli("backup", tmp_path / "copy.db").exit_code == 0
+    finally:
+        os.close(handle)
+    assert sorted(tmp_path.glob(".*")) == [busy, foreign, later]
+    os.utime(later, (0, 0))
+    assert cli("backup", tmp_path / "copy.db").exit_code == 2
+    (tmp_path / "copy.db").unlink()
+    assert cli("backup", tmp_path / "copy.db").exit_code == 0
+    assert sorted(tmp_path.glob(".*")) == [foreign]
+
+
+def test_a_full_disk_for_a_new_database_is_one_line(
+    cli: Cli, write: Any, make: Any, tmp_path: Path, full_disk: Any
+) -> None:
+    file = write([make()])
+    with full_disk(4096):
+        result = cli("ingest", file, db=tmp_path / "new.db")
+    assert result.exit_code == 2
+    assert not [entry for entry in tmp_path.iterdir() if "new.db" in entry.name]

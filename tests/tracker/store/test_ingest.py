@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,9 +28,9 @@ from groupbench.tracker.store import checked as checks
 from groupbench.tracker.store.checked import Checked, Staged, read_checked
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest, ingest_checked
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import Base, Point
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 
@@ -455,7 +457,7 @@ def rejected_or_stored_exactly(store: Store, line: bytes) -> None:
         assert list(verify(session)) == []
 
 
-once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+once = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @once
@@ -478,3 +480,54 @@ def test_any_damage_is_refused_or_stored_exactly(opened: Store, make: Any, data:
 @given(line=st.binary(max_size=60).filter(lambda line: b"\n" not in line))
 def test_any_bytes_are_refused(opened: Store, line: bytes) -> None:
     rejected_or_stored_exactly(opened, line)
+
+
+AMOUNTS = st.fixed_dictionaries(
+    {
+        "dims": st.dictionaries(st.sampled_from("MN"), st.integers(0, 2), max_size=2),
+        "flops": st.none() | st.integers(0, 2),
+        "min_bytes": st.none() | st.integers(0, 2),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.lists(st.lists(AMOUNTS, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_each_record_keeps_the_amounts_that_it_gave(empty_databases: Any, make: Any, files: Any) -> None:
+    """Whatever other records of the series say, before it, after it, or in the same file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.db"
+        path.write_bytes(empty_databases["sqlite"])
+        given = []
+        with open_store(path, create=False) as store:
+            for file in files:
+                records = [make(len(given) + number, cell=amounts) for number, amounts in enumerate(file)]
+                given += records
+                ingest(store, enumerate(records, 1), "file")
+            with store.read() as session:
+                found = list(stored_records(session))
+                assert list(verify(session)) == []
+    assert [record.cell for record in found] == [record.cell for record in given]
+
+
+def test_a_size_that_a_series_lacked_is_what_filters_find_it_by(cli: Cli, write: Any, make: Any) -> None:
+    assert cli("ingest", write([make(0)])).exit_code == 0
+    assert cli("ingest", write([make(1, cell={"dims": {"M": 4096}, "flops": 10**12})])).exit_code == 0
+    assert json.loads(cli("series", "--where", "M>=4096", "--json").stdout)[0]["flops"] == 10**12
+    assert [row["tflops"] for row in json.loads(cli("history", "--json").stdout)] == [None, pytest.approx(1000, 0.01)]
+    assert cli("verify").exit_code == 0
+
+
+def test_a_corrected_formula_leaves_the_figures_of_older_nights(cli: Cli, write: Any, make: Any) -> None:
+    for night, flops in enumerate((10**11, 2 * 10**11)):
+        assert cli("ingest", write([make(night, cell={"flops": flops})])).exit_code == 0
+    rows = json.loads(cli("history", "--json").stdout)
+    assert [round(row["tflops"], -2) for row in rows] == [100, 200]
+    exported = csv.DictReader(cli("export", "-", "--format", "csv").stdout.splitlines())
+    assert [row["flops"] for row in exported] == ["100000000000", "200000000000"]
+
+
+def test_a_repeat_with_other_amounts_is_a_contradiction(cli: Cli, write: Any, make: Any) -> None:
+    assert cli("ingest", write([make(0, cell={"flops": 1})])).exit_code == 0
+    again = cli("ingest", write([make(0, cell={"flops": 2})]))
+    assert (again.exit_code, "another result" in again.stderr) == (2, True)

@@ -15,8 +15,8 @@ from sqlalchemy import text
 
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 

@@ -21,9 +21,9 @@ from groupbench.tracker.record import Record, decode
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store import points
 from groupbench.tracker.store.engine import migrate, open_store
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
-from groupbench.tracker.store.schema import HEAD, REVISIONS
+from groupbench.tracker.store.schema import HEAD, REVISIONS, sealed_tables
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 
@@ -102,6 +102,9 @@ def test_levels_of_accuracies_lose_their_floor(
         (new,) = connection.execute('SELECT "before", "after", effect FROM alert').fetchall()
         connection.execute('UPDATE alert SET "before" = "before" + 1e-6, "after" = "after" + 1e-6, effect = 0.9')
         connection.execute("ALTER TABLE point DROP COLUMN metrics")
+        connection.execute("ALTER TABLE point DROP COLUMN amounts")
+        for mapped in sealed_tables():
+            connection.execute(f'ALTER TABLE "{mapped.__tablename__}" DROP COLUMN checksum')
         connection.execute("DROP TABLE pin")
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
     with open_store(path, create=False) as store, store.read() as session:
@@ -193,8 +196,13 @@ def test_a_half_migrated_database_is_refused(
     before = dump(path)
     for command in (["runs"], ["ingest", write([make(1)], "more.jsonl")], ["verify"]):
         result = cli(*command)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert said in result.stderr
+        if command == ["verify"]:  # to which damage is a finding
+            problem, summary = result.stdout.splitlines()
+            assert (result.exit_code, result.stderr, summary[:17]) == (1, "", "VERIFY 1 problem;")
+        else:
+            (problem,) = result.stderr.splitlines()
+            assert (result.exit_code, result.stdout) == (2, "")
+        assert said in problem
     assert dump(path) == before
 
 
@@ -257,3 +265,24 @@ def dump(path: Path) -> str:
     """All that a database holds, as SQL."""
     with closing(sqlite3.connect(path)) as connection:
         return digest(list(connection.iterdump()))
+
+
+def test_rows_of_revision_0006_get_their_checksums(cli: Cli, tmp_path: Path, write: Any, make: Any) -> None:
+    path = tmp_path / "old.db"
+    records = [make(0, cell={"dims": {"M": 4}}), make(1, commit_facts={"time": "2026-01-01T00:00:00+05:00"})]
+    assert cli("ingest", write(records), db=path).exit_code == 0
+    assert cli("pin", "latest", "--max-slowdown", "3", db=path).exit_code == 0
+    made = checksums(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for mapped in sealed_tables():
+            connection.execute(f'ALTER TABLE "{mapped.__tablename__}" DROP COLUMN checksum')
+        connection.execute("ALTER TABLE point DROP COLUMN amounts")
+        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+    assert cli("verify", db=path).stdout == "VERIFY ok: 2 points\n"
+    assert checksums(path) == made
+
+
+def checksums(path: Path) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        tables = [mapped.__tablename__ for mapped in sealed_tables()]
+        return [connection.execute(f'SELECT checksum FROM "{table}"').fetchall() for table in tables]

@@ -15,9 +15,9 @@ from sqlalchemy import MetaData, create_engine, select, text
 
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import migrate, open_store
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 
@@ -114,9 +114,59 @@ def test_an_unreachable_server_is_one_line(cli: Cli) -> None:
     assert (result.exit_code, "secret" in result.stderr) == (2, False)
 
 
-def test_sql_only_reads(cli: Cli, stored: Any, make: Any) -> None:
+@pytest.fixture
+def role(stored: Any, make: Any, reader: Callable[..., str]) -> Callable[..., str]:
+    """Give the URL of the test's database, which holds a point, for a new role with these rights besides reading."""
     stored([make()])
-    assert "1" in cli("sql", "SELECT count(*) FROM point").stdout
-    for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point"):
-        assert cli("sql", statement).exit_code == 2
+    return reader
+
+
+def test_sql_only_reads(cli: Cli, role: Callable[..., str]) -> None:
+    """Even with a role that may write."""
+    url = role()
+    assert "1" in cli("sql", "SELECT count(*) FROM point", db=url).stdout
+    for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point", "COPY point TO '/tmp/x'"):
+        assert cli("sql", statement, db=url).exit_code == 2
     assert cli("verify").stdout == "VERIFY ok: 1 point\n"
+
+
+@pytest.mark.parametrize(
+    ("rights", "named"),
+    [
+        ("ALTER ROLE reader SUPERUSER", "superuser"),
+        ("GRANT pg_execute_server_program TO reader", "pg_execute_server_program"),
+        ("GRANT pg_write_server_files TO reader", "pg_write_server_files"),
+        ("GRANT pg_read_server_files TO reader", "pg_read_server_files"),
+    ],
+)
+def test_sql_refuses_a_role_that_reaches_beyond_the_database(
+    cli: Cli, role: Callable[..., str], tmp_path: Path, rights: str, named: str
+) -> None:
+    tmp_path.chmod(0o777)
+    result = cli("sql", f"COPY (SELECT 1) TO PROGRAM 'cat > {tmp_path}/pwned'", db=role(rights))
+    assert (result.exit_code, named in result.stderr, "role reader" in result.stderr) == (2, True, True)
+    assert not list(tmp_path.glob("pwned"))
+
+
+@pytest.mark.parametrize("command", [["sql", "SELECT 1"], ["runs"], ["gate"], ["history"], ["verify"], ["export", "-"]])
+@pytest.mark.parametrize("lost_at", [1, 4])
+def test_a_connection_that_is_lost_is_one_line(
+    cli: Cli, role: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: list[str], lost_at: int
+) -> None:
+    """The server ends it before the n-th statement."""
+    import psycopg
+
+    url, calls, real = role(), [], psycopg.Cursor.execute
+
+    def execute(self: Any, query: Any, *args: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == lost_at:
+            own = self.connection.info.backend_pid
+            with psycopg.connect(self.connection.info.dsn) as other:
+                real(other.cursor(), f"SELECT pg_terminate_backend({own}, 5000)".encode())
+        return real(self, query, *args, **named)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", execute)
+    result = cli(*command, db=url)
+    assert result.exit_code in ((0, 1, 2) if command == ["verify"] else (0, 2))
+    assert "Traceback" not in result.stderr

@@ -14,9 +14,9 @@ from sqlalchemy import func, select
 
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
-from groupbench.tracker.store.maintenance import verify
 from groupbench.tracker.store.prune import Policy, apply_pruning, plan_pruning
 from groupbench.tracker.store.schema import Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 

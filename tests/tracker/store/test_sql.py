@@ -132,7 +132,7 @@ def test_a_database_that_cannot_be_written(path: Path, monkeypatch: pytest.Monke
 WORDS = ("select", "insert", "point", "run", "*", "from", "(", ")", ",", "1", ";", "'a")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40) | st.lists(st.sampled_from(WORDS)).map(" ".join))
 def test_any_statement_answers_or_is_refused(path: Path, statement: str) -> None:
     before = content(path)

@@ -144,7 +144,7 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
         schema=records.SCHEMA,
         run=None,  # type: ignore[arg-type]
         environment=None,  # type: ignore[arg-type]
-        cell=None,  # type: ignore[arg-type]
+        cell=records.Cell(operator="-", backend="-", shape="-", dtype="-"),  # the hash of this revision has no sizes
         status=row["status"],
         message=row["message"],
         baseline=bool(row["baseline"]),

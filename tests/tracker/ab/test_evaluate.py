@@ -1,0 +1,178 @@
+"""A candidate is right, honest and faster, or the answer says what it is instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.ab.bench import AbError
+from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code, of, to_try
+from groupbench.tracker.ab.result import AbCell, AbResult
+from groupbench.tracker.ab.side import Side
+from groupbench.tracker.cli import main
+
+OPERATOR = """
+import torch
+from groupbench.operators.define import operator
+
+@operator({"smoke": ["N=4096"], "two": ["N=8", "N=16"]}, dtypes="fp32")
+def doubled(N, dtype, device):
+    return torch.randn(N, dtype=dtype, device=device)
+
+@doubled.reference
+@doubled.backend
+def slow(x):
+    for _ in range(200):
+        y = x + x
+    return y
+"""
+CANDIDATE = """
+import torch
+from groupbench.operators.operator import Backend
+
+def fast(x):
+    return lambda: x.x + x.x
+
+def wrong(x):
+    def run():
+        y = x.x + x.x
+        y[7] += 1
+        return y
+    return run
+
+def cached(x):
+    y = x.x + x.x
+    return lambda: y.clone()
+
+def raises(x):
+    raise KeyError("BLOCK")
+
+ALL = [Backend(f.__name__, f, "", operator="doubled") for f in (fast, wrong, cached, raises)]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("evaluate")
+    (found / "doubled.py").write_text(OPERATOR)
+    (found / "candidate.py").write_text(CANDIDATE)
+    (found / "alone.py").write_text(OPERATOR + "\n@doubled.backend\ndef mine(x):\n    return 2 * x\n")
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluator(folder: Path) -> Iterator[Evaluator]:
+    with Evaluator([str(folder / "doubled.py")], device="cpu", min_effect=0.3, budget_s=20) as found:
+        yield found
+
+
+def test_every_backend_of_a_candidate_gets_its_verdict(evaluator: Evaluator, folder: Path) -> None:
+    found = {one.backend: one for one in evaluator.evaluate(f"{folder / 'candidate.py'}:ALL")}
+    fast = found["fast"]
+    assert (fast.verdict, fast.right, fast.honest, fast.against) == ("faster", True, True, "slow")
+    assert fast.low and fast.speedup and fast.high and 2 < fast.low < fast.speedup < fast.high
+    assert (found["wrong"].verdict, found["wrong"].first_wrong) == ("wrong", (7,))
+    assert found["wrong"].speedup is None and found["wrong"].blocks == 0, "a wrong result is not timed"
+    assert (found["cached"].verdict, found["cached"].honest) == ("suspicious", False)
+    assert found["raises"].verdict == "failed" and found["raises"].right is None
+    assert (found["raises"].problem or "").startswith("KeyError: 'BLOCK', at ")
+    assert exit_code([fast]) == 0 and exit_code([found["wrong"], found["raises"]]) == 1
+    assert exit_code([found["raises"], fast]) == 3
+
+
+def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Path) -> None:
+    candidate = folder / "changing.py"
+    candidate.write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)"))
+    assert [one.verdict for one in evaluator.evaluate(f"{candidate}:ALL")] == ["wrong"]
+    candidate.write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)").replace("+= 1", "+= 0"))
+    assert evaluator.evaluate(f"{candidate}:ALL")[0].right
+
+
+MISTAKES = {
+    "no file": ("nowhere.py", {}, "there is no file"),
+    "no such backend": ("candidate.py:ALL", {"backends": ["nope"]}, "it has: doubled/fast"),
+    "nothing to compare with": ("candidate.py:ALL", {"against": "nope"}, "no backend 'nope'"),
+    "no such shape": ("candidate.py:ALL", {"shapes": ["K=3"]}, "A shape is N=.."),
+}
+
+
+@pytest.mark.parametrize(("file", "given", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_say_what_there_is(
+    file: str, given: dict[str, list[str]], says: str, evaluator: Evaluator, folder: Path
+) -> None:
+    with pytest.raises(AbError, match=says):
+        evaluator.evaluate(str(folder / file), **given)  # type: ignore[arg-type]
+
+
+def test_the_command(folder: Path) -> None:
+    args = ["evaluate", str(folder / "alone.py"), "--device", "cpu", "--suite", "two", "--min-effect", "30", "--json"]
+    done = CliRunner().invoke(main, args)
+    found = json.loads(done.stdout)
+    assert [(one["shape"], one["backend"], one["right"]) for one in found] == [
+        ("N=8", "mine", True),
+        ("N=16", "mine", True),
+    ]
+    assert all("own reference was believed" in one["note"] for one in found)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_command_goes_by_groupbench_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is the file's plugin's: nothing on the command line names it."""
+    (folder / "groupbench.toml").write_text('plugins = ["doubled.py"]\n')
+    (folder / "only_wrong.py").write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)"))
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(main, ["evaluate", "only_wrong.py:ALL", "--device", "cpu", "--suite", "two", "--json"])
+    assert [(one["backend"], one["verdict"]) for one in json.loads(done.stdout)] == [("wrong", "wrong")] * 2
+    assert done.exit_code == 1
+
+
+CELL = AbCell("op", "mine", "N=8", "fp32", plugins=("/a b.py",), base_backend="torch", trusted=())
+
+
+def result(**facts: object) -> Evaluation:
+    return of(AbResult(CELL, Side("against"), Side("candidate"), **facts), "cpu", "/a b.py")  # type: ignore[arg-type]
+
+
+def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
+    honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    found = result(
+        verdict="failed", head_facts=honest, failed_side="head", failed_status="wrong", message="in a timed call: stale"
+    )
+    assert (found.verdict, found.honest, found.right) == ("suspicious", False, False)
+
+
+def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
+    facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    found = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
+    assert (found.verdict, found.speedup, found.note) == ("right", None, "accuracy alone was compared")
+
+
+# log(candidate / against), lower and upper end: what is known when the budget ends
+ENDS = {
+    "slower by more than the threshold": (0.026, 0.029, "slower"),
+    "faster by more": (-0.06, -0.02, "faster"),
+    "within it": (-0.008, 0.009, "same"),
+    "maybe within it": (-0.001, 0.02, "unknown"),
+    "slower by less, or more": (0.002, 0.02, "unknown"),
+    "not known": (None, 0.02, "unknown"),
+}
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), ENDS.values(), ids=ENDS)
+def test_at_the_end_of_the_budget_the_interval_decides(low: float | None, high: float, verdict: str) -> None:
+    facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    found = result(
+        verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved"
+    )
+    assert found.verdict == verdict
+    assert ("95 %" in (found.note or "")) == (verdict != "unknown")
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "suspicious", "failed", "unknown", "faster"])
+def test_what_to_try_can_be_pasted(verdict: str) -> None:
+    for command in to_try(verdict, CELL, "cuda", "/a b.py"):  # type: ignore[arg-type]
+        assert "'/a b.py'" in command and command.split()[0] in ("tritonbench", "groupbench")

@@ -1,0 +1,165 @@
+"""Environments of toolchains: found by what they hold, made once, and releases of a package between two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from groupbench.tracker.ab import toolchains
+from groupbench.tracker.ab.side import AbError
+from groupbench.tracker.ab.toolchains import Interpreters, ToolchainError, interpreter, pins, releases, with_packages
+from groupbench.tracker.record import Environment
+
+HERE = Environment(device="cpu", python="3.11.9", torch="2.13.0", triton="3.8.0")
+OLD = msgspec.structs.replace(HERE, triton="3.7.1")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "groupbench" / "toolchains"
+
+
+@pytest.fixture
+def commands(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What would be run: nothing is."""
+    ran: list[list[str]] = []
+
+    def run(command: Sequence[str], what: str) -> str:
+        ran.append(list(command))
+        return ""
+
+    monkeypatch.setattr(toolchains, "_run", run)
+    return ran
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_releases_of_an_index_and_an_environment_with_one(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.9.0", "1.10.0", "1.10.1rc1", "1.11.0", "2.0.0"):
+        wheel(index, "groupbench_fake_kernels", version)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    said: list[str] = []
+    assert releases("groupbench-fake-kernels", "1.9.0", "1.11.0") == ["1.9.0", "1.10.0", "1.11.0"]
+    with pytest.raises(ToolchainError, match=r"the index has no groupbench-fake-kernels 3\.0; the newest are: 2\.0\.0"):
+        releases("groupbench-fake-kernels", "1.9.0", "3.0")
+    for _ in range(2):
+        python = with_packages(["groupbench-fake-kernels==1.10.0"], said.append)
+    assert len(said) == 1 and home in python.parents
+    code = "import groupbench_fake_kernels as g, msgspec; print(g.version, msgspec.__name__)"
+    shown = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["1.10.0", "msgspec"]  # its own, and this interpreter's
+
+
+@pytest.mark.parametrize("uv", [None, "/bin/uv"])
+def test_a_requirement_file_is_made_once_for_each_content(
+    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, uv: str | None
+) -> None:
+    monkeypatch.setattr(toolchains.shutil, "which", lambda name: uv)
+    monkeypatch.setattr(toolchains, "_needed", lambda given: ["msgspec>=0.19"])
+    home_of = toolchains._home()
+    monkeypatch.setattr(toolchains, "_run", made(commands, home_of))
+    (tmp_path / "new.txt").write_text("triton==3.8.0\n")
+    first = interpreter("new.txt", tmp_path)
+    assert interpreter("new.txt", tmp_path) == first
+    assert len(commands) == 2 and commands[0][0] == (uv or sys.executable)
+    assert commands[1][-3:] == ["-r", str(tmp_path / "new.txt"), "msgspec>=0.19"]
+    (tmp_path / "new.txt").write_text("triton==3.9.0\n")
+    assert interpreter("new.txt", tmp_path) != first
+
+
+def made(commands: list[list[str]], home: Path) -> Callable[[Sequence[str], str], str]:
+    """Run nothing, but make the folder that an environment is made in."""
+
+    def run(command: Sequence[str], what: str) -> str:
+        commands.append(list(command))
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        return ""
+
+    return run
+
+
+def test_what_groupbench_needs_is_asked_for_unless_it_is_given() -> None:
+    needed = toolchains._needed({"torch": "2.15.0"})
+    names = {text.split("<")[0].split(">")[0].split("=")[0] for text in needed}
+    assert {"msgspec", "helion", "numpy"} <= names and "torch" not in names and "pytest" not in names
+
+
+def test_pins_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("# a comment\nTorch==2.15.0 ; python_version > '3'\nnvidia_ml_py==12\nnumpy>=1\n\n")
+    assert pins(tmp_path / "r.txt") == {"torch": "2.15.0", "nvidia-ml-py": "12"}
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"toolchain nope\.txt: there is no such file"):
+        interpreter("nope.txt", tmp_path)
+
+
+class TestInterpreters:
+    @pytest.fixture
+    def has(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Environment]:
+        """What the interpreters of a test have, by path."""
+        held = {sys.executable: HERE}
+
+        def environment_of(python: str, device: str) -> Environment:
+            if python not in held:
+                raise AbError("it does not start")
+            return held[python]
+
+        monkeypatch.setattr(toolchains, "environment_of", environment_of)
+        return held
+
+    def test_the_one_with_the_packages(self, tmp_path: Path, has: dict[str, Environment]) -> None:
+        old = tmp_path / "python"
+        old.touch()
+        has[str(old)] = msgspec.structs.replace(OLD, driver="any")
+        named = {"broken": str(tmp_path / "gone"), "stable": "python"}
+        said: list[str] = []
+        found = Interpreters(named, tmp_path, say=said.append)
+        assert (found.find(HERE), found.find(OLD)) == (sys.executable, str(old))
+        assert found.find(msgspec.structs.replace(OLD, torch="2.9")) is None
+        assert "toolchain broken: " in said[0]
+
+    def test_a_file_with_other_versions_is_not_installed(
+        self, tmp_path: Path, has: dict[str, Environment], commands: list[list[str]]
+    ) -> None:
+        (tmp_path / "r.txt").write_text("triton==3.6.0\n")
+        assert Interpreters({"old": "r.txt"}, tmp_path).find(OLD) is None
+        assert commands == []
+
+    def test_what_differs_is_installed_where_that_is_allowed(
+        self, tmp_path: Path, has: dict[str, Environment], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def install(packages: Sequence[str], say: Any) -> Path:
+            asked.append(list(packages))
+            has["/made"] = OLD
+            return Path("/made")
+
+        monkeypatch.setattr(toolchains, "with_packages", install)
+        assert Interpreters({}, tmp_path).find(OLD) is None
+        assert Interpreters({}, tmp_path, install=True).find(OLD) == "/made"
+        assert asked == [["triton==3.7.1"]]

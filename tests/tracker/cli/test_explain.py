@@ -1,0 +1,93 @@
+"""`groupbench explain`: a person reads the cause in the first three lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.kernel_files import KernelFolder
+from groupbench.tracker.record import Code, Kernel, Record
+
+Cli = Callable[..., Result]
+
+OLD = Kernel(
+    name="_gemm", hash="a" * 16, registers=168, spills=0, shared_bytes=131072, occupancy=0.125,
+    config={"num_stages": 4, "num_warps": 8, "BLOCK_N": 256}, counted_in="sass",
+    counts={"instructions": 900, "wgmma m64n256k16": 4, "TMA load": 8},
+)  # fmt: skip
+NEW = msgspec.structs.replace(
+    OLD, hash="b" * 16, registers=255, spills=24, shared_bytes=98304, config={**OLD.config, "num_stages": 3},
+    counts={"instructions": 960, "wgmma m64n128k16": 8, "TMA load": 6, "local load": 12, "local store": 12},
+)  # fmt: skip
+CAUSE = "4 stages → 3; 96 B spilled; wgmma m64n256k16 → m64n128k16; 168 registers → 255"
+
+
+@pytest.fixture
+def stored(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:
+    """Two nights: of two shapes the kernel changed, of torch's nothing is known."""
+
+    def night(number: int, kernel: Kernel) -> list[Record]:
+        cells = [
+            make(number, kernels=[msgspec.to_builtins(kernel)], shape=f"G=4,M_g={rows},N=8,K=8") for rows in (8, 16)
+        ]
+        return [*cells, make(number, backend="torch")]
+
+    for number, kernel in enumerate((OLD, NEW)):
+        done = cli("ingest", write(night(number, kernel)))
+        assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    kept = KernelFolder(tmp_path / "kernels")
+    for kernel, operation in ((OLD, "ttg.async_wait"), (NEW, "ttg.local_store")):
+        assert kernel.hash
+        ttgir = f"tt.func @_gemm(%a: i32) {{\n  %0 = {operation} %a\n  tt.return\n}}"
+        kept.add([Code(hash=kernel.hash, name="_gemm", source="def _gemm(): ...", ttgir=ttgir)])
+    return tmp_path / "kernels"
+
+
+def test_the_cause_is_in_the_first_three_lines(stored: None, folder: Path, cli: Cli) -> None:
+    done = cli("explain", "previous", "latest", "--kernels", folder)
+    assert done.exit_code == 0, done.output
+    first, second, *rest = done.stdout.splitlines()
+    assert CAUSE in first and "2 cells" in first
+    assert "2 cells launch other kernels, 0 the same, 1 without known kernels" in second
+    text = "\n".join(rest)
+    assert "num_stages" in text and "ttg.async_wait 1 → 0" in text and "ttg.local_store 0 → 1" in text
+
+
+def test_without_the_code_facts_are_compared(stored: None, cli: Cli, tmp_path: Path) -> None:
+    done = cli("explain", "previous", "latest", "--kernels", tmp_path / "none")
+    assert CAUSE in done.stdout.splitlines()[0]
+    assert "its code is not kept" in done.stdout
+
+
+def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
+    found: dict[str, Any] = json.loads(cli("explain", "previous", "latest", "--kernels", folder, "--json").stdout)
+    (group,) = found["groups"]
+    assert (len(group["series"]), group["kernels"][0]["facts"]["registers"]) == (2, [168, 255])
+    assert group["kernels"][0]["diffs"][0]["language"] == "ttgir"
+
+
+def test_the_same_commit_twice_is_no_change(stored: None, cli: Cli) -> None:
+    done = cli("explain", "latest", "latest")
+    assert done.exit_code == 3 or "0 cells launch other kernels" in done.stdout
+
+
+def test_one_backend_is_explained_by_another(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:
+    cells = [make(0, backend=name, kernels=[msgspec.to_builtins(k)]) for name, k in (("one", OLD), ("other", NEW))]
+    cli("ingest", write(cells))
+    done = cli("explain", "latest", "--backend", "one", "--against", "other")
+    assert done.exit_code == 0, done.output
+    assert "one → other" in done.stdout.splitlines()[0] and CAUSE in done.stdout.splitlines()[0]
+
+
+def test_b_or_a_backend_must_be_named(stored: None, cli: Cli) -> None:
+    assert cli("explain", "latest").exit_code == 2

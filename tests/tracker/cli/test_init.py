@@ -1,0 +1,91 @@
+"""`groupbench init`: what it writes is what the other commands read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
+
+from groupbench.tracker import project
+from groupbench.tracker.cli.init import init
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    done = CliRunner().invoke(init, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and ".git/" not in str(path)}
+
+
+def test_it_writes_what_a_night_reads(repository: Path) -> None:
+    run("--operator", "my_norm")
+    found = project.load()
+    assert found.settings.plugins == found.settings.benchmarks == ("bench_my_norm.py",)
+    assert [entry.operator for entry in found.settings.measure] == ["my_norm"]
+    compile((repository / "bench_my_norm.py").read_text(), "bench", "exec")
+    assert not any(
+        mark in path.read_text()
+        for path in repository.glob("*.*")
+        if path.is_file()
+        for mark in ("@OPERATOR@", "@BENCHMARK@")
+    )
+    assert files(repository) == {
+        *("groupbench.toml", "bench_my_norm.py", ".gitignore"),
+        *(".github/workflows/groupbench.yml", ".github/actions/groupbench/action.yml"),
+    }
+
+
+def test_the_workflow_is_short_and_calls_the_action(repository: Path) -> None:
+    run()
+    text = (repository / ".github/workflows/groupbench.yml").read_text()
+    assert sum(not line.startswith("#") for line in text.splitlines()) <= 15
+    (job,) = YAML(typ="safe").load(text)["jobs"].values()
+    assert job["steps"][1] == {"uses": "./.github/actions/groupbench", "with": {"folder": "."}}
+    action = YAML(typ="safe").load((repository / ".github/actions/groupbench/action.yml").read_text())
+    assert not [step for step in action["runs"]["steps"] if "${{" in step.get("run", "")]  # text of others in a script
+
+
+def test_in_a_folder_of_a_monorepo(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = repository / "libs" / "kernels"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    run()
+    workflow = YAML(typ="safe").load((repository / ".github/workflows/groupbench.yml").read_text())
+    step = workflow["jobs"]["groupbench"]["steps"][1]
+    assert step == {"uses": "./libs/kernels/.github/actions/groupbench", "with": {"folder": "libs/kernels"}}
+    assert (inside / ".github/actions/groupbench/action.yml").exists() and (inside / "groupbench.toml").exists()
+
+
+def test_gitlab(repository: Path) -> None:
+    run("--ci", "gitlab")
+    job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
+    assert "groupbench night" in job["script"][-1] and job["artifacts"]["paths"] == ["artifacts/", "report.html"]
+    assert not (repository / ".github").exists()
+
+
+def test_what_exists_is_kept(repository: Path) -> None:
+    (repository / "groupbench.toml").write_text("mine")
+    (repository / ".gitignore").write_text("*.o")
+    run()
+    once = (repository / ".gitignore").read_text()
+    run()
+    assert (repository / "groupbench.toml").read_text() == "mine"
+    assert once.startswith("*.o\n") and (repository / ".gitignore").read_text() == once
+
+
+def test_a_name_that_is_no_name(repository: Path) -> None:
+    assert CliRunner().invoke(init, ["--operator", "my-norm"]).exit_code == 2
+    assert files(repository) == set()

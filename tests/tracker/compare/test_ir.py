@@ -1,0 +1,59 @@
+"""TTGIR and PTX compared without what is only a name."""
+
+from __future__ import annotations
+
+from groupbench.tracker.compare.ir import compare, normalised
+from groupbench.tracker.record import Code
+
+TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1]}>
+#blocked1 = #ttg.blocked<{sizePerThread = [8]}>
+module attributes {"ttg.num-warps" = 4 : i32} {
+  tt.func public @gemm(%a: !tt.ptr<bf16>, %K: i32) {
+    %c0 = arith.constant 0 : i32
+    %x = tt.load %a : tensor<64x64xbf16, #blocked1>
+    %y = ttg.local_alloc %x : (tensor<64x64xbf16, #blocked1>)
+    tt.return
+  }
+}"""
+PTX = """.version 8.7
+.target sm_90a
+.reg .b32 %r<9>;
+mov.u32 %r1, %ctaid.x;
+@%p1 bra $L__BB0_2;
+add.s32 %r2, %r1, 1;
+$L__BB0_2:
+ret;"""
+
+
+def code(ttgir: str = TTGIR, ptx: str = PTX, source: str = "def gemm():\n    pass") -> Code:
+    return Code(hash="a" * 16, name="gemm", source=source, ttgir=ttgir, ptx=ptx)
+
+
+def test_names_layouts_registers_and_labels_are_no_difference() -> None:
+    renamed = TTGIR.replace("%x", "%37").replace("%c0", "%c0_i32_5").replace("blocked1", "blocked7")
+    registers = PTX.replace("%r2", "%r7").replace("%r1", "%r6").replace("BB0_2", "BB0_9").replace("<9>", "<12>")
+    assert compare(code(), code(renamed, registers)) == []
+
+
+def test_an_instruction_more_is_one_line() -> None:
+    more = TTGIR.replace(
+        "    tt.return", "    %z = ttg.local_alloc %x : (tensor<64x64xbf16, #blocked1>)\n    tt.return"
+    )
+    (diff,) = compare(code(), code(more))
+    assert (diff.language, diff.summary, diff.added, diff.removed) == ("ttgir", ("ttg.local_alloc 1 → 2",), 1, 0)
+
+
+def test_each_language_has_its_diff() -> None:
+    found = compare(code(), code(TTGIR, PTX.replace("add.s32 %r2, %r1, 1;\n", ""), "def gemm():\n    return"))
+    assert [diff.language for diff in found] == ["source", "ptx"]
+    assert found[1].summary == ("add.s32 1 → 0",)
+
+
+def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:
+    swapped = TTGIR.replace("ttg.local_alloc %x", "ttg.local_alloc %a")
+    assert [diff.language for diff in compare(code(), code(swapped))] == ["ttgir"]
+
+
+def test_what_one_side_lacks_is_not_compared() -> None:
+    assert compare(code(), Code(hash="b" * 16, name="gemm", ptx=PTX)) == []
+    assert normalised("source", "a\n\n  b  \n") == ["a", "  b"]

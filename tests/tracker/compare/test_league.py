@@ -1,0 +1,151 @@
+"""Which backend is fastest, from made-up records and from those of an H100."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.compare.league import Table, league
+from groupbench.tracker.compare.league_page import page
+from groupbench.tracker.compare.sides import points_of
+from groupbench.tracker.errors import QueryError
+from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.record import Record, read
+
+from ..conftest import build
+
+Make = Callable[..., Record]
+H100 = Path(__file__).parents[2] / "data" / "h100_kernels"
+
+
+def table_of(*records: Record) -> Table:
+    (table,) = league(points_of(records))
+    return table
+
+
+def test_the_fastest_is_first_and_others_are_behind_it() -> None:
+    table = table_of(
+        build(0, 1.0, backend="quick"), build(0, 1.2, backend="slow"), build(0, 2.0, backend="slowest"),
+        build(0, 2.0, backend="quick", shape="other"), build(0, 1.0, backend="slow", shape="other"),
+    )  # fmt: skip
+    assert [standing.backend for standing in table.standings] == ["slow", "quick", "slowest"]
+    slow, quick, slowest = table.standings
+    assert slow.behind.ratio == pytest.approx(math.sqrt(1.2), rel=0.01)
+    assert (slow.won, slow.matches, quick.won, slowest.won, slowest.matches) == (1, 2, 1, 0, 1)
+    assert quick.worst == pytest.approx(2, rel=0.01) and quick.worst_shape == "other"
+    first = table.matches[0]
+    bounds = first.lead_over(first.entries[1])
+    assert bounds is not None and bounds.low < 1.2 < bounds.high
+
+
+def test_what_cannot_be_told_apart_is_level_and_both_have_won() -> None:
+    records = [build(0, 1.0, backend="a"), build(0, 1.0005, backend="b"), build(0, 1.1, backend="c")]
+    assert {standing.backend: standing.won for standing in table_of(*records).standings} == {"a": 1, "b": 1, "c": 0}
+    assert "a (level)" in page(league(points_of(records)))
+
+
+def test_wrong_and_missing_results_win_nothing_and_are_counted() -> None:
+    table = table_of(
+        build(0, 1.0, backend="a"), build(0, 2.0, backend="b"), build(0, 0.1, backend="cheat", status="wrong"),
+        build(0, 1.0, backend="a", shape="s"), build(0, 2.0, backend="b", shape="s"),
+        build(0, 3.0, backend="cheat", shape="s"), build(0, None, backend="b", shape="t", status="oom"),
+        build(0, 1.0, backend="a", shape="t"), build(0, 1.5, backend="cheat", shape="t"),
+    )  # fmt: skip
+    found = {standing.backend: standing for standing in table.standings}
+    assert (found["cheat"].won, found["cheat"].matches, found["cheat"].wrong) == (0, 2, 1)
+    assert (found["b"].absent, found["b"].wrong) == (1, 0)
+    text = page([table])
+    assert "0 of 2 (1 wrong)" in text and "| oom |" in text and "| wrong |" in text
+
+
+APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "card": ({"environment": {"gpu_uuid": "GPU-1"}}, {"environment": {"gpu_uuid": "GPU-2"}}),
+    "toolchain": ({"environment": {"triton": "3.6.0"}}, {"environment": {"triton": "3.7.0"}}),
+    "operator": ({"operator": "x"}, {"operator": "y"}),
+    "dtype": ({"dtype": "bf16"}, {"dtype": "fp16"}),
+    "mode": ({"mode": "fwd"}, {"mode": "bwd"}),
+    "interpreted": ({}, {"timing": "interpreted"}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), APART.values(), ids=APART)
+def test_unlike_places_are_not_compared(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert league(points_of([build(0, 1.0, backend="a", **one), build(0, 2.0, backend="b", **other)])) == []
+
+
+def test_commits_are_not_compared_and_the_newest_counts() -> None:
+    assert league(points_of([build(0, 1.0, backend="a"), build(1, 2.0, backend="b")])) == []
+    records = [build(night, ms, backend=name) for night, ms, name in ((0, 1.0, "a"), (0, 2.0, "b"), (1, 3.0, "a"))]
+    assert table_of(*records).standings[0].backend == "a"  # the second night has no pair
+    assert table_of(*records, build(1, 2.0, backend="b")).standings[0].backend == "b"
+
+
+def test_versions_memory_and_routing_are_shown() -> None:
+    theirs = {"environment": {"settings": {"package quack-kernels": "0.6.5"}}}
+    table = table_of(
+        build(0, 1.0, backend="quack", metrics={"dynamic_routing": 1, "workspace_mib": 3, "kept_mib": 4}, **theirs),
+        build(0, 2.0, backend="loop", metrics={"dynamic_routing": 0}),
+    )
+    quack, loop = table.standings
+    assert (quack.packages, quack.memory_mib, quack.routing) == (("quack-kernels 0.6.5",), 7, "dynamic")
+    assert (loop.packages, loop.memory_mib, loop.routing) == ((), None, "fixed")
+    text = page([table])
+    assert "quack-kernels 0.6.5" in text and "7 MiB" in text and "| fixed |" in text
+
+
+@given(st.lists(st.floats(0.05, 50), min_size=2, max_size=6))
+def test_the_winner_has_the_smallest_latency(times: list[float]) -> None:
+    (table,) = league(points_of([build(0, ms, backend=f"b{i}") for i, ms in enumerate(times)]))
+    (match,) = table.matches
+    medians = [point.median_ms or 0 for point in match.entries]
+    assert medians == sorted(medians)
+    assert table.standings[0].behind.ratio == 1 <= min(s.behind.ratio for s in table.standings)
+    assert any(standing.won for standing in table.standings)
+
+
+def test_filters() -> None:
+    points = points_of([build(0, 1.0, backend=name, shape=shape) for name in "abc" for shape in ("x", "y")])
+    (table,) = league(points, Filter(backend=("a", "c"), shape=("y",)))
+    assert [len(table.matches), *(s.backend for s in table.standings)] == [1, "a", "c"]
+    with pytest.raises(QueryError, match="no backend 'nope'"):
+        league(points, Filter(backend=("nope",)))
+
+
+def test_the_page_of_an_h100_has_wins_losses_and_where_they_are_from() -> None:
+    records = [record for _, record in read((H100 / "grouped_gemm.jsonl").read_bytes().split(b"\n"))]
+    tables = league(points_of(records))
+    text = page(tables)
+    (table,) = [t for t in tables if (t.operator, t.dtype) == ("grouped_gemm", "bf16")]
+    found = {standing.backend: standing for standing in table.standings}
+    assert found["triton_flat"].matches == len(table.matches) > 20
+    assert 1 < found["torch_grouped_mm"].behind.ratio < 1.5
+    assert found["torch_loop"].won > 0  # a loss of ours is in the same table
+    assert "driver 580" in text and "torch 2.11.0" in text and "commit `" in text
+    for block in text.split("\n\n"):
+        if block.startswith("| "):
+            assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1, block[:200]
+
+
+def test_the_command_reads_files_and_the_database(
+    cli: Callable[..., Result], stored: Any, write: Any, tmp_path: Path
+) -> None:
+    records = [build(0, 1.0, backend="a"), build(0, 2.0, backend="b")]
+    of_file = cli("league", write(records))
+    assert of_file.exit_code == 0 and of_file.stdout.startswith("# League table")
+    stored(records)
+    assert cli("league", "latest").stdout == of_file.stdout
+    (row,) = json.loads(cli("league", "latest", "--json").stdout)
+    assert row["problems"] == 1 and [s["backend"] for s in row["standings"]] == ["a", "b"]
+    target = tmp_path / "page.md"
+    assert cli("league", "latest", "-o", target).exit_code == 0
+    assert target.read_text() == of_file.stdout
+    nothing = cli("league", "latest", "--backend", "a")
+    assert nothing.exit_code == 4 and "two backends" in nothing.stderr

@@ -1,0 +1,264 @@
+"""A change of the toolchain: the series goes on, its size is reported, and the toolchain is named as the cause."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.environment import software_identity
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.transitions import size
+from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.engine import open_store
+
+Cli = Callable[..., Result]
+Stored = Callable[..., Any]
+
+pytestmark = pytest.mark.sqlite
+WHO = ("--who", "Ada")
+ONE_COMMIT = {"commit": "005" + "c" * 37}
+NEW = {"environment": {"triton": "3.8.0"}}
+
+
+def wobble(night: int) -> float:
+    return 1 + 0.001 * (night % 3 - 1)
+
+
+def judged(cli: Cli, *args: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    done = cli("gate", "--json", *args)
+    return done.exit_code, {row["backend"]: row for row in json.loads(done.stdout)["series"]}
+
+
+class TestPast:
+    """Which results count as the past of a toolchain, told by letters: the newest is the last."""
+
+    @pytest.mark.parametrize(
+        ("used", "machine", "kept"),
+        [
+            ("AAAA", "0000", "0123"),
+            ("AABB", "0000", "0123"),
+            ("ABCD", "0000", "0123"),
+            ("AABA", "0000", "013"),  # B was a trial
+            ("ABAB", "0000", "013"),  # in turns: its own, and what was in use before it
+            ("CABAB", "00000", "0124"),
+            ("AABBA", "00110", "01234"),  # another card's toolchain is none of this one's
+        ],
+    )
+    def test_each_toolchain_has_a_past_of_its_own(self, used: str, machine: str, kept: str) -> None:
+        n = len(used)
+        past = Past(
+            series=1, run=np.arange(n), environment=np.array([int(text) for text in machine]),
+            toolchain=np.array([ord(text) for text in used]), state=np.arange(n), log=np.zeros(n), error=np.zeros(n),
+        )  # fmt: skip
+        assert past.of_its_toolchain().run.tolist() == [int(text) for text in kept]
+
+
+def test_the_size_is_of_the_newest_against_the_last_ones_before() -> None:
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(400):
+        old, new = rng.normal(0, 0.01, 10), rng.normal(0.05, 0.01, 1)
+        effect, low, high = size(old, new, math.nan, 0.0003)
+        assert size(old, new, 0.01, 0.0003)[0] == effect
+        assert low is not None and high is not None and low < effect < high
+        held += low < 0.05 < high
+    assert 0.88 < held / 400 < 0.98
+    assert size(np.zeros(1), np.ones(1), math.nan, 0.01) == (1.0, None, None)
+    far = np.concatenate([np.full(90, 9.0), np.zeros(10)])
+    assert size(far, np.ones(1), 0.1, 0.0)[0] == 1.0
+
+
+@pytest.mark.usefixtures("plain_statistics")
+class TestGate:
+    def test_the_series_goes_on_and_every_size_is_told(self, cli: Cli, stored: Stored, make: Any) -> None:
+        stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in "abc"])
+        stored(
+            [
+                make(6, ms=ms, backend=backend, **NEW, **ONE_COMMIT)
+                for backend, ms in zip("abc", (1, 1.005, 1.05), strict=True)
+            ]
+        )
+        code, rows = judged(cli)
+        assert (code, {name: row["verdict"] for name, row in rows.items()}) == (
+            3,
+            {"a": "ok", "b": "ok", "c": "suspect"},
+        )
+        assert rows["b"]["transition"].startswith("triton 3.7.1 → 3.8.0: +0.5% (+0.")
+        assert (rows["c"]["cause"], rows["c"]["note"]) == ("toolchain", "triton 3.7.1 → 3.8.0: +5.0% (+4.5% .. +5.5%)")
+        said = cli("gate").stdout
+        line = "triton 3.7.1 → 3.8.0, the code unchanged: 3 series moved by +0.0% to +5.0%, median +0.5%; 1 slower\n"
+        assert line in said
+        stored([make(7, ms=1.0, backend=backend, **NEW) for backend in "ab"])
+        stored([make(7, ms=1.05, backend="c", **NEW)])
+        code, rows = judged(cli)
+        assert (code, rows["c"]["verdict"], rows["c"]["cause"]) == (1, "regressed", "toolchain")
+        assert rows["a"]["transition"] is None
+        assert "the code unchanged" not in cli("gate").stdout
+
+    def test_a_large_change_is_certain_on_the_first_night(self, cli: Cli, stored: Stored, make: Any) -> None:
+        stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in ("slow", "fast")])
+        stored([make(6, ms=ms, backend=name, **NEW) for name, ms in (("slow", 1.2), ("fast", 0.8))])
+        code, rows = judged(cli)
+        assert (code, rows["slow"]["verdict"], rows["fast"]["verdict"]) == (1, "regressed", "improved")
+        assert rows["slow"]["note"].startswith("triton 3.7.1 → 3.8.0: +20.0%")
+        assert (rows["fast"]["cause"], "and the code changed" in rows["fast"]["note"]) == ("code and toolchain", True)
+        assert cli("gate").stdout.splitlines()[1].endswith("median +0.0%; 1 slower and 1 faster")
+        cli("gate", "--update")
+        (alert,) = json.loads(cli("alerts", "--json").stdout)
+        assert alert["cause"] == "code and toolchain"
+        stored([make(7, ms=1.2, backend="slow", environment={"triton": "3.8.1"})])  # another one keeps it open
+        code, rows = judged(cli)
+        assert (code, rows["slow"]["alert"]) == (1, 1)
+
+    def test_a_driver_asks_to_be_accepted(self, cli: Cli, stored: Stored, make: Any) -> None:
+        new = {"environment": {"driver": "580.2"}}
+        stored([make(night, ms=wobble(night)) for night in range(6)])
+        stored([make(6, ms=1.05, **new, **ONE_COMMIT)])
+        result = cli("gate")
+        assert (result.exit_code, "driver 570.1 → 580.2: +5.0%" in result.stdout) == (3, True)
+        assert "`groupbench accept-transition` accepts the new levels" in result.stdout
+        assert "groupbench confirm" not in result.stdout
+        done = cli("accept-transition", *WHO)
+        assert done.stdout.startswith("alert 1 invalid by Ada: driver 570.1 → 580.2; grouped_gemm triton")
+        assert cli("gate").exit_code == 0
+        stored([make(7, ms=1.05, **new)])
+        assert cli("gate").exit_code == 0
+        stored([make(night, ms=1.1, **new) for night in (8, 9)])
+        code, rows = judged(cli)
+        assert (code, rows["triton"]["cause"], rows["triton"]["n"] > 5) == (1, "code", True)
+        assert "nothing to accept" in cli("accept-transition").stderr
+
+    def test_another_card_is_gone_on_with_once_it_is_accepted(self, cli: Cli, stored: Stored, make: Any) -> None:
+        new = {"environment": {"gpu_uuid": "GPU-2"}}
+        stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in "ab"])
+        stored([make(6, ms=1.03, backend="a", **new), make(6, ms=1.0, backend="b", **new)])
+        code, rows = judged(cli)
+        assert (code, rows["a"]["verdict"], rows["b"]["verdict"]) == (4, "incomparable", "ok")
+        assert rows["a"]["change"] == pytest.approx(0.03, abs=1e-3)
+        result = cli("gate")
+        assert "gpu_uuid GPU-1 → GPU-2, and the code changed: 2 series moved by +0.0% to +3.0%" in result.stdout
+        assert "accept-transition" in result.stdout
+        assert len(cli("accept-transition", *WHO).stdout.splitlines()) == 2
+        assert cli("gate").exit_code == 0
+        stored([make(7, ms=1.08, backend="a", **new), make(7, ms=1.0, backend="b", **new)])
+        code, rows = judged(cli)
+        assert (code, rows["a"]["verdict"], rows["a"]["n"], rows["b"]["verdict"]) == (3, "suspect", 7, "ok")
+        assert rows["a"]["change"] == pytest.approx(0.049, abs=2e-3)
+
+    def test_a_card_without_acceptance_gets_a_history_of_its_own(self, cli: Cli, stored: Stored, make: Any) -> None:
+        new = {"environment": {"gpu_uuid": "GPU-2"}}
+        stored([make(night, ms=wobble(night)) for night in range(6)])
+        stored([make(night, ms=1.03, **new) for night in range(6, 10)])
+        codes = [cli("gate", "--run", f"run-{night:03d}").exit_code for night in range(6, 10)]
+        assert codes == [4, 4, 4, 0]
+
+    def test_a_baseline_that_got_faster_is_named(self, cli: Cli, stored: Stored, make: Any) -> None:
+        def night(number: int, base: float, **given: Any) -> list[Any]:
+            own = [make(number, ms=wobble(number), backend=backend, **given) for backend in ("flat", "pointer")]
+            return [make(number, ms=base * wobble(number), backend="torch_grouped_mm", baseline=True, **given), *own]
+
+        stored([record for number in range(6) for record in night(number, 1.0)])
+        stored([record for number in (6, 7) for record in night(number, 0.93, environment={"torch": "2.14.0"})])
+        result = cli("gate")
+        assert result.exit_code == 0
+        assert (
+            "the baseline torch_grouped_mm got 7.0% faster with torch 2.13.0 → 2.14.0: speed-ups over it fall as far; "
+            "2 of 2 other series did not move themselves"
+        ) in result.stdout
+
+    def test_a_canary_that_moved_with_torch_blames_no_machine(self, cli: Cli, stored: Stored, make: Any) -> None:
+        names = [{"operator": "canary", "backend": "cublas"}, {}]
+        stored([make(night, ms=wobble(night), **name) for night in range(6) for name in names])
+        stored([make(night, ms=1.05, environment={"torch": "2.14.0"}, **name) for night in (6, 7) for name in names])
+        code, rows = judged(cli)
+        assert (code, rows["triton"]["verdict"], rows["cublas"]["cause"]) == (1, "regressed", "toolchain")
+
+    def test_accuracy_that_a_toolchain_cost_is_its(self, cli: Cli, stored: Stored, make: Any) -> None:
+        stored([make(night) for night in range(6)])
+        stored([make(6, rms=9e-3, **NEW, **ONE_COMMIT)])
+        code, rows = judged(cli)
+        assert (code, rows["triton"]["what"], rows["triton"]["cause"]) == (1, "accuracy", "toolchain")
+
+
+@pytest.mark.usefixtures("plain_statistics")
+class TestAB:
+    """What the A/Bs of a transition make of its verdict: of the toolchains, and of the commits where both changed."""
+
+    @pytest.mark.parametrize(
+        ("same_commit", "toolchains", "commits", "verdict", "cause", "change", "noted"),
+        [
+            (True, ("same", 0.0), None, "ok", "toolchain", 0.05, "A/B of both toolchains: the same"),
+            (True, ("different", 0.06), None, "regressed", "toolchain", 0.0618, "A/B: +6.2% in 12 pairs; triton 3.7.1"),
+            (True, ("unknown", 0.02), None, "suspect", "toolchain", 0.05, ""),
+            (True, None, None, "suspect", "toolchain", 0.05, ""),
+            (
+                False,
+                ("different", 0.05),
+                ("same", 0.0),
+                "regressed",
+                "toolchain",
+                0.0513,
+                "triton 3.7.1 → 3.8.0: +5.1%",
+            ),
+            (False, ("same", 0.0), ("different", 0.05), "regressed", "code", 0.0513, "code: +5.1%"),
+            (False, ("different", 0.02), ("different", 0.03), "regressed", "code and toolchain", 0.0513, "code: +3.0%"),
+            (False, ("same", 0.0), ("same", 0.0), "ok", "code and toolchain", 0.05, "toolchains and commits: the same"),
+            (False, None, ("same", 0.0), "suspect", "toolchain", 0.05, "A/B of the commits: the same"),
+            (False, ("same", 0.0), None, "suspect", "code", 0.05, "A/B of the toolchains"),
+            (False, None, ("different", 0.05), "regressed", "code", 0.0513, "not separated from the toolchain"),
+            (False, None, None, "suspect", "code and toolchain", 0.05, "and the code changed"),
+        ],
+    )
+    def test_of_a_suspect(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, same_commit: bool, toolchains: Any, commits: Any,
+        verdict: str, cause: str, change: float, noted: str,
+    ) -> None:  # fmt: skip
+        made = [make(night, ms=wobble(night)) for night in range(6)]
+        stored([*made, make(6, ms=1.05, **NEW, **(ONE_COMMIT if same_commit else {}))])
+        base, head = (f"{night:03x}" + "c" * 37 for night in (5, 5 if same_commit else 6))
+        sides = [software_identity(record.environment) for record in (made[0], make(6, **NEW))]
+        with open_store(db, create=False) as store, store.write() as session:
+            run = find_run(session, None)
+            for said, ends, details in ((toolchains, (base, base), {"toolchains": sides}), (commits, (base, head), {})):
+                if said is not None:
+                    word, effect = said
+                    measured = datetime(2026, 2, 1, tzinfo=UTC)
+                    interval = {"effect": effect, "low": effect - 0.001, "high": effect + 0.001, "pairs": 12}
+                    comparisons.store(session, 1, Compared(*ends, word, measured, **interval, details=details))
+            assert run is not None
+        _, rows = judged(cli)
+        row = rows["triton"]
+        expected = "unresolved" if toolchains and toolchains[0] == "unknown" else verdict
+        assert (row["verdict"], row["cause"], row["change"]) == (expected, cause, pytest.approx(change, abs=1e-3))
+        assert noted in row["note"]
+
+
+def test_forty_nights_of_forty_tritons(cli: Cli, stored: Stored, make: Any) -> None:
+    """One kernel of six is 20 % slower from night 30 on; the statistics are the real ones."""
+    rng = np.random.default_rng(21)
+    for number in range(6):
+        factor = [1.2 if number == 2 and night >= 30 else 1.0 for night in range(40)]
+        ms = 0.1 * 1.7**number * np.array(factor) * np.exp(rng.normal(0, 0.005, 40))
+        stored([
+            make(night, ms=float(ms[night]), backend=f"b{number}", environment={"triton": f"3.8.{night}"}, **ONE_COMMIT)
+            for night in range(40)
+        ])  # fmt: skip
+    verdicts = {night: judged(cli, "--run", f"run-{night:03d}") for night in (8, 16, 24, 29, 30)}
+    for night in (8, 16, 24, 29):
+        code, rows = verdicts[night]
+        assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"}), night
+    code, rows = verdicts[30]
+    assert (code, {name for name, row in rows.items() if row["verdict"] != "ok"}) == (1, {"b2"})
+    row = rows["b2"]
+    assert (row["verdict"], row["cause"]) == ("regressed", "toolchain")
+    assert row["note"].startswith("triton 3.8.29 → 3.8.30: +2")
+    assert row["low"] < 0.2 < row["high"]

@@ -1,0 +1,70 @@
+"""Series with too few results for history to judge: an A/B with the commit before decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.judge.gate import judge_run
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.engine import open_store
+
+pytestmark = pytest.mark.sqlite
+
+
+def judged(stored: Callable[..., Any], records: list[Any], effect: float | None = None, verdict: str = "") -> Judged:
+    """Judge the newest run, once an A/B of the last two commits has said so."""
+    with open_store(stored(records), create=False) as store, store.write() as session:
+        (row,) = judge_run(session, find_run(session, None)).rows
+        if verdict:
+            base, head = (record.run.commit.hash for record in records[-2:])
+            told = Compared(base, head, verdict, datetime(2026, 1, 9, tzinfo=UTC), effect, effect, effect)
+            comparisons.store(session, row.series.pk, told)
+            (row,) = judge_run(session, find_run(session, None)).rows
+        return row
+
+
+def test_a_level_that_moved_on_the_second_commit_is_to_be_compared(make: Any, stored: Any) -> None:
+    row = judged(stored, [make(1), make(2, 1.5)])
+    assert row.verdict == "insufficient" and row.ab_base is not None
+    assert row.ab_base.commit == make(1).run.commit.hash
+
+
+@pytest.mark.parametrize(
+    ("effect", "verdict", "expected"),
+    [(math.log(1.5), "different", "regressed"), (-0.4, "different", "improved"), (0.0, "same", "ok")],
+)
+def test_the_comparison_is_the_verdict(effect: float, verdict: str, expected: str, make: Any, stored: Any) -> None:
+    row = judged(stored, [make(1), make(2, 1.5 if effect >= 0 else 0.7)], effect, verdict)
+    assert row.verdict == expected
+    assert row.ab_base is None
+    if expected == "regressed":
+        assert row.change == pytest.approx(0.5) and row.cause == "code"
+        assert row.span is not None and row.span.head.commit == make(2).run.commit.hash
+
+
+QUIET = {
+    "the level is where it was": [(1, {}), (2, {"ms": 1.001})],
+    "the same commit again": [(1, {}), (2, {"ms": 1.5, "commit": f"{1:03x}" + "c" * 37})],
+    "a canary": [(1, {"operator": "canary"}), (2, {"ms": 1.5, "operator": "canary"})],
+    "a first result": [(1, {})],
+}
+
+
+@pytest.mark.parametrize("nights", QUIET.values(), ids=QUIET)
+def test_what_is_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
+    assert judged(stored, [make(night, **given) for night, given in nights]).ab_base is None
+
+
+def test_a_commit_in_between_that_was_measured_twice_is_no_base(make: Any, stored: Any) -> None:
+    """The same commit measured again does not hide the commit before."""
+    again = f"{2:03x}" + "c" * 37
+    row = judged(stored, [make(1), make(2, 1.5), make(3, 1.5, commit=again)])
+    assert row.ab_base is not None and row.ab_base.commit == make(1).run.commit.hash

@@ -1,0 +1,224 @@
+"""Past commits: which, in what order, and what becomes of them, however often the command is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.night.backfill import BackfillError, Commit, by_halving, commits_of
+from groupbench.tracker.record import read
+
+COMMITS = 12
+CELLS = 3
+
+FAKE = '''
+"""Stands for `tritonbench`: measures CELLS cells of the checkout it runs in, slowly, and writes each at once."""
+import subprocess, sys, time
+from datetime import UTC, datetime
+from pathlib import Path
+import msgspec
+from groupbench.tracker.record import Record, decode, encode
+
+def option(name):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
+
+path, commit, reason = Path(option("--records")), option("--commit"), option("--unmeasured")
+lines = path.read_bytes().split(b"\\n") if path.exists() else [b""]
+path.write_bytes(b"".join(line + b"\\n" for line in lines[:-1]))  # half a record is what a kill leaves
+done = [decode(line) for line in lines[:-1]]
+name = done[0].run.id if done else f"{commit[:8]}-{time.monotonic_ns()}"
+run = {"id": name, "started": datetime(2026, 1, 1, tzinfo=UTC),
+       "trigger": "backfill", "plan": "nightly", "commit": {"hash": commit}}
+if not reason and not Path("kernel.py").exists():
+    print("tritonbench: plugin 'kernel.K' does not load: No module named 'kernel'", file=sys.stderr)
+    sys.exit(2)
+with path.open("ab", buffering=0) as file:
+    for number in range(3):
+        shape = f"N={number}"
+        if any(record.cell.shape == shape for record in done):
+            continue
+        time.sleep(0.02)
+        body = {"status": "error", "message": reason} if reason else {
+            "status": "ok", "latency": {"timing": "cpu", "bursts_ms": [[1.0]]}, "accuracy": {"rms": 0.0}}
+        cell = {"operator": "canary", "backend": "torch", "shape": shape, "dtype": "fp32"}
+        line = encode(msgspec.convert({"schema": 1, "run": run, "environment": {"device": "cpu", "cpu": "X"},
+                                       "cell": cell, **body}, Record))
+        file.write(line[:20])
+        file.write(line[20:])
+sys.exit(3 if reason else 0)
+'''
+
+DRIVER = """
+import sys
+from groupbench.tracker.night import measuring
+measuring.PROGRAM = (sys.executable, "fake.py")
+from groupbench.tracker.cli import main
+measuring.PROGRAM = (sys.executable, {fake!r})
+main()
+"""
+
+
+def git(folder: Path, *args: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", "-C", str(folder), *identity, *args], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of a root and COMMITS commits, of which the oldest two have no kernel yet."""
+    folder = tmp_path_factory.mktemp("history")
+    git(folder, "init", "-q", "-b", "main")
+    (folder / ".gitignore").write_text("groupbench.db*\nrecords/\n")
+    (folder / "groupbench.toml").write_text('plugins = ["kernel.K"]\n[[measure]]\noperator = "canary"\n')
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "Root")
+    for number in range(COMMITS):
+        (folder / ("notes.txt" if number < 2 else "kernel.py")).write_text(f"# {number}\n")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", f"Commit {number}")
+    return folder
+
+
+def subjects(commits: list[Commit]) -> list[str]:
+    return [commit.subject for commit in commits]
+
+
+def test_commits_are_the_newest_first_and_without_the_first(history: Path) -> None:
+    assert subjects(commits_of(history, "HEAD~3..main")) == ["Commit 11", "Commit 10", "Commit 9"]
+    assert subjects(commits_of(history, "HEAD~3")) == subjects(commits_of(history, "HEAD~3.."))
+    assert subjects(commits_of(history, "HEAD~9..", every=4)) == ["Commit 11", "Commit 7", "Commit 3"]
+
+
+@pytest.mark.parametrize("text", ["", "..main", "nonsense..main", "main..nonsense", "main..HEAD", "HEAD~2...main"])
+def test_what_is_no_range(text: str, history: Path) -> None:
+    with pytest.raises(BackfillError):
+        commits_of(history, text)
+
+
+@given(st.integers(1, 70))
+def test_halving_takes_every_commit_once_and_coarse_to_fine(number: int) -> None:
+    commits = [Commit(f"{at:040d}", "") for at in range(number)]
+    order = [int(commit.hash) for commit in by_halving(commits)]
+    assert sorted(order) == list(range(number))
+    assert set(order[:2]) == {0, number - 1}
+    for count in range(3, number + 1):
+        gaps = [b - a for a, b in zip(sorted(order[:count]), sorted(order[:count])[1:], strict=False)]
+        assert max(gaps) <= 2 * max(min(gaps), 1) * 2
+
+
+class Repository:
+    """The history, and a groupbench whose `tritonbench` is FAKE."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder.parent / "fake.py").write_text(FAKE)
+        self.command = [sys.executable, "-c", DRIVER.format(fake=str(folder.parent / "fake.py")), "backfill"]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
+        self.environment = kept | {"GROUPBENCH_ALONE": "/tmp/groupbench-cpu-x.lock", "TMPDIR": str(folder.parent)}
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.command, *options], cwd=self.folder, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *options: str) -> tuple[int, str]:
+        process = self.start(*options)
+        out, err = process.communicate()
+        return process.returncode, out + err
+
+    def stored(self) -> Counter[tuple[str, str]]:
+        """How many points there are of each commit and shape."""
+        query = (
+            'SELECT "commit".hash, series.shape FROM point JOIN run ON run.id = point.run_id '
+            'JOIN "commit" ON "commit".id = run.commit_id JOIN series ON series.id = point.series_id'
+        )
+        with closing(sqlite3.connect(self.folder / "groupbench.db")) as connection:
+            return Counter((commit, shape) for commit, shape in connection.execute(query))
+
+    def lines_written(self) -> int:
+        return sum(file.read_bytes().count(b"\n") for file in (self.folder / "records").glob("backfill-*/*.jsonl"))
+
+    def written(self) -> Counter[tuple[str, str]]:
+        files = (self.folder / "records").glob("backfill-*/*.jsonl")
+        records = [record for file in files for _, record in read(file.read_bytes().splitlines(keepends=True))]
+        return Counter((record.run.commit.hash, record.cell.shape) for record in records)
+
+
+@pytest.fixture
+def repository(history: Path, tmp_path: Path) -> Repository:
+    folder = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(history), str(folder))
+    return Repository(folder)
+
+
+def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repository: Repository) -> None:
+    chance = random.Random(7)
+    for kill in range(5):
+        process = repository.start(f"HEAD~{COMMITS}..", "--bisect")
+        enough = 6 * kill + chance.randint(1, 6)
+        while repository.lines_written() < enough and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.05))
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    code, said = repository.run(f"HEAD~{COMMITS}..", "--bisect")
+    assert code == 0, said
+    assert "2 failed" in said or "failed before" in said
+    commits = git(repository.folder, "rev-list", "HEAD", f"^HEAD~{COMMITS}").split()
+    every = {(commit, f"N={cell}") for commit in commits for cell in range(CELLS)}
+    assert repository.stored() == Counter(every)
+    assert repository.written() == Counter(every)
+    code, said = repository.run(f"HEAD~{COMMITS}..")
+    assert code == 0 and "10 measured before, 2 failed before" in said
+    assert repository.stored() == Counter(every)
+    # Only now: git has a session of its own, so one that the last kill orphaned may have outlived the next run's start.
+    assert len(git(repository.folder, "worktree", "list").splitlines()) == 1
+    assert not list(repository.folder.parent.glob("groupbench-tree-*"))
+
+
+def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) -> None:
+    code, said = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
+    assert code == 0 and "2 commits: 2 failed" in said
+    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
+        told = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
+    assert told == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
+
+
+def test_what_does_not_build_is_recorded_and_tried_again_when_asked(repository: Repository) -> None:
+    file = repository.folder / "groupbench.toml"
+    good = file.read_text()
+    file.write_text("setup = 'echo no compiler; exit 3'\n" + good)
+    assert "1 failed" in repository.run("HEAD~1..")[1]
+    file.write_text(good)
+    assert "1 failed before" in repository.run("HEAD~1..")[1]
+    assert "1 measured" in repository.run("HEAD~1..", "--again")[1]
+
+
+def test_a_budget_leaves_the_rest_for_the_next_time(repository: Repository) -> None:
+    code, said = repository.run("HEAD~5..", "--budget", "1ms")
+    assert code == 3 and "left" in said
+    code, said = repository.run("HEAD~5..")
+    assert code == 0, said
+    assert set(repository.stored().values()) == {1}
+
+
+def test_an_old_commit_gets_the_benchmark_of_today(repository: Repository) -> None:
+    file = repository.folder / "groupbench.toml"
+    file.write_text("benchmarks = ['kernel.py']\n" + file.read_text())
+    code, said = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 1}")
+    assert code == 0 and "1 measured" in said

@@ -1,0 +1,218 @@
+"""`groupbench night` with a `tritonbench` that writes made-up records: the steps, their order, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.cli import main
+from groupbench.tracker.night import measuring
+from groupbench.tracker.record import Record, encode
+
+PROJECT = """
+plugins = ["mine.KERNEL"]
+budget = "1h"
+[[measure]]
+operator = "grouped_gemm"
+"""
+
+
+class Tritonbench:
+    """Stands for the program: takes its arguments, appends records, and ends with a code."""
+
+    def __init__(self) -> None:
+        self.records: list[list[Record]] = []
+        self.codes: list[int] = []
+        self.asked: list[list[str]] = []
+        self.paths: list[str] = []
+
+    def __call__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> int:
+        self.asked.append(list(arguments))
+        self.paths.append(environment.get("PYTHONPATH", ""))
+        file = Path(arguments[arguments.index("--records") + 1])
+        with file.open("ab") as stream:
+            stream.writelines(map(encode, self.records.pop(0) if self.records else []))
+        return self.codes.pop(0) if self.codes else 0
+
+
+@pytest.fixture
+def tritonbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tritonbench:
+    for name in [name for name in os.environ if name.startswith(("GROUPBENCH_", "GITHUB_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(measuring.HELD, "/tmp/groupbench-cpu-here.lock")
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "groupbench.toml").write_text(PROJECT)
+    fake = Tritonbench()
+    monkeypatch.setattr(measuring, "measure", fake)
+    return fake
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and all output of a command that ends."""
+    runner = CliRunner()
+    with runner.isolation() as (out, err, _):
+        try:
+            with main.make_context("groupbench", list(arguments)) as context:
+                main.invoke(context)
+            code = 0
+        except click.exceptions.Exit as done:
+            code = done.exit_code
+        return code, (out.getvalue() + err.getvalue()).decode()
+
+
+def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
+    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
+) -> None:
+    tritonbench.records = [[make(1)], [make(2)]]
+    code, said = run("night", "--samples", "3")
+    assert code == 0, said
+    assert "GATE ok: nothing to compare with yet. 1 new" in said
+    assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
+        *(
+            "summary.md",
+            "comment.md",
+            "gate.xml",
+            "gate.sarif",
+            "verdict.json",
+            "badge.svg",
+            "badge.json",
+            "alerts.atom",
+        )
+    }
+    assert "<html" in (tmp_path / "report.html").read_text()
+    (asked,) = tritonbench.asked
+    assert asked[asked.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
+    assert asked[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in asked
+    assert tritonbench.paths[0].split(os.pathsep)[0] == str(tmp_path)
+    code, said = run("night")
+    assert code == 0, said
+    first = asked[asked.index("--records") + 1]
+    assert tritonbench.asked[1][tritonbench.asked[1].index("--previous") + 1] == first
+    assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-002"
+
+
+def test_it_works_from_a_folder_below(
+    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    tritonbench.records = [[make(1)]]
+    assert run("night")[0] == 0
+    assert (tmp_path / "groupbench.db").exists() and not list((tmp_path / "below").iterdir())
+
+
+def test_a_wrong_result_is_the_nights(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
+    tritonbench.records, tritonbench.codes = [[make(1, status="wrong")]], [1]
+    assert run("night")[0] == 1
+
+
+def test_what_was_not_measured_is_the_nights_where_the_gate_finds_nothing(
+    tritonbench: Tritonbench, make: Callable[..., Record]
+) -> None:
+    tritonbench.records, tritonbench.codes = [[make(1)]], [3]
+    assert run("night")[0] == 3
+
+
+def test_another_commits_half_night_is_stored_and_a_new_one_begins(
+    tritonbench: Tritonbench, make: Callable[..., Record]
+) -> None:
+    tritonbench.records, tritonbench.codes = [[make(1)]], [130]
+    with pytest.raises(KeyboardInterrupt):
+        run("night")
+    tritonbench.records, tritonbench.codes = [[], [make(2)]], [4, 0]
+    code, said = run("night")
+    assert code == 0, said
+    files = [asked[asked.index("--records") + 1] for asked in tritonbench.asked]
+    assert files[0] == files[1] != files[2]
+    assert "run run-001" in said and "run run-002" in said
+
+
+def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_path: Path) -> None:
+    tritonbench.codes = [2]
+    with pytest.raises(measuring.Unmeasured):
+        run("night", "--nonsense")
+    assert not list((tmp_path / "records").glob(".unfinished*"))
+
+
+def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
+    tritonbench.records, tritonbench.codes = [[make(1)]], [130]
+    with pytest.raises(KeyboardInterrupt):
+        run("night")
+    tritonbench.codes = [2, 0]
+    with pytest.raises(measuring.Unmeasured):
+        run("night", "--budjet")
+    assert run("night")[0] == 0
+    assert len({asked[asked.index("--records") + 1] for asked in tritonbench.asked}) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "says"), [("--records=x", "names the folder"), ("--list-backends", "tritonbench --list-backends")]
+)
+def test_options_that_are_not_for_a_night(option: str, says: str, tritonbench: Tritonbench) -> None:
+    with pytest.raises(click.UsageError, match=says):
+        run("night", option)
+    assert not tritonbench.asked
+
+
+def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: Path) -> None:
+    (tmp_path / "groupbench.toml").unlink()
+    with pytest.raises(Exception, match="groupbench init"):
+        run("night")
+
+
+def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
+    (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
+    with pytest.raises(Exception, match="ended with 7"):
+        run("night")
+    assert (tmp_path / "built").exists() and not tritonbench.asked
+
+
+def test_an_error_of_a_step_that_does_not_decide_is_printed(
+    tritonbench: Tritonbench, make: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token here, so nothing is posted; the verdict is what it is."""
+    for name in ("GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN", "GITLAB_CI", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    Path("groupbench.toml").write_text('post = { number = 7, on = "github", repo = "o/r" }\n' + PROJECT)
+    tritonbench.records = [[make(1)]]
+    code, said = run("night")
+    assert code == 0 and "TOKEN" in said, said
+
+
+def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child ignores Ctrl-C of the terminal, ends by the signal that it is sent, and is waited for."""
+
+    class Child:
+        def __init__(self, *command: Any, **given: Any) -> None:
+            self.ended: list[str] = []
+            self.waits = [KeyboardInterrupt, None]
+            children.append(self)
+
+        stderr = None
+
+        def communicate(self) -> None:
+            self.wait()
+
+        def wait(self) -> int:
+            stop = self.waits.pop(0)
+            if stop:
+                raise stop
+            return 130
+
+        def terminate(self) -> None:
+            self.ended.append("terminate")
+
+    children: list[Child] = []
+    monkeypatch.setattr("subprocess.Popen", Child)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure([], tmp_path, {})
+    assert children[0].ended == ["terminate"] and not children[0].waits

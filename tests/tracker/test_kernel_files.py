@@ -1,0 +1,78 @@
+"""The code of kernels in a folder: kept once, read again, and limited."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from groupbench.tracker.kernel_files import KernelFolder
+from groupbench.tracker.record import Code
+
+
+def code(number: int, size: int = 4000) -> Code:
+    noise = random.Random(number)
+    return Code(
+        hash=f"{number:016x}", name="gemm", source="def gemm(): ...", ttgir="tt.func" * 9, ptx="add.s32;\n" * 9,
+        cubin=noise.randbytes(size),
+    )  # fmt: skip
+
+
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path / "kernels")
+    assert folder.get("0" * 16) is None
+    folder.add([code(1), code(2), code(1)])
+    assert folder.get(code(1).hash) == code(1)
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    assert folder.size() == sum(file.stat().st_size for file in (tmp_path / "kernels").iterdir())
+
+
+def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path)
+    folder.add([code(1)])
+    (file,) = tmp_path.iterdir()
+    os.utime(file, (1, 1))
+    KernelFolder(tmp_path).add([code(1)])
+    assert file.stat().st_mtime == 1
+
+
+@pytest.mark.parametrize("hash_", [None, "", "../../etc/passwd", "ABC", "0" * 16])
+def test_a_hash_that_is_none_is_no_file(hash_: str | None, tmp_path: Path) -> None:
+    assert KernelFolder(tmp_path).get(hash_) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"no xz", b"\xfd7zXZ\x00broken"])
+def test_a_damaged_file_is_no_kernel(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / f"{1:016x}.xz").write_bytes(content)
+    assert KernelFolder(tmp_path).get(f"{1:016x}") is None
+
+
+def test_a_name_that_leaves_the_folder_is_not_written(tmp_path: Path) -> None:
+    KernelFolder(tmp_path / "kernels").add([Code(hash="../out", name="gemm")])
+    assert list(tmp_path.rglob("*.xz")) == []
+
+
+def test_the_machine_code_of_the_oldest_goes_first_and_then_the_oldest(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path, limit=30_000)
+    for number in range(6):
+        folder.add([code(number)])
+        os.utime(tmp_path / f"{number:016x}.xz", (number, number))
+    assert folder.size() <= 30_000
+    folder.add([code(6), code(7)])
+    assert folder.size() <= 27_000
+    kept = [folder.get(f"{number:016x}") for number in range(8)]
+    assert all(one is not None for one in kept)
+    assert [one.cubin is None for one in kept if one] == [True, True] + 6 * [False]
+    small = KernelFolder(tmp_path, limit=1000)
+    small.prune()
+    assert small.size() <= 900
+    assert small.get(f"{7:016x}") is not None and small.get(f"{0:016x}") is None
+
+
+def test_a_year_of_changes_fits(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path, limit=100_000)
+    for number in range(365):
+        folder.add([code(number)])
+    assert folder.size() <= 100_000

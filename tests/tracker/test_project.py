@@ -1,0 +1,94 @@
+"""groupbench.toml: where it is found, what it may hold, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from groupbench.tracker import project
+from groupbench.tracker.project import NAME, Project, ProjectError, Settings
+
+MEASURE = '[[measure]]\noperator = "canary"\n'
+
+
+def write(folder: Path, text: str = MEASURE) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / NAME
+    path.write_text(text)
+    return path
+
+
+def test_it_is_found_above_up_to_the_top_of_the_repository(tmp_path: Path) -> None:
+    outside = write(tmp_path)
+    repository = tmp_path / "repository"
+    (repository / ".git").mkdir(parents=True)
+    deep = repository / "kernels" / "deep"
+    deep.mkdir(parents=True)
+    assert project.find(deep) is None  # what lies above a repository is somebody else's
+    top = write(repository)
+    assert project.find(deep) == top
+    nearer = write(repository / "kernels")
+    assert project.find(deep) == nearer
+    assert project.find(tmp_path) == outside
+
+
+def test_outside_a_repository_only_the_folder_itself_counts(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "below").mkdir()
+    assert project.find(tmp_path / "below") is None
+
+
+def test_without_a_file_every_default_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = project.load()
+    assert (found.file, found.folder, found.database) == (None, tmp_path, "groupbench.db")
+    assert found.settings == Settings() and found.python_path() == []
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "part", f'pythonpath = ["lib", "missing"]\n{MEASURE}')
+    for name in ("lib", "src"):
+        (tmp_path / "part" / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = project.load(tmp_path / "part" / NAME)
+    folder = tmp_path / "part"
+    assert found.database == str(folder / "groupbench.db")
+    assert found.python_path() == [str(folder / "lib"), str(folder / "src"), str(folder)]
+    monkeypatch.chdir(folder)
+    assert project.load().database == "groupbench.db"
+
+
+def test_a_databases_url_is_no_path() -> None:
+    assert Project(Settings(database="postgresql://here/db"), Path("/elsewhere")).database == "postgresql://here/db"
+
+
+def test_plugins_of_a_command_line_come_on_top() -> None:
+    assert Project(Settings(plugins=("a.A", "b.B"))).plugins(("c.C", "a.A")) == ("a.A", "b.B", "c.C")
+
+
+def test_pythonpath_of_the_environment_is_kept() -> None:
+    assert project.add_to_path(["/a"], {"PYTHONPATH": "/b", "X": "1"}) == {"PYTHONPATH": "/a:/b", "X": "1"}
+    assert project.add_to_path([], {"X": "1"}) == {"X": "1"}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [('"90s"', 90), ('"1h30m"', 5400), ("15", 900), ("0.5", 30)])
+def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
+    assert project.load(write(tmp_path, f"budget = {text}\n{MEASURE}")).budget_s == seconds
+
+
+BAD = {
+    "an unknown field": ('plugin = "a.B"', "plugin"),
+    "a budget of nothing": ("budget = 0", "budget"),
+    "a budget that is no duration": ('budget = "soon"', "soon"),
+    "an endless wait": ("wait = inf", "inf"),
+    "a request without a number": ('post = { on = "github" }', "number"),
+    "another forge": ('post = { on = "cvs", number = 1 }', "cvs"),
+    "no TOML": ("plugins = [", "groupbench.toml"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
+def test_what_it_may_not_hold(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=says):
+        project.load(write(tmp_path, f"{text}\n{MEASURE}"))

@@ -1,0 +1,47 @@
+"""Cells of CSV on terminals and in spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.tracker.text.cells import cell_for, formula_safe
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n=1"])
+def test_a_formula_becomes_text(text: str) -> None:
+    assert formula_safe(text) == "'" + text
+
+
+@pytest.mark.parametrize("value", [-1.5, 0, None, True, "triton", "a=b", "", "1-2"])
+def test_anything_else_stays(value: Any) -> None:
+    assert formula_safe(value) is value
+
+
+@given(st.text())
+def test_a_terminal_is_never_steered_and_a_file_gets_all(text: str) -> None:
+    assert cell_for(io.StringIO(), text) == text
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in cell_for(Terminal(), text))
+
+
+def test_exports_for_spreadsheets(cli: Any, stored: Any, make: Any) -> None:
+    stored([make(backend="=cmd|' /C calc'!A0", commit_facts={"subject": "+1"})])
+    plain, safe = (cli("export", "-", *form).stdout for form in (["--format", "csv"], ["--csv-safe"]))
+    for text, mark in ((plain, ""), (safe, "'")):
+        (row,) = csv.DictReader(text.splitlines())
+        assert (row["backend"], row["subject"]) == (f"{mark}=cmd|' /C calc'!A0", f"{mark}+1")
+        assert float(row["latency_ms"]) > 0
+    assert "'=cmd" in cli("history", "--csv-safe").stdout
+    assert cli("history", "--csv-safe").stdout.count(",") == cli("history", "--csv").stdout.count(",")
+    assert cli("export", "-", "--csv-safe", "--format", "v3").exit_code == 2
+    assert cli("history", "--csv-safe", "--json").exit_code == 2

@@ -1,0 +1,83 @@
+"""The command that measures a cell again."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+import pytest
+from click.testing import CliRunner
+
+from groupbench.operators import cli as measuring
+from groupbench.operators.options import COSTS
+from groupbench.operators.plan import jobs
+from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.text import repro
+
+
+@dataclass
+class Cell:
+    operator: str = "grouped_gemm"
+    backend: str = "torch_loop"
+    mode: str = "fwd"
+    dtype: str = "fp32"
+    shape: str = "G=3,M_g=0|1|12,N=9,K=6"
+    host: str = "builtin"
+    protocol: str = "cooled"
+    seed: int = 7
+
+
+def test_the_commit_is_switched_to_where_git_knows_it() -> None:
+    assert repro.measure(Cell(), "c" * 40).startswith(f"git switch --detach {'c' * 40} && tritonbench --host builtin ")
+    assert repro.measure(Cell(), "imported").startswith("tritonbench ")
+    assert repro.measure(Cell(), None).startswith("tritonbench ")
+
+
+@pytest.mark.parametrize("shape", ["G=3,M_g=0|1|12,N=9,K=6", "it's; rm -rf ~"])
+def test_a_shell_takes_it_as_one_command(shape: str) -> None:
+    words = shlex.split(repro.measure(Cell(shape=shape), None))
+    assert words[words.index("--shapes") + 1] == shape
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("cooled", []),
+        ("sustained", ["--protocol", "sustained"]),
+        ("cooled+idle=0.5s+cudagraph", ["--idle", "0.5s", "--cudagraph"]),
+    ],
+)
+def test_the_protocol_is_spelled_by_options(label: str, options: list[str]) -> None:
+    words = shlex.split(repro.measure(Cell(protocol=label), None))
+    assert words[words.index("--seed") + 2 :] == options
+
+
+def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell()
+    found = []
+
+    def measure(selections: list[object], device: str, session: object) -> int:
+        found.extend(jobs(selections[0], "cpu", True))  # type: ignore[arg-type]
+        return 0
+
+    monkeypatch.setattr("groupbench.operators.hosts.builtin.measure", measure)
+    words = shlex.split(repro.measure(cell, None))[1:]
+    done = CliRunner().invoke(measuring.command, [*words, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    (job,) = found
+    asked = (job.operator, job.backend, job.shape, job.dtype, job.mode, job.seed, job.protocol.label)
+    assert asked == (cell.operator, cell.backend, cell.shape, cell.dtype, cell.mode, cell.seed, cell.protocol)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.cost))
+def test_a_metric_is_asked_for_by_its_cost(name: str) -> None:
+    words = shlex.split(repro.measure(Cell(), None, METRICS[name]))
+    assert words[words.index("--costs") + 1] in COSTS
+    assert words[words.index("--metrics") + 1] == f"latency,{name}"
+    assert "--costs" not in repro.measure(Cell(), None, METRICS["spills"])
+
+
+def test_two_commits_are_compared() -> None:
+    words = shlex.split(repro.compare(Cell(), "a" * 40, "b" * 40))
+    assert words[:4] == ["groupbench", "ab", "a" * 40, "b" * 40]
+    assert words[words.index("--shape") + 1] == Cell().shape

@@ -1,0 +1,273 @@
+"""Toolchains as interpreters: environments of a groupbench.toml, made from requirement files and kept.
+
+An environment of a requirement file is a virtual environment of its own: what the file names, and what groupbench needs
+to measure. `with_packages` makes one of another kind, quickly: the packages of this interpreter, but for those that are
+named. Both are kept in ~/.cache/groupbench/toolchains by a hash of what they hold, and made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distributions, requires
+from pathlib import Path
+
+import msgspec
+
+from groupbench.tracker.ab.side import AbError, Side, SideFailure, SideProcess
+from groupbench.tracker.environment import software_identity
+from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.record import Environment
+
+PACKAGES = ("torch", "triton", "helion")
+"""Those of a toolchain that a package index has."""
+
+Say = Callable[[str], None]
+
+_START_S = 300.0
+
+
+class ToolchainError(TrackerError):
+    """A toolchain that is not to be had: a file that is missing, a package that does not install."""
+
+    exit_code = ExitCode.INCOMPLETE
+
+
+def interpreter(given: str, folder: Path, say: Say = lambda text: None) -> Path:
+    """Return the interpreter of a toolchain, by its requirement file or by its own path. Raises ToolchainError.
+
+    A file of requirements is told from an interpreter by its name, which ends in .txt. `folder` is where relative paths
+    begin.
+    """
+    path = folder / Path(given).expanduser()
+    if not path.is_file():
+        raise ToolchainError(f"toolchain {given}: there is no such file")
+    if path.suffix != ".txt":
+        return path
+    needed = _needed(pins(path))
+    name = _name(path.read_bytes(), *needed, sys.version, sys.base_prefix)
+    return _kept(name, f"toolchain {given}", say, lambda home: _install_all(home, path, needed))
+
+
+def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
+    """Return an interpreter with this one's packages, but for the `wanted`: `triton==3.8.0`. Raises ToolchainError.
+
+    Modules of this interpreter come after its own, so that making one takes no longer than its packages do.
+    """
+    held = sorted(f"{found.name}=={found.version}" for found in distributions())
+    name = _name(*wanted, *held, sys.version, sys.prefix)
+    return _kept(name, " ".join(wanted), say, lambda home: _install_over(home, wanted))
+
+
+def releases(package: str, first: str, last: str) -> list[str]:
+    """Return the releases of a package that the index has between two, both included, the oldest first.
+
+    Pre-releases are left out, but for the ends. Raises ToolchainError.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        low, high = Version(first), Version(last)
+    except InvalidVersion as error:
+        raise ToolchainError(f"{package}=={first}..{last}: {error}") from None
+    said = _run([*_pip(), "index", "versions", "--pre", package], f"the releases of {package}")
+    listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
+    known = {Version(text.strip()): text.strip() for text in listed.group(1).split(",")} if listed else {}
+    for end in (low, high):
+        if end not in known:
+            some = ", ".join(known[each] for each in sorted(known, reverse=True)[:8]) or "none"
+            raise ToolchainError(f"the index has no {package} {end}; the newest are: {some}")
+    if low >= high:
+        raise ToolchainError(f"{package}=={first}..{last}: give the older release first")
+    inside = (each for each in known if low <= each <= high and (not each.is_prerelease or each in (low, high)))
+    return [known[each] for each in sorted(inside)]
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Return the versions that a requirement file says exactly, by package in lower case."""
+    found = (re.match(r"\s*([A-Za-z0-9._-]+)\s*==\s*([^\s;#]+)", line) for line in path.read_text().splitlines())
+    return {match.group(1).lower().replace("_", "-"): match.group(2) for match in found if match}
+
+
+class Interpreters:
+    """Finds the interpreter whose packages a stored result was measured with.
+
+    named    requirement files and interpreters by name, as a groupbench.toml has them, with relative paths in `folder`
+    others   further interpreters
+    install  whether to install what no interpreter has, from the package index
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, str],
+        folder: Path,
+        others: Iterable[Path] = (),
+        *,
+        install: bool = False,
+        say: Say = lambda text: None,
+    ) -> None:
+        self.named, self.folder, self.install, self.say = named, folder, install, say
+        self.others = [sys.executable, *map(str, others)]
+        self._known: dict[tuple[str, str], Environment] = {}
+
+    def find(self, wanted: Environment) -> str | None:
+        """Return an interpreter with the packages of an environment, None where there is none to be had."""
+        if wanted.device not in ("cuda", "cpu"):
+            return None
+        for python in self.others:
+            if self._has(python, wanted):
+                return python
+        for name, given in self.named.items():
+            try:
+                if not self._contradicts(given, wanted) and self._has(
+                    python := str(interpreter(given, self.folder, self.say)), wanted
+                ):
+                    return python
+            except ToolchainError as error:
+                self.say(f"toolchain {name}: {error.message}")
+        return self._installed(wanted) if self.install else None
+
+    def _contradicts(self, given: str, wanted: Environment) -> bool:
+        """Whether a requirement file asks for another version, so that nothing need be installed to know it."""
+        path = self.folder / given
+        said = pins(path) if path.suffix == ".txt" and path.is_file() else {}
+        versions = {name: getattr(wanted, name) for name in PACKAGES}
+        return any(version is not None and said.get(name, version) != version for name, version in versions.items())
+
+    def _installed(self, wanted: Environment) -> str | None:
+        own = self._environment(sys.executable, wanted.device)
+        differs = [name for name in PACKAGES if own is not None and getattr(own, name) != getattr(wanted, name)]
+        packages = [f"{name}=={getattr(wanted, name)}" for name in differs if getattr(wanted, name)]
+        if not packages:
+            return None
+        try:
+            python = str(with_packages(packages, self.say))
+        except ToolchainError as error:
+            self.say(error.message)
+            return None
+        return python if self._has(python, wanted) else None
+
+    def _has(self, python: str, wanted: Environment) -> bool:
+        found = self._environment(python, wanted.device)
+        return found is not None and software_identity(found) == software_identity(wanted)
+
+    def _environment(self, python: str, device: str) -> Environment | None:
+        """Return what an interpreter measures in, None where it does not start."""
+        key = python, device
+        if key not in self._known:
+            try:
+                self._known[key] = environment_of(python, device)
+            except (AbError, SideFailure) as error:
+                self.say(f"{python}: {error}")
+                return None
+        return self._known[key]
+
+
+def environment_of(python: str, device: str) -> Environment:
+    """Return the environment that an interpreter measures in. Raises AbError, SideFailure."""
+    side = SideProcess("base", Side(python, None, python), device)
+    try:
+        side.send("hello", _START_S, device=device)
+        side.hello()
+        return msgspec.convert(side.facts["environment"], Environment, strict=False)
+    finally:
+        side.close()
+
+
+def _needed(given: Mapping[str, str]) -> list[str]:
+    """Return what groupbench needs to measure, but for what is given."""
+    from packaging.requirements import Requirement
+
+    try:
+        found = [Requirement(text) for text in requires("groupbench") or ()]
+    except PackageNotFoundError:
+        return []
+    return sorted(
+        f"{one.name}{one.specifier}"
+        for one in found
+        if one.name.lower() not in given and (one.marker is None or one.marker.evaluate({"extra": "measure"}))
+    )
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupbench" / "toolchains"
+
+
+def _name(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update((part.encode() if isinstance(part, str) else part) + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
+    """Return the interpreter of a kept environment, made where there is none yet: by one process at a time."""
+    from filelock import FileLock
+
+    home = _home() / name
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{home}.lock"):
+        if not (home / "complete").exists():
+            say(f"installing {what} into {home}")
+            shutil.rmtree(home, ignore_errors=True)
+            make(home)
+            (home / "complete").touch()
+    return home / "bin" / "python"
+
+
+def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
+    """An environment of its own, by uv where it is installed: it links packages from its cache."""
+    what, python = f"the packages of {requirements}", str(home / "bin" / "python")
+    uv = shutil.which("uv")
+    if uv is not None:
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], what)
+        _run([uv, "pip", "install", "--quiet", "--python", python, "-r", str(requirements), *needed], what)
+        return
+    _run([sys.executable, "-m", "venv", str(home)], what)
+    options = ["--quiet", "--disable-pip-version-check"]
+    _run([python, "-m", "pip", "install", *options, "-r", str(requirements), *needed], what)
+
+
+def _install_over(home: Path, wanted: Sequence[str]) -> None:
+    """An environment that sees this interpreter's packages behind its own."""
+    what = " ".join(wanted)
+    _run([sys.executable, "-m", "venv", "--without-pip", str(home)], what)
+    (own,) = home.glob("lib/python*/site-packages")
+    folders = (f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages())
+    (own / "behind.pth").write_text("".join(folders))
+    options = ["--quiet", "--disable-pip-version-check"]
+    _run([*_pip(), "--python", str(home / "bin" / "python"), "install", *options, *wanted], what)
+
+
+def _pip() -> list[str]:
+    """Return the command of a pip: this interpreter's, or one in an environment that is made for it."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+
+    def make(home: Path) -> None:
+        _run([sys.executable, "-m", "venv", str(home)], "pip")
+
+    python = _kept(f"pip-{_name(sys.version, sys.base_prefix)}", "pip", lambda text: None, make)
+    return [str(python), "-m", "pip"]
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    """Return what a command prints. Raises ToolchainError with the last line it wrote."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
+    except OSError as error:
+        raise ToolchainError(f"{what}: cannot start {command[0]}: {error.strerror}") from error
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or [f"exit code {done.returncode}"]
+        raise ToolchainError(f"{what}: {errors[-1][:400]}")
+    return done.stdout

@@ -1,0 +1,205 @@
+"""`groupbench backfill`: measure past commits, each in a checkout of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from groupbench.tracker.cli.here import recipe_of
+from groupbench.tracker.cli.night import Places, here, interrupt, run_command
+from groupbench.tracker.cli.output import say
+from groupbench.tracker.durations import Duration
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import counted, printable
+
+if TYPE_CHECKING:
+    from groupbench.tracker.night.backfill import BackfillFiles, Commit
+    from groupbench.tracker.project import Project
+
+
+@click.command()
+@click.argument("commits", metavar="A..B")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Only every Nth commit.")
+@click.option("--bisect", is_flag=True, help="Take both ends, then halve: a coarse history first, a finer one later.")
+@click.option("--budget", type=Duration("m", above=True), help="Stop after this time. A plain number is minutes.")
+@click.option("--again", is_flag=True, help="Try commits again that failed to build or to load.")
+@click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), help="Where to measure. Default: auto.")
+@click.option("--wait", type=Duration("m", most=6e5), default="0", help="Wait so long for another run on the device.")
+@click.pass_context
+def backfill(
+    context: click.Context,
+    commits: str,
+    every: int,
+    bisect: bool,
+    budget: float | None,
+    again: bool,
+    device: str | None,
+    wait: float,
+) -> None:
+    """Measure the commits after A up to and with B, the newest first, and store them as history.
+
+    \b
+    groupbench backfill v1.0..main --every 5
+    groupbench backfill HEAD~40.. --bisect --budget 2h
+
+    Each commit on the line of first parents is checked out into a folder of its own, built by `setup` of
+    groupbench.toml, and measured by what the file holds today. `benchmarks` names files that old commits get from this
+    checkout. A commit that does not build or load is recorded with the reason. The same command continues a backfill
+    that was interrupted or whose budget was spent: nothing is measured twice.
+
+    \b
+    0  every commit is measured, or has failed and is recorded
+    2  usage
+    3  some are left for another time
+    75 another run measures on this device
+    """
+    from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of
+    from groupbench.tracker.night.measuring import ensure_alone
+
+    project = here(context)
+    todo = commits_of(project.folder, commits, every)
+    lock = ensure_alone(device or project.settings.device, wait, sys.argv[1:])
+    signal.signal(signal.SIGTERM, interrupt)
+    places = Places.of(context, project)
+    os.chdir(project.folder)
+    places.make()
+    files = BackfillFiles(places.records.absolute(), lock.stem, project)
+    with plan_of(project) as plan:
+        options = ["--plan", str(plan), "--trigger", "backfill", "--device", device or project.settings.device]
+        run = Backfill(context, project, places, files, options, math.inf if budget is None else budget)
+        try:
+            run(by_halving(todo) if bisect else todo, again)
+        except KeyboardInterrupt:
+            say(f"groupbench: interrupted; {run.text(len(todo))}; the same command continues")
+            raise
+    click.echo(f"BACKFILL {run.text(len(todo))}")
+    context.exit(ExitCode.OK if run.settled == len(todo) else ExitCode.INCOMPLETE)
+
+
+@dataclass
+class Backfill:
+    """One pass over commits."""
+
+    context: click.Context
+    project: Project
+    places: Places
+    files: BackfillFiles
+    options: list[str]
+    budget_s: float
+    clock: Callable[[], float] = time.monotonic
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def settled(self) -> int:
+        return self.outcomes.total()
+
+    def text(self, total: int) -> str:
+        told = [f"{number} {outcome}" for outcome, number in self.outcomes.items() if number]
+        told += [f"{total - self.settled} left"] if total > self.settled else []
+        return f"{counted(total, 'commit')}: {', '.join(told)}"
+
+    def __call__(self, commits: Sequence[Commit], again: bool) -> None:
+        from groupbench.tracker.ab.worktree import remove_abandoned
+
+        remove_abandoned(self.project.folder)  # of a backfill that was killed
+        end = self.clock() + self.budget_s
+        for number, commit in enumerate(commits, 1):
+            before = self.files.outcome(commit)
+            if before == "failed" and again:
+                self.files.again(commit)
+            elif before is not None:
+                self.outcomes[f"{before} before"] += 1
+                continue
+            if self.clock() >= end:
+                return
+            say(printable(f"[{number}/{len(commits)}] {commit}"))
+            outcome = self._commit(commit, end)
+            if outcome is None:  # the budget ended in the middle of it
+                return
+            self.outcomes[outcome] += 1
+
+    def _commit(self, commit: Commit, end: float) -> str | None:
+        """Measure and store one commit; return what came of it, None where cells are left."""
+        from groupbench.tracker.ab.worktree import WorktreeError, checkout
+
+        try:
+            with checkout(self.project.folder, commit.hash, recipe_of(self.context, None)) as tree:
+                reason = self._measure(commit, tree, end)
+        except WorktreeError as error:
+            reason = error.message
+        if reason is not None:
+            self._record_failure(commit, reason)
+        path = self.files.records(commit)
+        run_command(self.context, self.places.database, "ingest", str(path))
+        if _left_out(path):
+            return None
+        outcome = "measured" if reason is None else "failed"
+        self.files.done(commit, outcome)
+        return outcome
+
+    def _measure(self, commit: Commit, tree: Path, end: float) -> str | None:
+        """Measure a checkout; return why nothing could be."""
+        from groupbench.tracker.project import add_to_path, import_folders
+
+        path = self.files.records(commit)
+        environment = add_to_path(import_folders(tree, self.project.settings.pythonpath), dict(os.environ))
+        budget = [] if math.isinf(end) else ["--budget", f"{max(end - self.clock(), 0.001):.3f}s"]
+        options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume", *budget]
+        code, words = self._run(options, tree, environment)
+        if code == ExitCode.INCOMPARABLE:  # begun in another environment, before an upgrade say
+            run_command(self.context, self.places.database, "ingest", str(path))
+            self.files.set_aside(commit)
+            code, words = self._run(options, tree, environment)
+        if code != ExitCode.USAGE and path.is_file() and path.stat().st_size:
+            return None
+        return words or f"tritonbench ended with {code}"
+
+    def _record_failure(self, commit: Commit, reason: str) -> None:
+        """Give every cell of the plan, as today's checkout has it, a record with the reason. Raises Unmeasured."""
+        from groupbench.tracker.night.measuring import Unmeasured
+        from groupbench.tracker.project import add_to_path
+
+        say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed: {reason}"))
+        environment = add_to_path(self.project.python_path(), dict(os.environ))
+        path = self.files.records(commit)
+        options = [
+            *self.options,
+            "--commit",
+            commit.hash,
+            "--records",
+            str(path),
+            "--resume",
+            "--unmeasured",
+            reason,
+            "--quiet",
+        ]
+        code, _ = self._run(options, self.project.folder, environment)
+        if code != ExitCode.INCOMPLETE:  # what is asked for does not exist today either
+            raise Unmeasured("today's checkout cannot be measured either; mend groupbench.toml or the benchmark first")
+
+    def _run(self, options: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+        from groupbench.tracker.night.measuring import interrupted, measure
+
+        words: list[str] = []
+        code = measure(options, folder, environment, words.append)
+        if interrupted(code):
+            raise KeyboardInterrupt
+        return code, words[-1].removeprefix("tritonbench: ") if words else ""
+
+
+def _left_out(path: Path) -> bool:
+    """Return whether a file of records ends with a run that a budget cut short."""
+    from groupbench.tracker.record import read
+
+    with path.open("rb") as file:
+        return any(record.status == "skipped" for _, record in read(file))

@@ -1,0 +1,58 @@
+"""`groupbench gains`: where is most to gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from groupbench.tracker.cli.options import reading, series_filters
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import milliseconds
+
+COLUMNS = (
+    Column("operator", "operator"),
+    Column("best backend", "backend"),
+    Column("mode", "mode"),
+    Column("shape", "shape", wraps=True, middle=True),
+    Column("dtype", "dtype"),
+    Column("ms", "latency_ms", milliseconds, right=True),
+    Column("speed of light ms", "floor_ms", milliseconds, right=True),
+    Column("gap", "gap", lambda gap: f"{gap:.2f}", right=True),
+    Column("to gain ms", "gain_ms", milliseconds, right=True),
+    Column("share", "share", lambda share: f"{100 * share:.0f}%", right=True),
+)
+
+
+@click.command()
+@click.option("--run", "run_id", metavar="ID", help="Look at this run, not the newest: start of its id.")
+@series_filters
+@output_formats
+@click.pass_context
+def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
+    """List the problems of a run by how much time a call would gain at the speed of light.
+
+    Of each problem the fastest backend counts. The speed of light is the least time at the rates that the canaries of
+    the same run reached on the same card, so the run must measure operator `canary` first. Name the products of a model
+    layer by --operator, --shape and --where: `share` says which of them is worth the work.
+
+    Exits with 3 where no cell has a known speed of light.
+    """
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.gains import Gain
+    from groupbench.tracker.query.gains import gains as find
+    from groupbench.tracker.query.points import points_of_run
+    from groupbench.tracker.query.resolve import find_run
+    from groupbench.tracker.query.series import narrowed
+
+    with reading(context.obj) as session:
+        points = points_of_run(session, find_run(session, run_id))
+        wanted = {row.sort_key for row in narrowed([p.series for p in points], Filter(**fields), exact=True)}
+        found = find(point for point in points if point.series.sort_key in wanted)
+    rows = [gain.flat() for gain in found]
+    if form == "json":
+        write_json(rows)
+    else:
+        write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
+    context.exit(ExitCode.OK if found else ExitCode.INCOMPLETE)

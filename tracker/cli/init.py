@@ -1,0 +1,88 @@
+"""`groupbench init`: the files by which a repository is measured."""
+
+from __future__ import annotations
+
+import keyword
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from groupbench.tracker import git
+from groupbench.tracker.cli.options import OPERATOR
+from groupbench.tracker.cli.output import say
+from groupbench.tracker.project import NAME, ProjectError
+
+IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
+"""What runs leave, which is not for git."""
+
+
+@click.command()
+@click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of what is computed.")
+@click.option("--benchmark", metavar="FILE", help="An existing benchmark (.py), or where to write one. "
+              "Default: bench_NAME.py.")  # fmt: skip
+@click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="Whose workflow to write. Default: that of "
+              "the remote, or github.")  # fmt: skip
+def init(operator: str, benchmark: str | None, ci: str | None) -> None:
+    """Write groupbench.toml, a first benchmark from a template and a workflow, in this folder of a repository.
+
+    A file that exists is left as it is. What the runs leave behind is added to .gitignore.
+    """
+    if not operator.isidentifier() or keyword.iskeyword(operator):
+        raise click.UsageError(f"--operator {operator!r} is not a Python name")
+    folder = Path.cwd()
+    top = Path((git.ask(folder, "rev-parse", "--show-toplevel") or str(folder)).strip())
+    within = folder.resolve().relative_to(top.resolve()).as_posix()
+    prefix = "" if within == "." else f"{within}/"
+    bench = benchmark or f"bench_{operator}.py"
+    words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix}
+    written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
+    ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
+    if ci == "github":
+        # GitHub looks for workflows at the top alone; the action is next to groupbench.toml.
+        written.append(_write(top / ".github/workflows/groupbench.yml", "workflow.yml", words))
+        written.append(_write(folder / ".github/actions/groupbench/action.yml", "action.yml", words))
+    elif ci == "gitlab":
+        words["PLACE"] = f"{prefix}groupbench.gitlab.yml"
+        written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
+    _ignore(folder / ".gitignore")
+    say("next:")
+    if bench in written:
+        say(f"  edit {bench}: make the inputs, and call your kernel")
+    for command in (f"tritonbench --op {operator}", "git add -A && git commit -m 'Measure with groupbench'",
+                    "groupbench night", "groupbench backfill HEAD~20.. --bisect"):  # fmt: skip
+        say(f"  {command}")
+
+
+def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
+    """Write a file from a template, unless there is one. Returns its name as it was printed; None where it is kept.
+
+    Raises ProjectError.
+    """
+    name = path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
+    if path.exists():
+        say(f"kept {name}")
+        return None
+    text = (resources.files("groupbench.tracker.night") / "templates" / template).read_text()
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ProjectError(f"{path}: {error.strerror}") from error
+    click.echo(f"wrote {name}")
+    return name
+
+
+def _ignore(path: Path) -> None:
+    """Add to .gitignore what is not in it. Raises ProjectError."""
+    try:
+        before = path.read_text() if path.exists() else ""
+        missing = [line for line in IGNORED if line not in before.splitlines()]
+        if missing:
+            gap = "" if not before or before.endswith("\n") else "\n"
+            path.write_text(before + gap + "\n".join(missing) + "\n")
+            click.echo(f"wrote {path.name}")
+    except OSError as error:
+        raise ProjectError(f"{path}: {error.strerror}") from error

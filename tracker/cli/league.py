@@ -1,0 +1,52 @@
+"""`groupbench league`: which backend is fastest, on what, and by how much."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from groupbench.tracker.cli.options import reading, series_filters
+from groupbench.tracker.cli.output import say, write_json
+from groupbench.tracker.exits import ExitCode
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="WHAT...")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@series_filters
+@click.pass_context
+def league(context: click.Context, words: tuple[str, ...], as_json: bool, output: Path | None, **fields: Any) -> None:
+    """Who wins by how much: a page of Markdown with every backend, accuracy, memory, routing, versions and losses.
+
+    WHAT is what `compare` takes: a commit, run:ID, latest, a date, or a file of records, which needs no database.
+    Backends are compared on the same problem, card, toolchain and commit. Exits with 4 where nothing can be.
+    """
+    from groupbench.tracker.compare import sides
+    from groupbench.tracker.compare.league import league as tables_of
+    from groupbench.tracker.compare.league_page import page
+    from groupbench.tracker.errors import OutputError
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.text.files import whole_file
+
+    files = all(map(sides.is_file, words))
+    with nullcontext(None) if files else reading(context.obj) as session:
+        points = [point for word in words for point in sides.find_side(session, word).points]
+    tables = tables_of(points, Filter(**fields))
+    if as_json:
+        found = [(table.title, len(table.matches), [*map(asdict, table.standings)]) for table in tables]
+        write_json([dict(zip(("title", "problems", "standings"), row, strict=True)) for row in found])
+    elif output is None:
+        click.echo(page(tables), nl=False)
+    else:
+        with whole_file(output, OutputError) as file:
+            file.write(page(tables).encode())
+        say(f"league: {output}")
+    if not tables:
+        print("no problem was measured with two backends on one card at one commit", file=sys.stderr)
+        context.exit(ExitCode.INCOMPARABLE)

@@ -1,0 +1,173 @@
+"""What happened to the kernels between two sides: cells that changed alike, facts side by side, diffs of the code."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.compare import ir
+from groupbench.tracker.compare.ir import IrDiff
+from groupbench.tracker.compare.kernels import Pair, differences, pairs
+from groupbench.tracker.compare.sides import Side
+from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.kernel_files import KernelFolder
+from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.record import Kernel
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import KernelSet, Point
+from groupbench.tracker.text.wording import counted, signed_percent
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell on both sides."""
+
+    before: PointRow
+    after: PointRow
+    kernels: tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return tuple(differences(*self.kernels))
+
+    @property
+    def changed(self) -> bool:
+        return any(not pair.same for pair in pairs(*self.kernels)) if all(self.kernels) else False
+
+    @property
+    def log_ratio(self) -> float | None:
+        """Of the latencies, where both are speeds."""
+        if not (self.before.timed and self.after.timed and self.before.median_ms and self.after.median_ms):
+            return None
+        return math.log(self.after.median_ms / self.before.median_ms)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one operator and backend whose kernels changed alike; of the first of them, everything."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def first(self) -> Cell:
+        return self.cells[0]
+
+    @property
+    def text(self) -> str:
+        """What changed, of whom, in a line."""
+        series, after = self.first.before.series, self.first.after.series
+        name = f"{series.operator} {series.backend}" + (f" → {after.backend}" if series != after else "")
+        return f"{name}: {'; '.join(self.first.differences) or 'the code changed, its facts did not'}"
+
+    @property
+    def effect(self) -> str:
+        """How far the latencies of the cells moved, and how many there are."""
+        ratios = [cell.log_ratio for cell in self.cells if cell.log_ratio is not None]
+        cells = counted(len(self.cells), "cell")
+        return f"{signed_percent(math.expm1(statistics.fmean(ratios)))} latency in {cells}" if ratios else cells
+
+    def pairs(self) -> list[Pair]:
+        """Return the kernels that differ."""
+        return [pair for pair in pairs(*self.first.kernels) if not pair.same]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Groups of cells that changed, the largest change of latency first."""
+
+    a: str
+    b: str
+    groups: tuple[Group, ...]
+    same: int  # cells that launch the same kernels on both sides
+    unknown: int  # cells whose kernels are not known on one of them
+    environment: tuple[str, ...]  # what differs between the sides' environments
+
+    @property
+    def head(self) -> str:
+        changed = sum(len(group.cells) for group in self.groups)
+        parts = [
+            f"{counted(changed, 'cell')} launch{'es' if changed == 1 else ''} other kernels",
+            f"{self.same} the same",
+        ]
+        parts += [f"{self.unknown} without known kernels"] if self.unknown else []
+        return f"A {self.a}  B {self.b}: {', '.join(parts)}"
+
+
+def explain(session: Session, a: Side, b: Side, against: str | None = None) -> Explanation:
+    """Compare the kernels of each cell that both sides hold.
+
+    against  name of the backend that B holds alone: each cell of A is compared with the same problem in B
+    """
+    old = {_key(point, against): point for point in a.points if point.status == "ok"}
+    new = {_key(point, against): point for point in b.points if point.status == "ok"}
+    shared = [(point, new[key]) for key, point in old.items() if key in new and point.pk != new[key].pk]
+    kernels = kernels_of(session, {point.pk for both in shared for point in both})
+    cells = [Cell(old, new, (kernels.get(old.pk, ()), kernels.get(new.pk, ()))) for old, new in shared]
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell.changed:
+            series = cell.before.series
+            groups.setdefault((series.operator, series.backend, cell.differences), []).append(cell)
+    ordered = sorted((Group(tuple(held)) for held in groups.values()), key=_weight, reverse=True)
+    environment = dict.fromkeys(
+        text for cell in cells
+        for text in environment_differences(cell.before.environment.facts, cell.after.environment.facts)
+    )  # fmt: skip
+    same = sum(not cell.changed and all(map(bool, cell.kernels)) for cell in cells)
+    unknown = sum(not all(cell.kernels) for cell in cells)
+    return Explanation(a.title, b.title, tuple(ordered), same, unknown, tuple(environment))
+
+
+def _key(point: PointRow, against: str | None) -> tuple[str, ...]:
+    """What is compared: a series, or a problem whoever solves it."""
+    return point.series.sort_key if against is None else point.series.problem
+
+
+def _weight(group: Group) -> float:
+    return max((abs(cell.log_ratio or 0.0) for cell in group.cells), default=0.0)
+
+
+def kernels_of(session: Session, points: set[int]) -> Mapping[int, tuple[Kernel, ...]]:
+    """Return the kernels of points by key; a point whose kernels are not known is left out."""
+    found = {}
+    query = select(Point.id, KernelSet.kernels).join(KernelSet, Point.kernels_id == KernelSet.id)
+    for chunk in chunks(points):
+        for key, kernels in session.execute(query.where(Point.id.in_(chunk))):
+            found[key] = msgspec.convert(kernels, tuple[Kernel, ...])
+    return found
+
+
+FACTS = ("registers", "spilled_bytes", "shared_bytes", "occupancy", "launches", "arch", "counted_in", "hash")
+
+
+def side_by_side(pair: Pair) -> Iterator[tuple[str, object, object]]:
+    """Return (fact, in A, in B) of a kernel: its facts, its config, its instructions."""
+    sides = [_facts(kernel) for kernel in (pair.before, pair.after)]
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        before, after = (side.get(name) for side in sides)
+        if (before, after) != (None, None):
+            yield name, before, after
+
+
+def _facts(kernel: Kernel | None) -> dict[str, object]:
+    if kernel is None:
+        return {}
+    spilled = None if kernel.spills is None else 4 * kernel.spills
+    facts: dict[str, object] = {name: spilled if name == "spilled_bytes" else getattr(kernel, name) for name in FACTS}
+    return facts | kernel.config | kernel.counts
+
+
+def diffs(pair: Pair, folder: KernelFolder) -> Sequence[IrDiff] | None:
+    """Return diffs of a kernel's code; None where it is not kept on both sides."""
+    if pair.before is None or pair.after is None:
+        return None
+    codes = [folder.get(kernel.hash) for kernel in (pair.before, pair.after)]
+    if codes[0] is None or codes[1] is None:
+        return None
+    return ir.compare(codes[0], codes[1])

@@ -1,0 +1,86 @@
+"""The league as Markdown: for each table where the backends stand, then every problem, losses included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from groupbench.tracker.compare.league import Match, Standing, Table
+from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.text.wording import counted, interval, milliseconds, printable, ratio
+
+HEAD = """# League table
+
+Times are medians over bursts. "Behind" is a backend's latency over the fastest's, as a geometric mean over the problems
+it took part in, with its 95 % interval; 1.000 is always fastest. It won where it was fastest, or level with the
+fastest: the 95 % interval of the two latencies holds 1, or they differ by less than counts. Nothing is compared across
+cards, toolchains or commits. Dynamic routing follows new offsets without new preparation; fixed routing does not."""
+
+LONGEST = 60
+"""Characters of a shape. A longer one, such as a list of rows, is shortened in the middle."""
+
+
+def page(tables: Sequence[Table]) -> str:
+    """Return the whole page, or a sentence where nothing can be compared."""
+    if not tables:
+        return f"{HEAD}\n\nNo problem was measured with two backends on one card at one commit.\n"
+    return "\n\n".join([HEAD, *(part for table in tables for part in _table(table))]) + "\n"
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"## {table.title}"
+    problems = counted(len(table.matches), "problem")
+    yield "\n".join([f"{problems}, protocol {table.protocol}.", *(f"- {line}" for line in table.provenance)])
+    head = ("backend", "won", "behind", "95 %", "worst", "on", "RMS error", "memory", "prepare", "routing", "version")
+    yield _lines([head, *map(_standing, table.standings)])
+    names = [standing.backend for standing in table.standings]
+    yield _lines([("shape", "fastest", "second", "lead", "95 %", *names), *(_match(m, names) for m in table.matches)])
+
+
+def _standing(standing: Standing) -> list[str]:
+    missed = [f"{standing.wrong} wrong"] * bool(standing.wrong) + [f"{standing.absent} not run"] * bool(standing.absent)
+    return [
+        standing.backend,
+        f"{standing.won} of {standing.matches}" + (f" ({', '.join(missed)})" if missed else ""),
+        ratio(standing.behind.ratio),
+        interval(standing.behind.low, standing.behind.high),
+        ratio(standing.worst),
+        _shape(standing.worst_shape),
+        "" if standing.rms is None else f"{standing.rms:.1e}",
+        METRICS["workspace_mib"].text(standing.memory_mib),
+        METRICS["prepare_ms"].text(standing.prepare_ms),
+        standing.routing,
+        ", ".join(standing.packages),
+    ]
+
+
+def _match(match: Match, names: Iterable[str]) -> list[str]:
+    """The fastest's milliseconds, and how far each is behind it."""
+    second = match.entries[1]
+    bounds = match.lead_over(second)
+    entries = {point.series.backend: point for point in match.entries}
+    out = {point.series.backend: point.status for point in match.out}
+    level = match.level(second)
+    return [
+        _shape(match.shape),
+        match.first.series.backend + (" (level)" if level else ""),
+        second.series.backend,
+        ratio(match.behind(second)),
+        interval(bounds.low, bounds.high) if bounds else "",
+        *(
+            f"{milliseconds(p.median_ms)} ms" if (p := entries.get(name)) is match.first
+            else ratio(match.behind(p)) if p is not None
+            else out.get(name, "")
+            for name in names
+        ),
+    ]  # fmt: skip
+
+
+def _shape(text: str) -> str:
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 21]}…{text[-20:]}"
+    return "`" + text.replace("`", "'") + "`"
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])

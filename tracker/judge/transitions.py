@@ -1,0 +1,313 @@
+"""Transitions: how far a series moved when its toolchain or its machine changed, and which part the code has in it.
+
+A series goes on across another torch, Triton, Helion, CUDA, Python or driver, so that the statistics see a step there
+as they see one of the code. Where both changed, two A/B comparisons separate them: the old code in both toolchains, and
+both commits in the new one. Their effects add up to the whole. A series does not go on like that on another machine,
+since cards of one model differ. Its first results there are compared with the last ones on the machine before, and a
+person accepts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from groupbench.tracker.environment import (
+    machine_differences,
+    software_identity,
+    toolchain_differences,
+)
+from groupbench.tracker.judge.causes import OF_TOOLCHAINS, Cause, some
+from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.parts import confirmed, joined, percent, relative
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.spans import Span, Transition
+from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
+from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
+from groupbench.tracker.verdicts import Verdict
+
+NIGHTS = 10
+"""Results before a transition, at most, whose median is what the newest ones are compared with."""
+
+YOUNG = 3
+"""Earlier results on a machine that are a history of their own."""
+
+ACCEPT = "`groupbench accept-transition` accepts the new levels"
+
+
+def size(
+    old: NDArray[np.float64],  # [n] logarithms, the newest last
+    new: NDArray[np.float64],  # [m]
+    sigma: float,  # scatter of one result; NaN where unknown
+    floor: float,
+    nights: int = NIGHTS,  # of the old ones, how many tell their level
+) -> tuple[float, float | None, float | None]:
+    """Return (effect, low, high) of the new results against the last old ones: logarithms, with an interval of 95 %.
+
+    The interval is Student's, by the scatter of the old results from one to the next; None where one tells none.
+    """
+    old = old[-NIGHTS:]
+    level = old[-nights:]
+    effect = float(np.median(new) - np.median(level))
+    if len(old) < 2:
+        return effect, None, None
+    steps = 1.4826 * float(np.median(np.abs(np.diff(old)))) / math.sqrt(2)
+    scatter = max(steps if math.isnan(sigma) else sigma, floor)
+    half = float(special.stdtrit(len(old) - 1, 0.975)) * scatter * math.sqrt(1 / len(level) + 1 / len(new))
+    return effect, effect - half, effect + half
+
+
+def newest(known: Known, point: PointRow, past: Past, sigma: float) -> Transition | None:
+    """Return how far a series moved with the toolchain of its newest result; None where that is no new one."""
+    alike = past.alike
+    if len(alike) < 2 or past.toolchain[alike[-2]] == past.toolchain[alike[-1]]:
+        return None
+    assert point.timing is not None
+    run = known.runs[int(past.run[alike[-2]])]
+    effects = size(past.log[alike[:-1]], past.log[alike[-1:]], sigma, FLOOR[point.timing])
+    return _transition(known, point, run, known.run, effects)
+
+
+def across(known: Known, point: PointRow, span: Span, row: Judged) -> Transition | None:
+    """Return the transition that lies between the ends of a change; None where the toolchain is the same at both."""
+    if span.base is None or row.change is None:
+        return None
+    ends = [None if end is None else math.log1p(end) for end in (row.change, row.effect.low, row.effect.high)]
+    assert ends[0] is not None
+    return _transition(known, point, span.base, span.head, (ends[0], ends[1], ends[2]))
+
+
+def _transition(
+    known: Known, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
+) -> Transition | None:
+    before, after = known.facts_of(point, Span(base, head))
+    if before is None or before.environment is None or after.environment is None:
+        return None
+    old, new = before.environment, after.environment
+    changed = toolchain_differences(old, new)
+    if not changed:
+        return None
+    same_code = base.state == head.state and not head.dirty
+    effect, low, high = effects
+    return Transition(
+        base, head, changed, not same_code, math.expm1(effect), relative(low), relative(high),
+        old, point.environment.facts,
+    )  # fmt: skip
+
+
+def cause_of(transition: Transition) -> Cause:
+    """Return what a change across a transition is put down to before any A/B."""
+    if transition.code_changed:
+        return Cause("code and toolchain", f"{transition.text}, and the code changed")
+    return Cause("toolchain", transition.text)
+
+
+def is_certain(row: Judged, cause: Cause) -> bool:
+    """Return whether a change with the toolchain is beyond doubt without an A/B: its whole interval is a large change.
+
+    Of code that could be said as well, but there an A/B is always to be had. One night's outlier reaches as far as what
+    is large in itself, and hardly twice as far.
+    """
+    if cause.word not in OF_TOOLCHAINS or row.point is None or row.effect.low is None or row.effect.high is None:
+        return False
+    gross = 2 * GROSS[row.point.timing or "gpu"]
+    return row.effect.low > gross or row.effect.high < -gross
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The comparisons that separate what changed."""
+
+    toolchain: Compared | None
+    code: Compared | None
+    code_changed: bool
+
+    @property
+    def asked(self) -> dict[str, Compared | None]:
+        return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
+
+
+def parts(known: Known, row: Judged, before: Iterable[int], after: Iterable[int]) -> Parts:
+    """Return the A/Bs that are stored of a change across a transition. `before` and `after` are keys of runs."""
+    transition, span = row.transition, row.span
+    assert transition is not None and span is not None
+    made = known.comparisons.get(row.series.pk, ())
+    old, new = known.clean(before), known.clean(after)
+    head = known.facts.get((row.series.pk, span.head.pk))
+    after_ids = {software_identity(transition.new)}
+    if head is not None and head.environment is not None:
+        after_ids.add(software_identity(head.environment))
+    toolchain = comparisons.about_toolchains(made, {software_identity(transition.old)}, after_ids, old | new)
+    return Parts(toolchain, comparisons.about(made, old, new), transition.code_changed)
+
+
+def separated(row: Judged, found: Parts) -> tuple[Judged, Cause | None]:
+    """Return a row by what the A/Bs say, and the cause where history has to decide; None where they decided."""
+    transition = row.transition
+    assert transition is not None
+    changed = some(transition.differences)
+    asked = found.asked
+    different = {name: one for name, one in asked.items() if one is not None and one.verdict == DIFFERENT}
+    same = [name for name, one in asked.items() if one is not None and one.verdict == SAME]
+    open_ = [name for name in asked if name not in different and name not in same]
+    if not different and not open_:
+        row = replace(row, cause=cause_of(transition).word)
+        sides = "both toolchains" if len(asked) == 1 else "toolchains and commits"
+        return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: the same", changed)), None
+    if different:
+        cause = " and ".join(sorted(different))
+        each = [f"{changed if name == 'toolchain' else 'code'}: {_effect(one)}" for name, one in different.items()]
+        unknown = f"not separated from the {open_[0]}, which changed as well" if open_ else None
+        note = joined("; ".join(each) if len(asked) > 1 else changed, unknown)
+        return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values()))), None
+    undecided = next((asked[name] for name in open_ if asked[name] is not None), None)
+    row = replace(row, compared=undecided)
+    if same and open_ == ["toolchain"]:
+        return row, Cause("toolchain", f"{transition.text}; A/B of the commits: the same")
+    if same:
+        return row, Cause("code", f"A/B of the toolchains ({changed}): the same")
+    return row, cause_of(transition)
+
+
+def _effect(compared: Compared) -> str:
+    return "different" if compared.effect is None else percent(compared.effect)
+
+
+def _sum(found: Iterable[Compared]) -> Compared:
+    """Return one comparison with the effects of several, which lie one after the other."""
+    each = list(found)
+    if len(each) == 1:
+        return each[0]
+
+    def total(name: str) -> float | None:
+        values: list[float | None] = [getattr(one, name) for one in each]
+        known = [value for value in values if value is not None]
+        return math.fsum(known) if len(known) == len(values) else None
+
+    effect, low, high = total("effect"), total("low"), total("high")
+    return replace(each[0], effect=effect, low=low, high=high, pairs=sum(one.pairs or 0 for one in each))
+
+
+# ---- another machine
+
+
+def elsewhere(known: Known, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
+    """Judge the first results on a machine by the last ones of the machine before; with the last run there.
+
+    `ok` where it moved by less than counts or than the interval holds, else `incomparable`: how much of it is the
+    machine, nobody knows but a person who accepts it, or an A/B of both commits on this machine.
+    """
+    alike = past.alike
+    last = int(alike[0]) - 1 if alike[0] else int(np.flatnonzero(past.environment != past.environment[-1])[-1])
+    old = np.flatnonzero(past.environment == past.environment[last])
+    base = known.runs[int(past.run[last])]
+    before, after = known.facts_of(point, Span(base, known.run))
+    assert point.timing is not None and before is not None and before.environment is not None
+    assert after.environment is not None
+    differences = machine_differences(before.environment, after.environment)
+    differences += toolchain_differences(before.environment, after.environment)
+    effect, low, high = size(past.log[old], past.log[alike], math.nan, FLOOR[point.timing], YOUNG)
+    same_code = base.state == known.run.state and not known.run.dirty
+    transition = Transition(
+        base, known.runs.get(int(past.run[alike[0]]), known.run), differences or ("other timing",), not same_code,
+        math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,
+    )  # fmt: skip
+    half = math.inf if high is None else high - effect
+    still = high is not None and abs(effect) <= max(least, half)
+    level = math.exp(float(np.median(past.log[old][-YOUNG:])))
+    row = Judged(
+        point.series, Verdict.OK if still else Verdict.INCOMPARABLE, point, "latency", "environment",
+        transition.text if still else "; ".join(transition.differences),
+        Effect(level, change=math.expm1(effect), low=relative(low), high=relative(high)), Evidence(len(old)),
+        News(len(alike)), Span(base, known.run), transition=transition,
+    )  # fmt: skip
+    return row, base
+
+
+# ---- what is said of a night
+
+
+def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
+    """Return a line for each transition that the series of a night are the first to show, with how far they moved."""
+    groups: dict[tuple[tuple[str, ...], bool, bool], list[Judged]] = {}
+    for row in rows:
+        transition = row.transition
+        if transition is not None and transition.after.pk == run.pk and row.what in (None, "latency"):
+            key = transition.differences, transition.code_changed, transition.machine
+            groups.setdefault(key, []).append(row)
+    return [_line(*key, found) for key, found in groups.items()]
+
+
+def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows: Sequence[Judged]) -> str:
+    changes = [row.transition.change for row in rows if row.transition is not None]
+    ends = [_percent(min(changes)), _percent(max(changes))]
+    reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {_percent(median(changes))}"
+    text = f"{some(differences)}, {'and the code changed' if code_changed else 'the code unchanged'}"
+    text += f": {len(rows)} series moved by {reach}"
+    moved = [row for row in rows if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE]
+    slower = sum(row.change is not None and row.change > 0 for row in moved)
+    faster = len(moved) - slower
+    told = [f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number]
+    text += f"; {' and '.join(told)}" if told else "; none by more than its noise"
+    replaceable = any(row.transition.replaceable for row in rows if row.transition is not None)
+    return text + (f"; {ACCEPT}" if told and (machine or not replaceable) else "")
+
+
+def baselines(rows: Sequence[Judged]) -> list[str]:
+    """Return a line for each baseline that moved: speed-ups over it change although other backends did not."""
+    groups: dict[tuple[str, str], list[tuple[Judged, int, int]]] = {}
+    problems: dict[tuple[str, ...], list[Judged]] = {}
+    for row in rows:
+        if row.point is not None and row.point.timed and row.what in (None, "latency"):
+            problems.setdefault(row.series.problem, []).append(row)
+    for beside in problems.values():
+        for row in beside:
+            assert row.point is not None
+            if row.point.baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT:
+                others = [one for one in beside if one is not row]
+                still = sum(not one.verdict.changed for one in others)
+                if others:
+                    why = "" if row.transition is None else some(row.transition.differences)
+                    groups.setdefault((row.series.backend, why), []).append((row, still, len(others)))
+    return [_baseline(backend, why, found) for (backend, why), found in groups.items()]
+
+
+RECENT = 3
+"""Results after its change for which a baseline's is told."""
+
+
+def _baseline(backend: str, why: str, found: Sequence[tuple[Judged, int, int]]) -> str:
+    change = median(row.change for row, _, _ in found if row.change is not None)
+    still, others = sum(each[1] for each in found), sum(each[2] for each in found)
+    did = f"got {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
+    speed = f"{'fall' if change < 0 else 'rise'} as far"
+    own = f"{still} of {others} other series did not move themselves"
+    with_ = f" with {why}" if why else ""
+    where = "" if len(found) == 1 else f" in {len(found)} problems"
+    return f"the baseline {backend} {did}{where}{with_}: speed-ups over it {speed}; {own}"
+
+
+def _percent(change: float) -> str:
+    return f"{100 * change:+.1f}%"
+
+
+def facts_needed(past: Past) -> list[int]:
+    """Return the runs whose facts tell what changed at the newest result."""
+    alike = past.alike
+    runs: list[int] = []
+    if len(alike) > 1 and past.toolchain[alike[-2]] != past.toolchain[alike[-1]]:
+        runs.append(int(past.run[alike[-2]]))
+    other = np.flatnonzero(past.environment != past.environment[-1:])
+    if len(other) and len(alike) <= YOUNG:
+        before = other[other < alike[0]]
+        runs.append(int(past.run[before[-1] if len(before) else other[-1]]))
+    return runs

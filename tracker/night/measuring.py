@@ -1,0 +1,115 @@
+"""Starting what measures: `tritonbench` is another program, and shares nothing with the tracker but its records."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, NoReturn
+
+from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
+
+HELD = "GROUPBENCH_ALONE"
+"""Environment variable of what runs under a device's lock: the lock's file."""
+
+PROGRAM = (sys.executable, "-m", "groupbench.operators")
+"""`tritonbench` of this environment."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class MeasuringError(TrackerError):
+    """Nothing can be measured here."""
+
+
+class Unmeasured(TrackerError):
+    """`tritonbench` ended before it measured anything; it has printed why."""
+
+
+def measure(
+    arguments: Iterable[str],
+    folder: Path,
+    environment: dict[str, str],
+    listen: Callable[[str], None] | None = None,
+) -> int:
+    """Run `tritonbench` in a folder, and return its exit code.
+
+    listen  called with each line of its standard error, which is printed as well
+
+    An interrupt of this process ends it; it keeps what it has measured, and then KeyboardInterrupt is raised.
+    """
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    # Ctrl-C in a terminal goes to every process there. This one passes it on, once, so the child ignores its own.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            cwd=folder,
+            env=environment,
+            preexec_fn=end_with_parent,
+            stderr=None if listen is None else subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        if listen is not None and process.stderr is not None:
+            _pass_on(process.stderr, listen)
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        try:
+            process.communicate()
+        except KeyboardInterrupt:  # again: it is not waited for any longer
+            process.kill()
+            process.wait()
+        raise
+    return code if code >= 0 else 128 - code
+
+
+def _pass_on(stream: IO[bytes], listen: Callable[[str], None]) -> None:
+    """Print lines as they come."""
+    for line in stream:
+        text = line.decode("utf-8", "replace").rstrip()
+        print(text, file=sys.stderr, flush=True)
+        if text:
+            listen(text)
+
+
+def ensure_alone(device: str, wait_s: float, arguments: list[str]) -> Path:
+    """Return the lock's file of the device that this process holds; start `groupbench` again below it if it has none.
+
+    arguments  of `groupbench`, for the process that takes the place of this one
+
+    Raises MeasuringError where what measures is not installed.
+    """
+    held = os.environ.get(HELD)
+    if held is not None:
+        return Path(held)
+    missing = next((name for name in ("torch", "filelock") if importlib.util.find_spec(name) is None), None)
+    if missing:
+        raise MeasuringError(f"measuring needs {missing}, which is not installed: pip install 'groupbench[measure]'")
+    alone = ["groupbench.operators.alone", "--device", device, "--wait", f"{wait_s}s", "--"]
+    return _become("-m", *alone, sys.executable, "-m", "groupbench.tracker", *arguments)
+
+
+def _become(*arguments: str) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def interrupted(code: int) -> bool:
+    """Return whether an exit code is that of a program that was interrupted."""
+    return code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, 128 + signal.SIGINT)

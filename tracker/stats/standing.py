@@ -1,0 +1,138 @@
+"""What was a suspect on a night before, and has not been taken back since.
+
+A verdict must not depend on the luck of one night: a step that was seen is not gone because the next result lies a
+little lower. So the nights of the last `RECENT` results are judged again, each with the points that were known then,
+and a suspicion stands until the points after it speak for the level before: a sequential test (Wald, "Sequential tests
+of statistical hypotheses", 1945) of "all as before" against "off by what was seen". Everything is computed from the
+history; nothing is remembered.
+
+Only places that could have been suspicious are judged again: `_candidates` finds them with loose bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from groupbench.tracker.stats import noise
+from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, Shared, as_of, learn
+from groupbench.tracker.stats.changepoints import MIN_SEGMENT
+from groupbench.tracker.stats.newest import WORSE, Suspicion, k_weights, suspicions, tests_of
+from groupbench.tracker.stats.records import RECENT
+
+Floats = NDArray[np.float64]
+
+WHOLE = 300
+"""Nights of up to so many series are judged again as they were. Of larger ones, what series teach each other is taken
+from tonight: it hardly moves."""
+ODDS = 3.0
+"""A suspicion is over once later points are so many times likelier under the level before than under the new one."""
+APART = 3.5
+"""Standard errors between the points before and after, once there are `MIN_SEGMENT` of these."""
+RUNS = (1, 2, 3, 5, 8, 12, 18)
+"""Points of the runs that `_candidates` looks at."""
+LOOSE = 0.75
+"""Share of the distance of a suspect from which on a run may have been one."""
+
+
+def still_standing(
+    batches: list[Batch], noises: list[Noise], shared: Shared | None, limit: float, known: Sequence[Collection[int]]
+) -> list[dict[int, Suspicion]]:
+    """Return the suspicions of earlier nights that stand tonight, by row of each batch; of none of the rows `known`."""
+    maybe = [_candidates(batch, learnt, limit) for batch, learnt in zip(batches, noises, strict=True)]
+    for each, rows in zip(maybe, known, strict=True):
+        each[list(rows)] = False
+    whole = shared is not None and sum(len(batch.y) for batch in batches) <= WHOLE
+    standing: list[dict[int, Suspicion]] = [{} for _ in batches]
+    for ago in range(1, RECENT):
+        some = [np.flatnonzero(each[:, ago]) for each in maybe]
+        if not any(map(len, some)):
+            continue
+        numbers = [
+            i for i, batch in enumerate(batches) if batch.y.shape[1] - ago >= MIN_POINTS and (whole or len(some[i]))
+        ]
+        every = [np.arange(len(batches[i].y)) if whole else some[i] for i in numbers]
+        then = [as_of(batches[i], rows, ago) for i, rows in zip(numbers, every, strict=True)]
+        night = Shared(shared.pools) if whole and shared is not None else shared
+        for i, rows, batch, learnt in zip(numbers, every, then, learn(then, night), strict=True):
+            wanted = set(some[i].tolist())
+            for at, suspicion in _suspicions(batch, learnt, limit).items():
+                row = int(rows[at])
+                if row not in wanted or (row in standing[i] and standing[i][row].p <= suspicion.p):
+                    continue
+                if _stands(batches[i].y[row], suspicion, batch.y.shape[1], float(batch.least[at])):
+                    standing[i][row] = suspicion
+    return standing
+
+
+def _suspicions(batch: Batch, learnt: Noise, limit: float) -> dict[int, Suspicion]:
+    found: dict[int, Suspicion] = {}
+    for family in reversed(tests_of(batch, learnt)):
+        for one in family:
+            if one.count <= RECENT:
+                found |= suspicions(one, limit, batch.least[one.rows])
+    return found
+
+
+def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
+    """Whether no night since `stop` has spoken for the level before. y: [n]"""
+    effect = float(y[then.index :].mean()) - then.level
+    if abs(effect) < min_effect / 2 or effect * then.size < 0:
+        return False
+    before, after = y[then.begin : then.index], y[then.index :]
+    if len(after) >= MIN_SEGMENT:
+        # What scatters as much on both sides has shown by now that it does.
+        own = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+        error = np.sqrt(own / (len(y) - then.begin - 2) * (1 / len(before) + 1 / len(after)))
+        if abs(after.mean() - before.mean()) < APART * error:
+            return False
+    off = (y[stop - 1 :] - then.level) / then.sigma * np.sign(then.size)
+    rho = then.rho
+    # The deviation that was seen is too large, as it was chosen for being large.
+    size = abs(then.size) - float(np.sqrt(noise.mean_variance(np.array(stop - then.index), np.array(rho))))
+    size = max(size, abs(then.size) / 2) * (1 - rho)
+    innovation = np.clip(off[1:] - rho * off[:-1], -size, 2 * size)
+    evidence = np.cumsum(size * innovation - size**2 / 2) / (1 - rho**2)
+    return bool(np.all(evidence >= -np.log(ODDS)))
+
+
+def _candidates(batch: Batch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
+    """[m, RECENT] where a run of points that ended so many nights ago may have been a suspect and may stand."""
+    y, (m, n) = batch.y, batch.y.shape
+    maybe = np.zeros((m, RECENT), dtype=bool)
+    zero = np.zeros((m, 1))
+    sums = np.concatenate([zero, np.cumsum(y, axis=1)], axis=1)
+    squares = np.concatenate([zero, np.cumsum(y * y, axis=1)], axis=1)
+    start = np.maximum.accumulate(np.where(batch.begins, np.arange(n), 0), axis=1)
+    row = np.arange(m)[:, None]
+    sigma, rho, floor = learnt.sigma[:, None], learnt.rho[:, None], batch.floor[:, None]
+    for size in RUNS:
+        ago = np.arange(1, min(RECENT, n - size - MIN_POINTS + 2))
+        if not len(ago):
+            continue
+        stop, end = n - ago, n - ago - size
+        begin = start[:, end - 1]
+        begin = np.where(end - begin >= MIN_POINTS - 1, begin, np.where(begin > 0, start[row, begin - 1], 0))
+        known = (end - begin).astype(np.float64)
+        level = (sums[:, end] - sums[row, begin]) / known
+        own = (squares[:, end] - squares[row, begin] - known * level**2) / np.maximum(known - 1, 1)
+        own = np.clip(np.sqrt(np.maximum(own, 0.0)), floor, sigma)
+        # Of few points, scatter is as others have it.
+        scale = np.exp((known * np.log(own) + 4 * np.log(sigma)) / (known + 4))
+        run = ((sums[:, stop] - sums[:, end]) / size - level) / scale
+        error = np.sqrt(noise.mean_variance(np.array(size), rho) + noise.mean_variance(end - begin, rho))
+        loose = -LOOSE * special.ndtri(limit * k_weights(size)[-1] * WORSE)
+        since = (sums[:, -1:] - sums[:, end]) / (n - end) - level
+        later = ((sums[:, -1:] - sums[:, stop]) / ago - level) / scale * np.sign(run)
+        half = np.abs(run) / 2
+        slack = 3 * (1 + rho) / (1 - rho) / (np.maximum(half, 0.1) * ago)
+        maybe[:, ago] |= (
+            (np.abs(run) > loose * error)
+            & (since * run > 0)
+            & (np.abs(since) >= batch.least[:, None] / 2)
+            & (later >= half / 2 - slack)
+        )
+    return maybe

@@ -1,0 +1,347 @@
+"""What can be read of a damaged SQLite file, saved into a new database.
+
+Rows are copied from a copy of the file, stretch by stretch: where a page is damaged, the stretch is halved until only
+rows that cannot be read are left out. The file's header and the text of its tables are known, so that damage there
+loses nothing. Then `verify` judges the new database. What follows from other columns is computed again; a row whose
+hash still does not fit is lost, and what refers to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Table, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from groupbench.tracker import record as records
+from groupbench.tracker.environment import digest, environment_identity
+from groupbench.tracker.errors import StoreError
+from groupbench.tracker.identity import IDENTITY, identity_of
+from groupbench.tracker.store.checksum import checksum_of
+from groupbench.tracker.store.engine import Store, migrate, open_store, sqlite_engine
+from groupbench.tracker.store.points import kernels_hash
+from groupbench.tracker.store.schema import (
+    HEAD,
+    REVISIONS,
+    Base,
+    Commit,
+    Environment,
+    KernelSet,
+    Point,
+    Run,
+    Series,
+    sealed_columns,
+)
+from groupbench.tracker.store.sqlite_file import folder_beside, put
+from groupbench.tracker.store.verify import Problem, verify
+from groupbench.tracker.text.wording import counted
+
+_ROUNDS = 10
+"""Of deleting what is damaged: rows that refer to a lost one go in the next round."""
+
+_LEAST_ROW, _MOST_ROWS = 16, 10**8
+"""Bytes of a row of ours at least, and rows of a table at most, of which each is read where a page is damaged."""
+
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+_HEADER = {0: b"SQLite format 3\x00", 20: b"\x00\x40\x20\x20", 44: b"\x00\x00\x00\x04", 56: b"\x00\x00\x00\x01"}
+"""Bytes of a file's header that are the same in every file of ours, by their place: https://sqlite.org/fileformat.html"""
+
+_PAGE_BYTES = {1 << power for power in range(9, 16)}
+_DOUBTFUL = (Commit, Run, Series)
+"""Tables whose rows stay where a value does not fit its checksum: every result of theirs has a hash of its own."""
+
+
+@dataclass
+class Repaired:
+    """What became of a damaged database."""
+
+    points: int = 0
+    losses: list[str] = field(default_factory=list)  # a line each
+    rows: Counter[str] = field(default_factory=Counter)  # lost, by table
+
+    @property
+    def lost(self) -> str:
+        """The lost rows by table, and how many values are in doubt; empty where nothing is."""
+        told = [f"{number} of {table}" for table, number in sorted(self.rows.items()) if number]
+        return ", ".join(told) or ("values listed above" if self.losses else "")
+
+
+def repair(damaged: Path, new: Path) -> Repaired:
+    """Save what can be read of `damaged`, which stays as it is, into the new database `new`.
+
+    Raises StoreError where there is no such file, `new` exists, or nothing can be read.
+    """
+    if not damaged.is_file():
+        raise StoreError(f"{damaged}: no such database")
+    if new.exists():
+        raise StoreError(f"{new}: exists already, and a repair overwrites nothing")
+    if not new.parent.is_dir():
+        raise StoreError(f"{new}: {new.parent} is not a directory")
+    try:
+        with folder_beside(new) as folder:
+            source = _readable_copy(damaged, folder / "damaged.db")
+            done = Repaired()
+            made = folder / "new.db"
+            _copy_rows(source, made, done)
+            with open_store(made, create=False):
+                pass  # migrates what an earlier version wrote
+            _keep_what_holds(made, done)
+            with closing(sqlite3.connect(made)) as connection:
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA journal_mode = DELETE")
+                (done.points,) = connection.execute("SELECT count(*) FROM point").fetchone()
+            put(made, new)
+            return done
+    except FileExistsError as error:
+        raise StoreError(f"{new}: exists already, and a repair overwrites nothing") from error
+    except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+        raise StoreError(f"{damaged}: cannot be repaired: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _readable_copy(damaged: Path, copy: Path) -> Path:
+    """Copy the file with its write-ahead log, and mend what every file of ours has in common."""
+    for suffix in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(f"{damaged}{suffix}", f"{copy}{suffix}")
+    with copy.open("r+b") as file:
+        head = bytearray(file.read(100))
+        if len(head) < 100:
+            raise StoreError(f"{damaged}: is too short for a database")
+        for place, value in _HEADER.items():
+            head[place : place + len(value)] = value
+        if int.from_bytes(head[16:18], "big") not in _PAGE_BYTES:
+            head[16:18] = (8192).to_bytes(2, "big")
+        for place in (18, 19):
+            head[place] = head[place] if head[place] in (1, 2) else 2
+        file.seek(0)
+        file.write(head)
+    if not _opens(copy):
+        _mend_schema(copy)
+    return copy
+
+
+def _opens(path: Path) -> bool:
+    """Whether every table of ours, with every column of an early version, can be named in a statement."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("SELECT version_num FROM alembic_version LIMIT 0")
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            known = [table for table in Base.metadata.sorted_tables if table.name in names]
+            revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+            if revision not in REVISIONS:
+                return False
+            if revision == HEAD:
+                for table in Base.metadata.sorted_tables:
+                    connection.execute(f"SELECT {_quoted(*table.columns.keys())} FROM {_quoted(table.name)} LIMIT 0")
+            return bool(known)
+    except (sqlite3.Error, UnicodeDecodeError, TypeError):
+        return False
+
+
+def _mend_schema(path: Path) -> None:
+    """Write the tables' text again, without constraints and indexes, which reading needs none of.
+
+    The order of columns is the same in every version; one that an earlier version lacked reads as null.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB), rootpage FROM sqlite_master WHERE rootpage > 0"
+        found = [
+            (str(bytes(name or b""), "latin-1"), str(bytes(sql), "latin-1"), root)
+            for name, sql, root in connection.execute(query)
+            if sql
+        ]
+        texts = {table.name: _create(table) for table in Base.metadata.sorted_tables}
+        texts["alembic_version"] = "CREATE TABLE alembic_version (version_num)"
+        roots = {name: root for name, _, root in found if name in texts}
+        for name, sql, root in found:
+            missing = [each for each in texts if each not in roots]
+            like = difflib.get_close_matches(name, missing, 1, 0.6)
+            if root not in roots.values() and like and "TABLE" in sql[:20].upper():
+                roots[like[0]] = root
+        connection.execute("DELETE FROM sqlite_master")
+        rows = [(name, name, root, texts[name]) for name, root in roots.items()]
+        connection.executemany("INSERT INTO sqlite_master VALUES ('table', ?, ?, ?, ?)", rows)
+        connection.execute("PRAGMA writable_schema = RESET")
+
+
+def _create(table: Table) -> str:
+    key, *others = (column.name for column in table.columns)
+    return f"CREATE TABLE {_quoted(table.name)} ({_quoted(key)} INTEGER PRIMARY KEY, {_quoted(*others)})"
+
+
+def _quoted(*names: str) -> str:
+    """Names of tables, columns or indexes for a statement, which cannot bind them; a damaged file may name them.
+
+    In backticks, since SQLite takes an unknown name in double quotes for a text.
+    """
+    return ", ".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def _copy_rows(source: Path, made: Path, done: Repaired) -> None:
+    """Copy every row that can be read into a new database of the same revision, whatever it holds."""
+    with closing(sqlite3.connect(source)) as connection:
+        try:
+            revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+        except (sqlite3.Error, TypeError, UnicodeDecodeError):
+            revision = HEAD
+    if revision in REVISIONS[:-1]:
+        engine = sqlite_engine(made)
+        try:
+            migrate(engine, revision, name=str(made))
+        finally:
+            engine.dispose()
+    else:
+        open_store(made, create=True).close()
+    with closing(sqlite3.connect(made, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("ATTACH ? AS damaged", (str(source),))
+        for table in Base.metadata.sorted_tables:
+            names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table.name,))]
+            if not names:
+                continue  # a later version's
+            there = {
+                name
+                for (name,) in connection.execute("SELECT name FROM pragma_table_info(?, 'damaged')", (table.name,))
+            }
+            expected = _count(connection, "damaged", table.name)
+            kept = _copy_table(connection, table.name, [name for name in names if name in there])
+            missing = max((expected or 0) - kept, 0)
+            if missing or expected is None:
+                said = counted(missing, "row") if expected is not None else "an unknown number of rows"
+                done.losses.append(f"{table.name}: {said} cannot be read")
+                done.rows[table.name] += missing or 1
+
+
+def _count(connection: sqlite3.Connection, database: str, table: str) -> int | None:
+    """Rows of a table, by an index where there is one; None where they cannot be counted."""
+    try:
+        query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"
+        return int(connection.execute(query).fetchone()[0])
+    except sqlite3.Error:
+        return None
+
+
+def _largest_id(connection: sqlite3.Connection, table: str) -> int:
+    """Return the largest id of a table, or how many rows the file has room for where that cannot be read."""
+    query = f"SELECT max(id) FROM damaged.{_quoted(table)}"
+    for way in ("", *(f" INDEXED BY {_quoted(name)}" for (name,) in _indexes(connection, table))):
+        with suppress(sqlite3.Error, TypeError):
+            (found,) = connection.execute(query + way).fetchone()
+            if found is None or 0 < found < _MOST_ROWS:
+                return found or 0
+    (pages,), (size,) = (connection.execute(f"PRAGMA damaged.page_{what}").fetchone() for what in ("count", "size"))
+    return min(int(pages * size / _LEAST_ROW), _MOST_ROWS)
+
+
+def _indexes(connection: sqlite3.Connection, table: str) -> list[tuple[str]]:
+    with suppress(sqlite3.Error, UnicodeDecodeError):
+        query = "SELECT name FROM pragma_index_list(?, 'damaged') WHERE name NOT LIKE 'sqlite_%'"
+        return connection.execute(query, (table,)).fetchall()
+    return []
+
+
+def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int:
+    """Copy the readable rows of a table; gives how many. A stretch of ids that fails is halved.
+
+    Not beyond the largest id that there can be: where the root of a table is damaged, every stretch fails.
+    """
+    statement = (
+        f"INSERT OR IGNORE INTO main.{_quoted(table)} ({_quoted(*names)}) SELECT {_quoted(*names)} "
+        f"FROM damaged.{_quoted(table)} NOT INDEXED WHERE id BETWEEN ? AND ?"
+    )
+    largest = _largest_id(connection, table)
+    stretches = [(_SMALLEST, 0), (largest + 1, _LARGEST), (1, largest)] if names else []
+    while stretches:
+        first, last = stretches.pop()
+        try:
+            connection.execute(statement, (first, last))
+        except sqlite3.Error:
+            if 0 < first < last <= largest:
+                middle = (first + last) // 2
+                stretches += [(middle + 1, last), (first, middle)]
+    return _count(connection, "main", table) or 0
+
+
+def _keep_what_holds(made: Path, done: Repaired) -> None:
+    """Compute what follows from other columns, and delete what is damaged, until `verify` finds nothing."""
+    with open_store(made, create=False) as store:
+        _derive(store, done)
+        for _ in range(_ROUNDS):
+            with store.read() as session:
+                problems = list(verify(session))
+                lines = [line for problem in problems for line in _losses(session, problem)]
+            if not problems:
+                return
+            done.losses += lines
+            rows = [problem for problem in problems if problem.table is not None]
+            if not rows:
+                break
+            _delete(made, rows, done)
+    raise StoreError(f"{made.name}: cannot be repaired: {problems[0]}")
+
+
+def _losses(session: Session, problem: Problem) -> Iterator[str]:
+    """A line for what will be deleted; of a point with the run and the series that it belongs to."""
+    if problem.table == "point":
+        query = (
+            select(Run.uuid, Series.operator, Series.backend, Series.shape)
+            .join(Point, Point.run_id == Run.id)
+            .join(Series, Point.series_id == Series.id)
+        )
+        for key in problem.keys[:1]:
+            with suppress(Exception):  # its run or series may be what is damaged
+                run, *series = session.execute(query.where(Point.id == key)).one()
+                yield f"{problem}; run {run}, {' '.join(series)}"
+                return
+    if problem.kind != "orphan":
+        yield str(problem)
+
+
+def _delete(made: Path, problems: list[Problem], done: Repaired) -> None:
+    with closing(sqlite3.connect(made)) as connection, connection:  # which does not enforce references
+        for problem in problems:
+            rows = [(key,) for key in problem.keys]
+            number = connection.executemany(f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?", rows).rowcount
+            if problem.kind != "orphan" and problem.table is not None:
+                done.rows[problem.table] += number
+
+
+def _derive(store: Store, done: Repaired) -> None:
+    """Give each row again what follows from its other columns: the hash of a point decides whether they are right."""
+    with store.write() as session:
+        for mapped in (Environment, KernelSet, Series, Commit, Run):
+            for key in list(session.scalars(select(mapped.id))):
+                with suppress(Exception), session.begin_nested():  # what cannot be read, `verify` finds
+                    row = session.get_one(mapped, key)
+                    _derive_row(row)
+                    if isinstance(row, _DOUBTFUL):
+                        made = checksum_of({name: getattr(row, name) for name in sealed_columns(mapped)})
+                        if row.checksum not in (None, made):
+                            said = "one of its values is not what was stored"
+                            done.losses.append(f"{mapped.__tablename__} {key}: {said}")
+                        row.checksum = made
+
+
+def _derive_row(row: Any) -> None:
+    if isinstance(row, Environment):
+        facts = msgspec.convert(row.facts, records.Environment)
+        row.content, row.identity = digest(facts), environment_identity(facts)
+        for name in facts.__struct_fields__:
+            if hasattr(Environment, name):
+                setattr(row, name, getattr(facts, name))
+    elif isinstance(row, KernelSet):
+        row.content = digest(row.kernels)
+        row.hash = kernels_hash(msgspec.convert(row.kernels, tuple[records.Kernel, ...]))
+    elif isinstance(row, Series):
+        row.identity = identity_of({name: getattr(row, name) for name in IDENTITY})

@@ -1,0 +1,67 @@
+"""The command that measures a cell again: one line for a shell, in a checkout of the repository that was measured."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Protocol
+
+from groupbench.tracker.metrics import Metric
+
+
+class Cell(Protocol):
+    """What names a cell, as series have it."""
+
+    @property
+    def operator(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def protocol(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+
+
+_HASH = re.compile(r"[0-9a-f]{7,64}")
+
+
+def measure(cell: Cell, commit: str | None, metric: Metric | None = None) -> str:
+    """Return the command that measures a cell at a commit: same shape, seed and protocol.
+
+    commit  full hash; one that git cannot know, as of an import, is left out
+    metric  what is asked about, besides the latency
+    """
+    words = ["tritonbench", "--host", cell.host, "--op", cell.operator, "--only", cell.backend]
+    words += ["--shapes", cell.shape, "--precision", cell.dtype, "--mode", cell.mode, "--seed", str(cell.seed)]
+    words += _protocol(cell.protocol)
+    if metric is not None:
+        words += ["--costs", metric.cost] if metric.cost else []
+        words += ["--metrics", f"latency,{metric.name}"]
+    switch = f"git switch --detach {commit} && " if commit and _HASH.fullmatch(commit) else ""
+    return switch + shlex.join(words)
+
+
+def compare(cell: Cell, base: str, head: str) -> str:
+    """Return the command that measures a cell at two commits in turns."""
+    words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
+    words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
+    words += ["--cudagraph"] if "cudagraph" in cell.protocol.split("+") else []
+    return shlex.join(words)
+
+
+def _protocol(label: str) -> list[str]:
+    """Options of a protocol's name: `cooled+idle=0.5s+cudagraph`."""
+    name, *rest = label.split("+")
+    words = ["--protocol", name] if name != "cooled" else []
+    for part in rest:
+        key, _, value = part.partition("=")
+        words += [f"--{key}", value] if value else [f"--{key}"]
+    return words
