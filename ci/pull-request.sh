@@ -20,7 +20,6 @@ groupbench_help ci/pull-request.sh "$@"
 # However this ends, what another verdict left there is not this one's.
 artifacts=${GROUPBENCH_ARTIFACTS:-artifacts}
 mkdir -p "$artifacts" && rm -f "$artifacts/comment.md" || exit 2
-groupbench_environment "measure,report,test" || exit 2
 
 if [ "$#" -lt 1 ] || [ "$#" -gt 2 ] || [ "${1#-}" != "$1" ]; then
   echo "usage: bash ci/pull-request.sh BASE [HEAD]; --help tells more" >&2
@@ -46,6 +45,7 @@ if [ "$base" = "$head" ]; then
   exit 2
 fi
 
+groupbench_environment "measure,report,test" || exit 2
 if [ -z "${GROUPBENCH_ALONE:-}" ]; then
   exec python -m groupbench.operators.alone --wait "${GROUPBENCH_WAIT_MINUTES:-60}" -- \
     bash ci/pull-request.sh "$base" "$head"

@@ -6,20 +6,29 @@ parameters in which every pair of values occurs; the rest is marked `exhaustive`
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
 
 # A machine that is busy with something else makes no test red, nor does an example that nobody has seen before: what is
 # tried is the same in every run. `--hypothesis-profile=search` looks for new ones.
-settings.register_profile("groupbench", deadline=None, derandomize=True)
+settings.register_profile("groupbench", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("exhaustive", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("search", deadline=None)
 settings.load_profile("groupbench")
 
@@ -29,9 +38,8 @@ _OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
 for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
     del os.environ[_name]
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # As many processes as cores: threads of their own would only wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As many processes as cores: threads of their own would only wait for each other, and a fork would not have them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("torch"):
     import torch
@@ -43,6 +51,11 @@ if importlib.util.find_spec("torch"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="Also run the tests marked `exhaustive`.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("exhaustive")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -99,6 +112,83 @@ def default_signals() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+Forked = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
+    """Run `module:function` as a command in a fork of this process, which has imported torch and the rest already.
+
+    To import them again takes a command some five seconds of a core's time. All else is as in a process of its own:
+    arguments, environment, folder, output, exit code. What an interpreter does as it starts is not tested so.
+    """
+    folder = tmp_path_factory.mktemp("forked")
+
+    def run(
+        program: str,
+        *args: str | os.PathLike[str],
+        cwd: str | os.PathLike[str] = ".",
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        module, _, function = program.partition(":")
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():  # which no fork can use
+            code = f"import sys; from {module} import {function}; {function}()"
+            command = [sys.executable, "-c", code, *map(str, args)]
+            return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+        main = getattr(importlib.import_module(module), function)
+        out, err = folder / "out", folder / "err"
+        pid = os.fork()
+        if pid == 0:
+            _end(lambda: _as_command(main, [program, *map(str, args)], (Path(os.devnull), out, err), cwd, env))
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return subprocess.CompletedProcess(args, status, out.read_text(), err.read_text())
+
+    return run
+
+
+def _as_command(
+    main: Callable[[], object],
+    argv: list[str],
+    streams: Sequence[Path],
+    cwd: str | os.PathLike[str],
+    environment: Mapping[str, str] | None,
+) -> None:
+    """Make a fork look like a new process, and run `main` there."""
+    atexit._clear()  # what the tests' process does as it ends
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    os.chdir(cwd)
+    sys.path[:0] = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    for number, path in enumerate(streams):
+        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        descriptor = os.open(path, flags, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    sys.argv = argv
+    # The fork server is this process's parent's: it runs, and cannot be waited for here.
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined, method-assign]
+    main()
+
+
+def _end(run: Callable[[], object]) -> NoReturn:
+    """End this process as the interpreter would after `run`."""
+    code: object = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from groupbench.operators.measure import worker
 
 PLUGIN = """
 import time
@@ -41,48 +43,63 @@ samples = 2
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Run:
-    """Run `groupbench` or `tritonbench` in a folder of its own."""
-    (tmp_path / "a_plugin_for_a_night.py").write_text(PLUGIN)
-    (tmp_path / "plan.toml").write_text(PLAN)
-    left_out = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
-    env = {name: value for name, value in os.environ.items() if name not in left_out}
-    modules = {"groupbench": "groupbench.tracker.cli", "tritonbench": "groupbench.operators.cli"}
+LEFT_OUT = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
+MAIN = {"groupbench": "groupbench.tracker.cli:main", "tritonbench": "groupbench.operators.cli:main"}
+
+
+def command_in(folder: Path, forked: Run) -> Run:
+    """`groupbench` or `tritonbench` in a folder of its own."""
+    env = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
 
     def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
-        code = f"import sys; from {modules[name]} import main; sys.argv[0] = {name!r}; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=tmp_path, env=env
-        )
+        done = forked(MAIN[name], *args, cwd=folder, env=env)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
     return run
 
 
-@pytest.fixture
-def night(command: Run, tmp_path: Path) -> Callable[..., tuple[int, int, str]]:
+def measure_night(command: Run, number: int, plugin: str, *args: str) -> tuple[int, int, str]:
     """Measure the plan with a plugin at a commit, and store it: (measuring's exit code, the gate's, what it said)."""
-
-    def run(number: int, plugin: str = "right", *args: str) -> tuple[int, int, str]:
-        records = f"night-{number}.jsonl"
-        measured = command(
-            *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
-            *("--plugin", f"a_plugin_for_a_night.{plugin}", "--records", records, "--commit", f"{number:08x}", *args),
-        )
-        assert measured.returncode != 2, measured.stderr
-        stored = command("groupbench", "ingest", records)
-        assert stored.returncode == 0, stored.stderr
-        judged = command("groupbench", "gate")
-        return measured.returncode, judged.returncode, judged.stdout + judged.stderr
-
-    return run
+    records = f"night-{number}.jsonl"
+    measured = command(
+        *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
+        *("--plugin", f"a_plugin_for_a_night.{plugin}", "--records", records, "--commit", f"{number:08x}", *args),
+    )
+    assert measured.returncode != 2, measured.stderr
+    stored = command("groupbench", "ingest", records)
+    assert stored.returncode == 0, stored.stderr
+    judged = command("groupbench", "gate")
+    return measured.returncode, judged.returncode, judged.stdout + judged.stderr
 
 
-def test_two_nights_of_the_same_code(night: Callable[..., tuple[int, int, str]], command: Run, tmp_path: Path) -> None:
-    assert night(1)[:2] == (0, 0)
-    measured, judged, said = night(2)
+@pytest.fixture(scope="module")
+def first_night(tmp_path_factory: pytest.TempPathFactory, forked: Run) -> Path:
+    """A folder in which a night was measured and stored, which passed."""
+    worker.call(os.getpid)  # starts the fork server of the cells, which the commands share
+    folder = tmp_path_factory.mktemp("first_night")
+    (folder / "a_plugin_for_a_night.py").write_text(PLUGIN)
+    (folder / "plan.toml").write_text(PLAN)
+    assert measure_night(command_in(folder, forked), 1, "right")[:2] == (0, 0)
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path: Path, forked: Run) -> Run:
+    return command_in(tmp_path, forked)
+
+
+@pytest.fixture
+def second_night(command: Run, first_night: Path, tmp_path: Path) -> Callable[..., tuple[int, int, str]]:
+    """Measure another night behind the first."""
+    shutil.copytree(first_night, tmp_path, dirs_exist_ok=True)
+    return lambda plugin, *args: measure_night(command, 2, plugin, *args)
+
+
+def test_two_nights_of_the_same_code(
+    second_night: Callable[..., tuple[int, int, str]], command: Run, tmp_path: Path
+) -> None:
+    measured, judged, said = second_night("right")
     assert (measured, judged) == (0, 0), said
     assert "regress" not in said.lower().replace("0 regressed", "")
 
@@ -101,17 +118,15 @@ def test_two_nights_of_the_same_code(night: Callable[..., tuple[int, int, str]],
     assert again.returncode == 0, again.stderr
 
 
-def test_a_wrong_backend_fails_the_gate(night: Callable[..., tuple[int, int, str]]) -> None:
-    assert night(1)[:2] == (0, 0)
-    measured, judged, said = night(2, "wrong")
+def test_a_wrong_backend_fails_the_gate(second_night: Callable[..., tuple[int, int, str]]) -> None:
+    measured, judged, said = second_night("wrong")
     assert (measured, judged) == (1, 1)
     assert "mine" in said
     assert "wrong" in said
 
 
-def test_a_backend_that_hangs_leaves_the_night_incomplete(night: Callable[..., tuple[int, int, str]]) -> None:
-    assert night(1)[:2] == (0, 0)
-    measured, judged, said = night(2, "hangs", "--timeout", "3")
+def test_a_backend_that_hangs_leaves_the_night_incomplete(second_night: Callable[..., tuple[int, int, str]]) -> None:
+    measured, judged, said = second_night("hangs", "--timeout", "3")
     assert (measured, judged) == (3, 3), said
     assert "mine" in said
 

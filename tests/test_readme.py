@@ -8,20 +8,28 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
+from groupbench.operators.measure import worker
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
-COMMANDS = [line.partition("  #")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-
-
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+(STORY,) = (text for kind, text in BLOCKS if "examples/slower" in text)
+(OWN,) = (text for kind, text in BLOCKS if "groupbench init" in text)
+"""What happens in repositories of their own."""
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for kind, text in BLOCKS
+    if kind == "bash" and text not in (STORY, OWN)
+    for line in text.splitlines()
+]
 
 
 def test_links_lead_somewhere() -> None:
@@ -38,7 +46,7 @@ def test_options_of_tritonbench_exist(command: str) -> None:
     assert options["rest"] == ()
 
 
-def test_commands_of_groupbench_run_on_the_records(tmp_path: Path) -> None:
+def test_commands_of_groupbench_run_on_the_records(tmp_path: Path, forked: Run) -> None:
     for record in sorted((ROOT / "tests/data/h100").glob("*night.jsonl")):
         with (tmp_path / "night.jsonl").open("a") as night:
             night.write(record.read_text())
@@ -53,13 +61,14 @@ def test_commands_of_groupbench_run_on_the_records(tmp_path: Path) -> None:
             continue
         if "--since" in arguments:  # the records grow old
             arguments = arguments[: arguments.index("--since")]
-        done = run(sys.executable, "-m", "groupbench.tracker", *arguments[1:], cwd=tmp_path)
+        done = forked("groupbench.tracker.cli:main", *arguments[1:], cwd=tmp_path)
         assert done.returncode in (0, 1) if "gate" in command else done.returncode == 0, (command, done.stderr)
         assert done.stdout or "report" in command or "no alert" in done.stderr, command
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
-def test_the_backend_that_is_shown_runs(tmp_path: Path) -> None:
+def test_the_backend_that_is_shown_runs(tmp_path: Path, forked: Run) -> None:
+    worker.call(os.getpid)  # starts the fork server of the cells
     (python,) = [text for kind, text in BLOCKS if kind == "python"]
     (tmp_path / "my_kernels.py").write_text(python)
     command = next(c for c in COMMANDS if "my_kernels" in c)
@@ -74,6 +83,35 @@ def test_the_backend_that_is_shown_runs(tmp_path: Path) -> None:
         "--num-inputs",
         "1",
     ]
-    done = run(sys.executable, "-m", "groupbench.operators", *arguments, cwd=tmp_path)
+    done = forked("groupbench.operators.cli:main", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"mine .* ok", done.stdout)
+
+
+def test_the_story_ends_with_the_culprit(tmp_path: Path) -> None:
+    """The five commands as they are written, in a home folder of their own."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment |= {"GROUPBENCH_LOCKS": str(tmp_path / "locks"), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(["bash", "-c", STORY], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "BACKFILL 3 commits: 3 measured" in done.stdout
+    culprit = next(line for line in done.stdout.splitlines() if " made norm rms_norm " in line)
+    assert "slower" in culprit and "Sum in double precision (Ada)" in done.stdout, done.stdout
+    assert (tmp_path / "slower" / "report.html").stat().st_size > 50_000
+
+
+def test_a_repository_of_ones_own_takes_few_commands_and_lines(tmp_path: Path) -> None:
+    commands = [line.partition("  #")[0].strip() for line in OWN.splitlines()]
+    assert len(commands) <= 5
+    for command in commands:
+        name, *arguments = shlex.split(command)
+        if name == "groupbench":
+            group = importlib.import_module("groupbench.tracker.cli").main
+            found = group.get_command(click.Context(group), arguments[0])
+            assert found is not None and found.make_context(arguments[0], arguments[1:])
+    example = ROOT / "examples" / "slower"
+    lines = [
+        line for name in ("bench_norm.py", "groupbench.toml") for line in (example / name).read_text().splitlines()
+    ]
+    assert sum(bool(line.strip()) and not line.startswith('"""') for line in lines) <= 15

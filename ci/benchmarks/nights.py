@@ -80,7 +80,7 @@ def night_records(night: int, series: int, *, ticks: bool = True) -> Iterator[Re
         "started": FIRST + timedelta(days=night),
         "trigger": "nightly",
         "plan": "nightly",
-        "command": "--plan ci/nightly.toml --trigger nightly",
+        "command": "--plan groupbench.toml --trigger nightly",
         "commit": {
             "hash": f"{night:040x}",
             "parents": [f"{night - 1:040x}"] if night else [],

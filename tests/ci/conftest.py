@@ -83,7 +83,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
         files = [name for name in listed if name and (ROOT / name).is_file()]
     except AssertionError:  # a copy without its history
-        tops = ("kernels", "operators", "tracker", "ci", "pyproject.toml", "README.md", ".gitignore")
+        tops = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.toml", "README.md", ".gitignore")
         files = [
             str(p.relative_to(ROOT)) for top in tops for p in [ROOT / top, *(ROOT / top).rglob("*")] if p.is_file()
         ]
@@ -91,7 +91,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "__pycache__" not in name:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    (folder / "ci/nightly.toml").write_text(PLAN)
+    (folder / "groupbench.toml").write_text(PLAN)
     (folder / "ci/pull-request.txt").write_text(COMPARISONS)
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")

@@ -141,7 +141,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert not old.exists()
     meanwhile = checkout.run(*slow)
     assert meanwhile.returncode == 75
-    assert f"pid {first.pid} of " in meanwhile.stderr and "nightly.sh" in meanwhile.stderr
+    assert f"pid {first.pid} of " in meanwhile.stderr and "night --plugin slow.BACKEND" in meanwhile.stderr
     if number is signal.SIGKILL:
         os.killpg(first.pid, number)
     else:
@@ -149,8 +149,8 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     _, err = first.communicate()
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
-        assert "the same command goes on with this night" in err
-        kept = f"the night that was interrupted is kept; to begin another, remove {checkout.folder / 'records'}"
+        assert "the same command continues this run" in err
+        kept = f"the interrupted run is kept; to begin another, remove {checkout.folder / 'records'}"
         for option, code, says in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
             printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
             assert (printed.returncode, says in printed.stderr) == (code, True), printed.stderr
@@ -209,7 +209,7 @@ def test_a_night_judges_itself_where_another_machines_is_newer(checkout: Checkou
 
 @pytest.mark.parametrize(
     ("args", "says"),
-    [(("none.toml",), "none.toml"), (("ci/nightly.toml", "--op", "x"), "--op"), (("--nonsense",), "--nonsense")],
+    [(("none.toml",), "none.toml"), (("groupbench.toml", "--op", "x"), "--op"), (("--nonsense",), "--nonsense")],
     ids=["plan", "option of a plan", "option"],
 )
 def test_a_night_that_cannot_begin(args: tuple[str, ...], says: str, checkout: Checkout) -> None:

@@ -1,0 +1,190 @@
+"""Flip bytes of a database and run every command on it: each ends in one line, never in a traceback.
+
+    python ci/benchmarks/damage_marks.py --flips 200 --seed 1
+
+A flip goes to a random byte of the file, of the text of the tables, or of a stored value; now and then a whole page is
+overwritten. `gate` and `compare` may end with 1 where a flipped value reads as a regression; `verify` ends with 1 where
+it finds the damage. `repair` runs on each file as well, and `verify` must find nothing in what it saves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from click.testing import CliRunner
+
+from groupbench.tracker.cli import main
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.record import Record, encode
+
+NIGHTS, BACKENDS = 8, ("torch_loop", "triton", "helion")
+
+READING = [
+    *(["history"], ["history", "--json", "--baseline", "torch_loop"], ["gate"], ["runs"], ["commits"], ["series"]),
+    *(["envs"], ["show", "1.1"], ["show", "--run", "run-003"], ["alerts", "--all"], ["pins"], ["export", "-"]),
+    *(["export", "-", "--format", "csv"], ["export", "-", "--format", "v3"], ["compare", "previous", "latest"]),
+    *(["sql", "SELECT * FROM point JOIN series ON series.id = series_id"], ["verify"], ["verify", "--quick"]),
+    ["report", "-o", "{folder}/report.html"],
+]
+WRITING = [
+    *(["ingest", "{folder}/more.jsonl"], ["gate", "--update"], ["prune", "--all", "1", "--apply"], ["ack", "1"]),
+    *(["expect", "1", "--reason", "x"], ["close", "1", "--reason", "x"], ["pin", "latest", "--max-slowdown", "2"]),
+    *(["unpin", "old"], ["backup", "{folder}/copy.db"], ["merge", "{folder}/sound.db"], ["confirm", "--dry-run"]),
+]
+MAY_FAIL = ("gate", "compare", "verify")
+
+
+def record(night: int, backend: str, number: int) -> Record:
+    """One cell of a night; the newest of triton is 30 % slower."""
+    slower = 1.3 if (backend, night) == ("triton", NIGHTS - 1) else 1.0
+    noise = random.Random(f"{night} {backend} {number}")
+    bursts = [[slower * (1 + number) * noise.gauss(1, 0.002) for _ in range(8)] for _ in range(4)]
+    telemetry = [{"sm_clock_mhz": 1980, "temperature_c": 50, "power_w": 412.5}] * 4
+    return msgspec.convert(
+        {
+            "schema": 1,
+            "run": {
+                "id": f"run-{night:03d}",
+                "started": f"2026-01-{night + 1:02d}T03:00:00Z",
+                "commit": {"hash": f"{night + 16:02x}" + "c" * 38, "branch": "main", "subject": "Tune"},
+                "trigger": "nightly",
+                "plan": "nightly",
+            },
+            "environment": {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "driver": "580.1", "torch": "2.11.0"},
+            "cell": {
+                "operator": "grouped_gemm", "backend": backend, "shape": f"G=4,N=1024,K={number}", "dtype": "bf16",
+                "dims": {"G": 4, "N": 1024, "K": number}, "flops": 10**10, "min_bytes": 10**7,
+            },
+            "status": "ok",
+            "latency": {"timing": "gpu", "bursts_ms": bursts, "telemetry": telemetry},
+            "accuracy": {"rms": 2e-3, "repeatable": True},
+            "kernels": [{"name": "k", "hash": f"{night // 4:032x}", "registers": 168, "config": {"BLOCK": 128}}],
+            "metrics": {"energy_mj": 3.5},
+        },
+        Record,
+    )  # fmt: skip
+
+
+def build(folder: Path) -> Path:
+    """A database with everything that a command reads."""
+    path = folder / "sound.db"
+    nights = [[record(n, backend, number) for backend in BACKENDS for number in range(3)] for n in range(NIGHTS + 1)]
+    (folder / "all.jsonl").write_bytes(b"".join(encode(one) for night in nights[:-1] for one in night))
+    (folder / "more.jsonl").write_bytes(b"".join(map(encode, nights[-1])))
+    for command in (
+        ["ingest", str(folder / "all.jsonl")],
+        ["pin", "10ccc", "--max-slowdown", "3", "--name", "old"],
+        ["gate", "--update"],
+    ):
+        result = CliRunner().invoke(main, ["--db", str(path), *command])
+        if result.exit_code not in (0, 1, 3):
+            raise SystemExit(f"{command}: {result.stderr}")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return path
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    """Damage a file in one place; says where."""
+    content = bytearray(path.read_bytes())
+    kind = rng.choice(["anywhere", "anywhere", "schema", "value", "value", "value", "page"])
+    if kind == "page":
+        page = rng.randrange(1, len(content) // 8192)
+        content[page * 8192 : page * 8192 + 8192] = rng.randbytes(8192)
+        place = page * 8192
+    else:
+        if kind == "schema":
+            place = rng.randrange(0, 8192)
+        elif kind == "value":
+            place = _in_a_value(path, content, rng)
+        else:
+            place = rng.randrange(len(content))
+        content[place] = rng.choice([0xA3, content[place] ^ 1 << rng.randrange(8), rng.randrange(256)])
+    path.write_bytes(content)
+    return f"{kind} at {place}"
+
+
+def _in_a_value(path: Path, content: bytes, rng: random.Random) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        table = rng.choice(["point", "series", "run", "commit", "environment", "kernel_set", "alert", "pin"])
+        (number,) = connection.execute(f'SELECT max(id) FROM "{table}"').fetchone()
+        if number is None:
+            return rng.randrange(len(content))
+        row = connection.execute(f'SELECT * FROM "{table}" WHERE id = ?', (rng.randint(1, number),)).fetchone()
+    texts = [value.encode() if isinstance(value, str) else value for value in row if isinstance(value, str | bytes)]
+    value = rng.choice(texts)
+    place = content.find(value)
+    # Half of the flips go to the row's header and numbers, which lie around its texts.
+    return max(place + rng.randrange(-40, len(value) + 40), 0) if place >= 0 else rng.randrange(len(content))
+
+
+def check(command: list[str], path: Path, folder: Path) -> str | None:
+    """Run a command; gives what is wrong with how it ended."""
+    given = [word.format(folder=folder) for word in command]
+    result = CliRunner().invoke(main, ["--db", str(path), *given])
+    lines = result.stderr.splitlines()
+    if result.exit_code == ExitCode.BUG or (result.exception and not isinstance(result.exception, SystemExit)):
+        return f"traceback: {lines[-1] if lines else result.exception!r}"
+    if result.exit_code == ExitCode.FAILED and command[0] not in MAY_FAIL:
+        return f"exit code 1: {result.output[-200:]!r}"
+    if result.exit_code == ExitCode.USAGE and (len(lines) != 1 or not lines[0].startswith("groupbench: ")):
+        return f"{len(lines)} lines: {result.stderr[-300:]!r}"
+    return None
+
+
+def problems(sound: Path, seed: int, folder: Path, repair: bool = True) -> Iterator[str]:
+    """Damage a copy, run every command on copies of it, and give what went wrong."""
+    rng = random.Random(seed)
+    damaged = folder / "damaged.db"
+    shutil.copyfile(sound, damaged)
+    where = damage(damaged, rng)
+    for command in [*READING, *WRITING]:
+        copy = folder / "one.db"
+        for beside in ("", "-wal", "-shm"):
+            Path(f"{copy}{beside}").unlink(missing_ok=True)
+        shutil.copyfile(damaged, copy)
+        (folder / "copy.db").unlink(missing_ok=True)
+        wrong = check(command, copy, folder)
+        if wrong:
+            yield f"seed {seed}, {where}: {' '.join(command)}: {wrong}"
+    if repair:
+        new = folder / "new.db"
+        new.unlink(missing_ok=True)
+        wrong = check(["repair", str(damaged), str(new)], damaged, folder)
+        result = CliRunner().invoke(main, ["--db", str(new), "verify"]) if new.exists() else None
+        if result is not None and result.exit_code:
+            wrong = f"what it saved is damaged: {result.output}"
+        if wrong or result is None:
+            yield f"seed {seed}, {where}: repair: {wrong or 'nothing was saved'}"
+
+
+def marks() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--flips", type=int, default=200, metavar="N", help="Number of damaged files.")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="Seed of the first file.")
+    given = parser.parse_args()
+    kinds: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sound = build(folder)
+        for seed in range(given.seed, given.seed + given.flips):
+            for problem in problems(sound, seed, folder):
+                print(problem, flush=True)
+                kinds["repair" if ": repair:" in problem else "command"] += 1
+    total = given.flips * (len(READING) + len(WRITING))
+    print(f"{given.flips} flips, {total} commands: {kinds['command']} problems; repair: {kinds['repair']} problems")
+    return 1 if kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(marks())

@@ -1,0 +1,107 @@
+"""Forty nights with another Triton each, judged one by one by the gate: is the release named that made a kernel slower?
+
+    python ci/benchmarks/transition_marks.py [--series 12 300] [--seed N]
+
+The code is one commit for all nights. One series is 20 % slower from night 30 on. For each noise and size of the night,
+in a line: the verdict on the slower series on night 30, how often its release was named on the nights after, and the
+verdicts on all other series.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from groupbench.tracker.judge.gate import judge_run
+from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.record import Record
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.ingest import ingest
+
+NIGHTS, SLOWER_FROM, FACTOR = 40, 30, 1.2
+NOISES = ("gauss 0.1%", "gauss 1%", "gauss 2%", "t3 0.5%", "outliers 0.3%")
+
+
+def noise(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Return the scatter of results between nights, as logarithms."""
+    name, size = kind.split()
+    sigma = float(size.rstrip("%")) / 100
+    if name == "t3":
+        return sigma * rng.standard_t(3, shape) / np.sqrt(3)
+    scatter = rng.normal(0, sigma, shape)
+    if name == "outliers":  # one in a hundred, 5 to 20 sigma slower
+        scatter += (rng.random(shape) < 0.01) * sigma * rng.uniform(5, 20, shape)
+    return scatter
+
+
+def records(ms: NDArray[np.float64], night: int, rng: np.random.Generator) -> Iterator[Record]:
+    """Yield a night. `ms`: [series] the latencies."""
+    started = datetime(2026, 1, 1, 3, tzinfo=UTC) + timedelta(days=night)
+    run = {"id": f"night-{night:02d}", "started": started, "trigger": "nightly", "plan": "nightly",
+           "commit": {"hash": "c" * 40}}  # fmt: skip
+    where = {
+        "device": "cuda",
+        "gpu": "GPU",
+        "gpu_uuid": "1",
+        "driver": "1",
+        "torch": "2.13.0",
+        "triton": f"3.8.{night}",
+    }
+    for number, latency in enumerate(ms.tolist()):
+        cell = {"operator": "op", "backend": f"b{number}", "shape": "M=1", "dtype": "bf16"}
+        bursts = (latency * (1 + rng.normal(0, 0.0005, (5, 7)))).tolist()
+        body = {"latency": {"timing": "gpu", "bursts_ms": bursts}, "accuracy": {"rms": 2e-3}}
+        yield msgspec.convert(
+            {"schema": 1, "run": run, "environment": where, "cell": cell, "status": "ok", **body}, Record
+        )
+
+
+def simulate(kind: str, series: int, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    level = np.exp(rng.uniform(np.log(0.1), np.log(2.0), series))
+    ms = level[:, None] * np.exp(noise(kind, rng, (series, NIGHTS)))
+    slow = series // 2
+    ms[slow, SLOWER_FROM:] *= FACTOR
+    others: Counter[str] = Counter()
+    first, later = "", Counter[str]()
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "t.db", create=True) as store:
+        for night in range(NIGHTS):
+            ingest(store, enumerate(records(ms[:, night], night, rng), 1), f"night {night}")
+            with store.read() as session:
+                judged = judge_run(session, find_run(session, None))
+            for row in judged.rows:
+                if row.series.backend != f"b{slow}" or night < SLOWER_FROM:
+                    others[row.verdict] += row.verdict.changed
+                elif night == SLOWER_FROM:
+                    first = f"{row.verdict}, {row.cause}, {row.note}"
+                else:
+                    named = (
+                        row.transition is not None
+                        and f"3.8.{SLOWER_FROM - 1} → 3.8.{SLOWER_FROM}:" in row.transition.text
+                    )
+                    later[f"{row.verdict}{', named' if named else ''}"] += 1
+    rest = ", ".join(f"{number} {verdict}" for verdict, number in others.items() if number) or "none"
+    after = ", ".join(f"{number} {what}" for what, number in later.items())
+    return f"{series:4d} series, {kind:14s} night 30: {first}; then {after}; others of {series * NIGHTS - 10}: {rest}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, nargs="+", default=[12, 300], help="sizes of the nights")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    for series in given.series:
+        for kind in NOISES:
+            print(simulate(kind, series, given.seed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

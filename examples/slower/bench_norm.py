@@ -1,0 +1,19 @@
+"""The function of this repository as an operator: inputs by size, what is right, and what is measured."""
+
+import numpy as np
+from norm import rms_norm
+
+from groupbench.operators.define import operator
+
+
+@operator({"smoke": ["M=256,N=1024"]}, dtypes=["fp32"])
+def norm(M, N, dtype: np.dtype):
+    return np.random.standard_normal((M, N)).astype(dtype)
+
+
+@norm.reference
+def exact(x):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+norm.backend(rms_norm)
