@@ -142,8 +142,8 @@ def execute(
     done: set[Job] = set()
     kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
-    until = time.monotonic() + budget_s
     seal.renew()  # plugins were compared when they were imported; what they started then may replace something yet
+    until = time.monotonic() + budget_s  # after renew: on a slow machine it took all of a budget of milliseconds
     try:
         for _, problem in groupby(jobs, key=_problem):
             if time.monotonic() >= until:
