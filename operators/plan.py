@@ -20,7 +20,7 @@ from groupbench.operators.measure.texts import storable
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker import project
-from groupbench.tracker.project import Entry
+from groupbench.tracker.project import PlanEntry
 
 TRACE_STEPS = 16
 """Of a routing trace, evenly over time."""
@@ -114,7 +114,7 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
     return Plan(storable(found.settings.name), selections, found.budget_s)
 
 
-def _protocol(entry: Entry) -> Protocol:
+def _protocol(entry: PlanEntry) -> Protocol:
     given: dict[str, Any] = {
         "name": entry.protocol,
         "bursts": entry.bursts,

@@ -38,7 +38,7 @@ from groupbench.tracker.store.engine import Store, open_store
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
     from groupbench.tracker.judge.verdicts import Gate
-    from groupbench.tracker.store.sql import Answer
+    from groupbench.tracker.store.sql import SqlResult
 
 Words = str | Iterable[str]
 """One word, or several as alternatives."""
@@ -166,7 +166,7 @@ class Tracker:
         with self._store.read() as session:
             return Rows(alerts.AlertRow, alerts.find(session, states=None if all else alerts.OPEN))
 
-    def sql(self, statement: str, params: Mapping[str, str] | None = None) -> Answer:
+    def sql(self, statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
         """One statement of your own, which can only read."""
         from groupbench.tracker.store.sql import ask
 

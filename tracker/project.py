@@ -45,7 +45,7 @@ class ProjectError(TrackerError):
     """A groupbench.toml that cannot be read, or does not hold what it should."""
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One `[[measure]]`: cells of an operator. What is left out is the operator's or the protocol's default."""
 
     operator: str
@@ -72,7 +72,7 @@ class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     repo: str | None = None
 
 
-class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The fields of a groupbench.toml.
 
     name        of the plan: runs of one name are compared as to what is missing
@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     toolchains  requirement files (*.txt) and interpreters by name: what `confirm` measures older toolchains with
     """
 
-    measure: tuple[Entry, ...] = ()
+    measure: tuple[PlanEntry, ...] = ()
     name: Annotated[str, msgspec.Meta(min_length=1)] = "nightly"
     plugins: tuple[str, ...] = ()
     pythonpath: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Project:
     """A groupbench.toml and its folder; without a file, the current folder and every default."""
 
-    settings: Settings = field(default_factory=Settings)
+    settings: ProjectSettings = field(default_factory=ProjectSettings)
     folder: Path = field(default_factory=Path.cwd)
     file: Path | None = None
 
@@ -162,10 +162,10 @@ def load(path: Path | None = None) -> Project:
     return Project() if path is None else Project(read(path), path.resolve().parent, path.resolve())
 
 
-def read(path: Path) -> Settings:
+def read(path: Path) -> ProjectSettings:
     """Return the fields of a file. Raises ProjectError."""
     try:
-        settings = msgspec.convert(tomllib.loads(path.read_text()), Settings, strict=True)
+        settings = msgspec.convert(tomllib.loads(path.read_text()), ProjectSettings, strict=True)
         for name in ("budget", "confirm", "wait"):
             value = getattr(settings, name)
             if value is not None:

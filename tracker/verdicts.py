@@ -98,7 +98,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What is said of a whole run."""
 
     word: str
@@ -106,10 +106,10 @@ class Outcome:
 
 
 OUTCOMES = {
-    ExitCode.FAILED: Outcome("regression", BAD),
-    ExitCode.INCOMPLETE: Outcome("incomplete", WARN),
-    ExitCode.INCOMPARABLE: Outcome("incomparable", FAINT),
-    ExitCode.OK: Outcome("ok", GOOD),
+    ExitCode.FAILED: RunOutcome("regression", BAD),
+    ExitCode.INCOMPLETE: RunOutcome("incomplete", WARN),
+    ExitCode.INCOMPARABLE: RunOutcome("incomparable", FAINT),
+    ExitCode.OK: RunOutcome("ok", GOOD),
 }
 """By the run's exit code, the most severe first: where several hold, the first counts."""
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.judge.parts import Q
-from groupbench.tracker.stats.scan import Finding, History, scan
+from groupbench.tracker.stats.scan import SeriesFinding, SeriesHistory, scan
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect
 
 Floats = NDArray[np.float64]
@@ -60,12 +60,12 @@ QUIET: dict[str, Noise] = {  # in sigmas of the core
 }
 
 
-def judged(y: Floats, ms: float = MS) -> list[Finding]:
+def judged(y: Floats, ms: float = MS) -> list[SeriesFinding]:
     """One night: y [m, n] of log latency, each point another commit."""
     n = y.shape[1]
     unknown, one, commits = np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n)
     least = float(np.log1p(least_effect("gpu", ms)))
-    return scan([History(row, unknown, one, commits, FLOOR["gpu"], least) for row in y], q=Q)
+    return scan([SeriesHistory(row, unknown, one, commits, FLOOR["gpu"], least) for row in y], q=Q)
 
 
 def news(y: Floats, ms: float = MS) -> NDArray[np.bool_]:
@@ -220,9 +220,9 @@ def public(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
             yield path.name.split("_")[0], len(series), f"{least:.1%}", len(ever), len(certain), last
 
 
-def _history(log: Floats, least: float) -> History:
+def _history(log: Floats, least: float) -> SeriesHistory:
     n = len(log)
-    return History(
+    return SeriesHistory(
         log, np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n), FLOOR["gpu"], float(np.log1p(least))
     )  # fmt: skip
 

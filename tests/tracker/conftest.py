@@ -343,9 +343,9 @@ def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
                 found["low"] = effect - 0.005
                 found |= {"high": effect + 0.005, "before": float(np.median(before))}
                 verdict = "changed" if after > 1 else "suspect"
-                return scan.Finding(verdict=verdict, **found, **rest, n_before=len(before), n_after=after)
+                return scan.SeriesFinding(verdict=verdict, **found, **rest, n_before=len(before), n_after=after)
         verdict = "ok" if n >= 3 else "insufficient" if n else "new"
-        return scan.Finding(verdict=verdict, **none, **rest, n_before=n, n_after=0)
+        return scan.SeriesFinding(verdict=verdict, **none, **rest, n_before=n, n_after=0)
 
     monkeypatch.setattr(scan, "scan", lambda histories, **_: [one(history) for history in histories])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from groupbench.tracker import project
-from groupbench.tracker.project import NAME, Project, ProjectError, Settings
+from groupbench.tracker.project import NAME, Project, ProjectError, ProjectSettings
 
 MEASURE = '[[measure]]\noperator = "canary"\n'
 
@@ -43,7 +43,7 @@ def test_without_a_file_every_default_holds(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     found = project.load()
     assert (found.file, found.folder, found.database) == (None, tmp_path, "groupbench.db")
-    assert found.settings == Settings() and found.python_path() == []
+    assert found.settings == ProjectSettings() and found.python_path() == []
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +60,13 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_databases_url_is_no_path() -> None:
-    assert Project(Settings(database="postgresql://here/db"), Path("/elsewhere")).database == "postgresql://here/db"
+    assert (
+        Project(ProjectSettings(database="postgresql://here/db"), Path("/elsewhere")).database == "postgresql://here/db"
+    )
 
 
 def test_plugins_of_a_command_line_come_on_top() -> None:
-    assert Project(Settings(plugins=("a.A", "b.B"))).plugins(("c.C", "a.A")) == ("a.A", "b.B", "c.C")
+    assert Project(ProjectSettings(plugins=("a.A", "b.B"))).plugins(("c.C", "a.A")) == ("a.A", "b.B", "c.C")
 
 
 def test_pythonpath_of_the_environment_is_kept() -> None:

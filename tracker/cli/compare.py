@@ -126,9 +126,9 @@ def compare(
 
 
 def _columns() -> tuple[str, ...]:
-    from groupbench.tracker.compare.comparison import Pair
+    from groupbench.tracker.compare.comparison import SeriesPair
 
-    return Pair.columns()
+    return SeriesPair.columns()
 
 
 def _tail(found: Comparison) -> str:

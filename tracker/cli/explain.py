@@ -14,7 +14,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.compare.explanation import Explanation, Group
+    from groupbench.tracker.compare.explanation import CellGroup, Explanation
     from groupbench.tracker.kernel_files import KernelFolder
 
 GROUPS = 10
@@ -59,7 +59,7 @@ def explain(
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.explanation import explain as explain_sides
-    from groupbench.tracker.compare.sides import Side
+    from groupbench.tracker.compare.sides import ComparedSide
     from groupbench.tracker.kernel_files import KernelFolder
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import narrowed
@@ -68,13 +68,13 @@ def explain(
         raise click.UsageError("name B as well, or a backend by --against")
     where = Filter(**fields)
     with reading(context.obj) as session:
-        found: list[Side] = []
+        found: list[ComparedSide] = []
         for word in (a, b or a):
             side = sides.find_side(session, word)
             keep = where if against is None or len(found) == 0 else Filter(**{**fields, "backend": (against,)})
             wanted = {row.sort_key for row in narrowed([p.series for p in side.points], keep, exact=True)}
             kept = tuple(point for point in side.points if point.series.sort_key in wanted)
-            found.append(Side(side.title, kept, side.state))
+            found.append(ComparedSide(side.title, kept, side.state))
         explanation = explain_sides(session, found[0], found[1], against)
     kernels = KernelFolder(folder or _folder())
     if form == "json":
@@ -106,7 +106,7 @@ def _write(found: Explanation, kernels: KernelFolder, lines: int, form: Format |
         _write_group(group, kernels, lines, form)
 
 
-def _write_group(group: Group, kernels: KernelFolder, lines: int, form: Format | None) -> None:
+def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format | None) -> None:
     from groupbench.tracker.compare.explanation import diffs, side_by_side
 
     columns = [

@@ -24,17 +24,17 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
     from sqlalchemy import func, select
 
     from groupbench.tracker.store.schema import Point
-    from groupbench.tracker.store.verify import Problem
+    from groupbench.tracker.store.verify import DatabaseProblem
     from groupbench.tracker.store.verify import verify as problems_of
 
-    problems: list[Problem] = []
+    problems: list[DatabaseProblem] = []
     number = 0
     try:
         with reading(context.obj) as session:
             problems = list(islice(problems_of(session, quick=quick), limit + 1))
             number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
     except DamageError as error:  # so much that it cannot be opened
-        problems.append(Problem("damage", error.message))
+        problems.append(DatabaseProblem("damage", error.message))
     for problem in problems[:limit]:
         click.echo(printable(str(problem)))
     if problems:

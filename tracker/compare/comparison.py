@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import sides
-from groupbench.tracker.compare.sides import Side
+from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import SHOWN
@@ -35,7 +35,7 @@ SAID = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 
 
 @dataclass(frozen=True)
-class Pair:
+class SeriesPair:
     """One series on both sides. Latencies are medians over the side's runs."""
 
     series: SeriesRow
@@ -62,9 +62,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    a: Side
-    b: Side
-    pairs: tuple[Pair, ...]
+    a: ComparedSide
+    b: ComparedSide
+    pairs: tuple[SeriesPair, ...]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -81,8 +81,8 @@ class Comparison:
         notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict is Verdict.INCOMPARABLE)
         return tuple(dict.fromkeys(notes))
 
-    def rows(self) -> Rows[Pair]:
-        return Rows(Pair, self.pairs)
+    def rows(self) -> Rows[SeriesPair]:
+        return Rows(SeriesPair, self.pairs)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Needs pandas."""
@@ -139,8 +139,8 @@ def compare(
 
 
 def compare_sides(
-    a: Side,
-    b: Side,
+    a: ComparedSide,
+    b: ComparedSide,
     *,
     force: bool = False,
     min_effect: float | None = None,
@@ -171,11 +171,11 @@ def compare_series(
     *,
     force: bool = False,
     min_effect: float | None = None,
-) -> Pair:
+) -> SeriesPair:
     """One series: its points at A against those at B."""
     wrong = next((point for point in reversed(b) if point.status == "wrong"), None)
     if wrong is not None:
-        return Pair(series, Verdict.WRONG, runs=(len(a), len(b)), note=wrong.message)
+        return SeriesPair(series, Verdict.WRONG, runs=(len(a), len(b)), note=wrong.message)
     good_a, good_b = [p for p in a if p.status == "ok"], [p for p in b if p.status == "ok"]
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
@@ -184,7 +184,7 @@ def compare_series(
     common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
     if not common:
         note = "; ".join(_unlike(good_a, good_b))
-        return Pair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
+        return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
     newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
     return _judged(series, _within(good_a, newest), _within(good_b, newest), None, min_effect)
 
@@ -205,10 +205,10 @@ def _ignored(a: Sequence[PointRow], b: Sequence[PointRow]) -> str | None:
     return "forced: " + ("; ".join(_unlike(a, b)) or "several environments")
 
 
-def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], good_b: list[PointRow]) -> Pair:
+def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], good_b: list[PointRow]) -> SeriesPair:
     runs = (len(a), len(b))
     if good_b:
-        return Pair(
+        return SeriesPair(
             series,
             Verdict.NEW,
             b_ms=_median(good_b),
@@ -217,12 +217,14 @@ def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], 
         )
     good_a = [p for p in a if p.status == "ok"]
     note = "not measured at B" if not b else _why(b[-1], "B")
-    return Pair(series, Verdict.MISSING if good_a else Verdict.UNKNOWN, a_ms=_median(good_a), runs=runs, note=note)
+    return SeriesPair(
+        series, Verdict.MISSING if good_a else Verdict.UNKNOWN, a_ms=_median(good_a), runs=runs, note=note
+    )
 
 
 def _judged(
     series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
-) -> Pair:
+) -> SeriesPair:
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
     rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
@@ -234,11 +236,13 @@ def _judged(
         accurate = rms.verdict is Verdict.OK
         verdict = Verdict.OK if accurate else Verdict.UNKNOWN
         note = f"{interpreted}: accuracy only" if accurate else interpreted
-        pair = Pair(series, verdict, runs=(len(a), len(b)), note=note)
+        pair = SeriesPair(series, verdict, runs=(len(a), len(b)), note=note)
     return replace(pair, verdict=Verdict.REGRESSED, note=worse) if worse else pair
 
 
-def _timed(series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None) -> Pair:
+def _timed(
+    series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
+) -> SeriesPair:
     """Return the pair of two sides that each have a latency, by the same timing."""
     pools = (
         finite(p.median_ms for p in a),
@@ -249,7 +253,7 @@ def _timed(series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | 
     timing = str(a[-1].timing)
     found = judge_pools(*pools, timing=timing, min_effect=min_effect)
     assert found.change is not None
-    pair = Pair(
+    pair = SeriesPair(
         series,
         found.verdict if found.verdict in SAID else Verdict.UNKNOWN,
         a_ms=_median(a),

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import ir
 from groupbench.tracker.compare.ir import IrDiff
-from groupbench.tracker.compare.kernels import Pair, differences, pairs
-from groupbench.tracker.compare.sides import Side
+from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
+from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.kernel_files import KernelFolder
 from groupbench.tracker.query.rows import PointRow
@@ -25,7 +25,7 @@ from groupbench.tracker.text.wording import counted, signed_percent
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellKernels:
     """One cell on both sides."""
 
     before: PointRow
@@ -49,13 +49,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells of one operator and backend whose kernels changed alike; of the first of them, everything."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[CellKernels, ...]
 
     @property
-    def first(self) -> Cell:
+    def first(self) -> CellKernels:
         return self.cells[0]
 
     @property
@@ -72,7 +72,7 @@ class Group:
         cells = counted(len(self.cells), "cell")
         return f"{signed_percent(math.expm1(statistics.fmean(ratios)))} latency in {cells}" if ratios else cells
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[KernelPair]:
         """Return the kernels that differ."""
         return [pair for pair in pairs(*self.first.kernels) if not pair.same]
 
@@ -83,7 +83,7 @@ class Explanation:
 
     a: str
     b: str
-    groups: tuple[Group, ...]
+    groups: tuple[CellGroup, ...]
     same: int  # cells that launch the same kernels on both sides
     unknown: int  # cells whose kernels are not known on one of them
     environment: tuple[str, ...]  # what differs between the sides' environments
@@ -99,7 +99,7 @@ class Explanation:
         return f"A {self.a}  B {self.b}: {', '.join(parts)}"
 
 
-def explain(session: Session, a: Side, b: Side, against: str | None = None) -> Explanation:
+def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | None = None) -> Explanation:
     """Compare the kernels of each cell that both sides hold.
 
     against  name of the backend that B holds alone: each cell of A is compared with the same problem in B
@@ -108,13 +108,13 @@ def explain(session: Session, a: Side, b: Side, against: str | None = None) -> E
     new = {_key(point, against): point for point in b.points if point.status == "ok"}
     shared = [(point, new[key]) for key, point in old.items() if key in new and point.pk != new[key].pk]
     kernels = kernels_of(session, {point.pk for both in shared for point in both})
-    cells = [Cell(old, new, (kernels.get(old.pk, ()), kernels.get(new.pk, ()))) for old, new in shared]
-    groups: dict[tuple[object, ...], list[Cell]] = {}
+    cells = [CellKernels(old, new, (kernels.get(old.pk, ()), kernels.get(new.pk, ()))) for old, new in shared]
+    groups: dict[tuple[object, ...], list[CellKernels]] = {}
     for cell in cells:
         if cell.changed:
             series = cell.before.series
             groups.setdefault((series.operator, series.backend, cell.differences), []).append(cell)
-    ordered = sorted((Group(tuple(held)) for held in groups.values()), key=_weight, reverse=True)
+    ordered = sorted((CellGroup(tuple(held)) for held in groups.values()), key=_weight, reverse=True)
     environment = dict.fromkeys(
         text for cell in cells
         for text in environment_differences(cell.before.environment.facts, cell.after.environment.facts)
@@ -129,7 +129,7 @@ def _key(point: PointRow, against: str | None) -> tuple[str, ...]:
     return point.series.sort_key if against is None else point.series.problem
 
 
-def _weight(group: Group) -> float:
+def _weight(group: CellGroup) -> float:
     return max((abs(cell.log_ratio or 0.0) for cell in group.cells), default=0.0)
 
 
@@ -146,7 +146,7 @@ def kernels_of(session: Session, points: set[int]) -> Mapping[int, tuple[Kernel,
 FACTS = ("registers", "spilled_bytes", "shared_bytes", "occupancy", "launches", "arch", "counted_in", "hash")
 
 
-def side_by_side(pair: Pair) -> Iterator[tuple[str, object, object]]:
+def side_by_side(pair: KernelPair) -> Iterator[tuple[str, object, object]]:
     """Return (fact, in A, in B) of a kernel: its facts, its config, its instructions."""
     sides = [_facts(kernel) for kernel in (pair.before, pair.after)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
@@ -163,7 +163,7 @@ def _facts(kernel: Kernel | None) -> dict[str, object]:
     return facts | kernel.config | kernel.counts
 
 
-def diffs(pair: Pair, folder: KernelFolder) -> Sequence[IrDiff] | None:
+def diffs(pair: KernelPair, folder: KernelFolder) -> Sequence[IrDiff] | None:
     """Return diffs of a kernel's code; None where it is not kept on both sides."""
     if pair.before is None or pair.after is None:
         return None

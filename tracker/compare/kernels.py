@@ -19,7 +19,7 @@ _STAGES = ("STAGES", "NUM_STAGES", "num_stages")
 
 
 @dataclass(frozen=True)
-class Pair:
+class KernelPair:
     """A kernel before and after; None where a side has none of that name."""
 
     before: Kernel | None
@@ -40,20 +40,22 @@ class Pair:
         return (before.hash, before.config) == (after.hash, after.config)
 
 
-def pairs(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[Pair]:
+def pairs(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[KernelPair]:
     """Return the kernels of two calls side by side: by name, and those of one name in the order of their launch.
 
     Where each side has one kernel that the other lacks, these two are a pair: one that was renamed.
     """
-    found: list[Pair] = []
+    found: list[KernelPair] = []
     names = dict.fromkeys(kernel.name for kernel in (*before, *after))
     for name in names:
         of_name = ([kernel for kernel in side if kernel.name == name] for side in (before, after))
-        found += [Pair(old, new) for old, new in zip_longest(*of_name)]
+        found += [KernelPair(old, new) for old, new in zip_longest(*of_name)]
     gone = [pair for pair in found if pair.after is None]
     come = [pair for pair in found if pair.before is None]
     if len(gone) == len(come) == 1:
-        found = [Pair(gone[0].before, pair.after) if pair is come[0] else pair for pair in found if pair is not gone[0]]
+        found = [
+            KernelPair(gone[0].before, pair.after) if pair is come[0] else pair for pair in found if pair is not gone[0]
+        ]
     return found
 
 
@@ -72,7 +74,7 @@ def differences(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[str]:
     return told
 
 
-def _of_pair(pair: Pair) -> Iterator[str]:
+def _of_pair(pair: KernelPair) -> Iterator[str]:
     before, after = pair.before, pair.after
     if before is None or after is None:
         yield f"{pair.name} is {'new' if before is None else 'gone'}"

@@ -90,7 +90,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Table:
+class LeagueTable:
     """The matches of one operator, mode, dtype, protocol and GPU model, and where each backend stands."""
 
     operator: str
@@ -119,7 +119,7 @@ class Table:
         return list(dict.fromkeys(_provenance(point) for point in points))
 
 
-def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[Table]:  # noqa: B008
+def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueTable]:  # noqa: B008
     """Return the tables of points that may be of many runs. Problems with a single backend are no match.
 
     Of `where` what says series counts. Raises QueryError where it names what no point has.
@@ -131,7 +131,7 @@ def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[Table]:
         return series.operator, series.mode, series.dtype, series.protocol, series.hardware
 
     matches = sorted(_matches(point for point in points if point.series.sort_key in allowed), key=key)
-    return [Table(*key_of, tuple(found)) for key_of, found in groupby(matches, key)]
+    return [LeagueTable(*key_of, tuple(found)) for key_of, found in groupby(matches, key)]
 
 
 def _matches(points: Iterable[PointRow]) -> Iterator[Match]:

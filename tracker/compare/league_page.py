@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from groupbench.tracker.compare.league import Match, Standing, Table
+from groupbench.tracker.compare.league import LeagueTable, Match, Standing
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import counted, interval, milliseconds, printable, ratio
 
@@ -19,14 +19,14 @@ LONGEST = 60
 """Characters of a shape. A longer one, such as a list of rows, is shortened in the middle."""
 
 
-def page(tables: Sequence[Table]) -> str:
+def page(tables: Sequence[LeagueTable]) -> str:
     """Return the whole page, or a sentence where nothing can be compared."""
     if not tables:
         return f"{HEAD}\n\nNo problem was measured with two backends on one card at one commit.\n"
     return "\n\n".join([HEAD, *(part for table in tables for part in _table(table))]) + "\n"
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: LeagueTable) -> Iterator[str]:
     yield f"## {table.title}"
     problems = counted(len(table.matches), "problem")
     yield "\n".join([f"{problems}, protocol {table.protocol}.", *(f"- {line}" for line in table.provenance)])

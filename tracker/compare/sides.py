@@ -32,7 +32,7 @@ FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """One side of a comparison: what it is, and its points by series and time."""
 
     title: str
@@ -49,7 +49,7 @@ def is_file(word: str) -> bool:
     return named and Path(word).is_file()
 
 
-def find_side(session: Session | None, word: str, options: Options | None = None) -> Side:
+def find_side(session: Session | None, word: str, options: Options | None = None) -> ComparedSide:
     """The points that a word stands for; without a session only files are known.
 
     In this order: a file; `run:ID`; a date after @; `latest`, `previous`, a branch or the start of a hash; a date,
@@ -71,21 +71,21 @@ def find_side(session: Session | None, word: str, options: Options | None = None
         if not filters.looks_like_date(word):
             raise
         return _of_run(session, run_at(session, filters.instant(word, end=True)))
-    return Side(str(state), tuple(points_of_state(session, state)), state)
+    return ComparedSide(str(state), tuple(points_of_state(session, state)), state)
 
 
-def _of_run(session: Session, run: RunRow) -> Side:
+def _of_run(session: Session, run: RunRow) -> ComparedSide:
     title = f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}"
-    return Side(title, tuple(points_of_run(session, run)), run.state)
+    return ComparedSide(title, tuple(points_of_run(session, run)), run.state)
 
 
-def _of_file(name: str, options: Options | None) -> Side:
+def _of_file(name: str, options: Options | None) -> ComparedSide:
     from groupbench.tracker.formats import Options, load
 
     # Nothing is stored of it: where the file names no commit, date or device, its name and any of these will do.
     unknown = Options(commit=name, date=datetime.fromtimestamp(0, UTC), device="cuda")
     loaded = load(Path(name), options=options or unknown)
-    return Side(name, tuple(points_of(loaded.records)))
+    return ComparedSide(name, tuple(points_of(loaded.records)))
 
 
 def points_of(records: Iterable[Record]) -> list[PointRow]:

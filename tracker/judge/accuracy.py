@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.judge.causes import find_cause
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import Q, history, joined, moved, percent_of
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
@@ -27,11 +27,11 @@ _STILL = 0.2
 class AccuracyRule:
     """Judges results. An error hardly scatters: it is rounding of one kernel on the same inputs."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
         self.findings = self._findings()
 
-    def _findings(self) -> dict[int, tuple[Past, scans.Finding | None]]:
+    def _findings(self) -> dict[int, tuple[Past, scans.SeriesFinding | None]]:
         """Where accuracy moved at all: its past in the same environment, and what statistics say where it moved far."""
         pasts: dict[int, Past] = {}
         moved_ever = self.known.pasts.inaccurate(_STILL)
@@ -146,7 +146,7 @@ class AccuracyRule:
         return (past, int(agreed[-1])) if len(agreed) else None
 
 
-def _ends(past: Past, finding: scans.Finding | None) -> tuple[int, int] | None:
+def _ends(past: Past, finding: scans.SeriesFinding | None) -> tuple[int, int] | None:
     """Places of the last result before an accuracy changed and of the first after it.
 
     It hardly scatters: where a series is too young for statistics, one result before is enough.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alert_levels import is_back, same_change
 from groupbench.tracker.judge.alerts import AlertRow
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
@@ -20,7 +20,7 @@ from groupbench.tracker.verdicts import Verdict
 class AlertRules:
     """The rules, in the order in which they are asked; the first that has an answer decides."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
 
     def apply(self, row: Judged, *names: str | None) -> Judged:

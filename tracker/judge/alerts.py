@@ -34,7 +34,7 @@ from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Point
+from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
 from groupbench.tracker.text import repro
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
@@ -47,7 +47,7 @@ _LEVELS = ("before", "after", "effect", "low", "high")
 
 
 @dataclass(frozen=True)
-class Event:
+class StateChange:
     """A transition."""
 
     at: datetime
@@ -82,7 +82,7 @@ class AlertRow:
     until_commit: str | None
     author: str | None  # of the first commit after the change
     compared: Compared | None
-    events: tuple[Event, ...] = field(default=())
+    events: tuple[StateChange, ...] = field(default=())
 
     @property
     def commits(self) -> str:
@@ -180,14 +180,14 @@ def find(
 def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
     of_series = series_rows(session, {row.series_id for row in rows})
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
-    events: dict[int, list[Event]] = {}
+    events: dict[int, list[StateChange]] = {}
     compared: dict[int, Compared] = {}
     where: dict[tuple[int, int], int] = {}
     for chunk in chunks(row.id for row in rows):
         told = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
         for event in session.scalars(told):
-            events.setdefault(event.alert_id, []).append(Event(event.at, event.who, event.state, event.reason))
-        by = select(Comparison).join(Alert, Alert.comparison_id == Comparison.id).where(Alert.id.in_(chunk))
+            events.setdefault(event.alert_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
+        by = select(ABComparison).join(Alert, Alert.comparison_id == ABComparison.id).where(Alert.id.in_(chunk))
         compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(by))
         at = (
             select(Alert.series_id, Alert.run_id, Point.environment_id)

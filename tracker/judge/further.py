@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from groupbench.tracker.judge.causes import find_cause
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, Q, history, joined, known, loud_while_new, moved, percent, relative
 from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
@@ -46,13 +46,13 @@ class _Step:
     since: int  # results after it
     before: float  # level, in the unit
     verdict: Verdict
-    finding: scans.Finding | None = None
+    finding: scans.SeriesFinding | None = None
 
 
 class FurtherRule:
     """Judges the metrics that have no rule of their own."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
         self.steps: dict[int, list[_Step]] = {}
         held = [metric for metric in judged() if any(point.value(metric) is not None for point in facts.points)]
@@ -210,7 +210,7 @@ def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> 
             yield point, step
 
 
-def _step_found(metric: Metric, past: Past, finding: scans.Finding) -> _Step | None:
+def _step_found(metric: Metric, past: Past, finding: scans.SeriesFinding) -> _Step | None:
     """Return the step that the statistics found, or None where it is old good news or between runs of the same code."""
     assert finding.effect is not None
     worse = (finding.effect > 0) == (metric.better == "lower")

@@ -17,16 +17,16 @@ from groupbench.tracker.judge import alerts, transitions
 from groupbench.tracker.judge.accuracy import AccuracyRule
 from groupbench.tracker.judge.alert_rules import AlertRules
 from groupbench.tracker.judge.further import FurtherRule
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.latency import LatencyRule
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code, summary
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
-from groupbench.tracker.query.lines import FirstParents, Line, line_of
+from groupbench.tracker.query.lines import CommitLine, FirstParents, line_of
 from groupbench.tracker.query.points import outcomes_of_run, points_of_run
-from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import previous_of_plan
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Timing
@@ -57,7 +57,7 @@ def judge_run(
     previous = previous_of_plan(session, run, {point.series.hardware for point in points}, line)
     expected = {} if previous is None else outcomes_of_run(session, previous)
     stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
-    facts = Known.read(session, run, line, points, expected, stored, window, min_effect)
+    facts = GateData.read(session, run, line, points, expected, stored, window, min_effect)
     judge = _Judge(facts)
     rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
@@ -68,7 +68,7 @@ def judge_run(
     return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes, changed)
 
 
-def _notes(line: Line, copies: int) -> tuple[str, ...]:
+def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
     left_out = ""
     if copies:
         left_out = f"{counted(copies, 'result')} left out: the same samples under another run of the same commit"
@@ -78,7 +78,7 @@ def _notes(line: Line, copies: int) -> tuple[str, ...]:
 class _Judge:
     """Asks each rule about each point, and makes rows of the answers."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
         self.latency, self.accuracy, self.further = LatencyRule(facts), AccuracyRule(facts), FurtherRule(facts)
         self.alerts, self.pins = AlertRules(facts), PinRule(facts)
@@ -145,7 +145,7 @@ def _implausible(point: PointRow) -> str | None:
     return too_fast(point.median_ms, floor_ms(*amounts, timing, where.gpu, where.cpu_count))
 
 
-def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, Outcome]) -> list[Judged]:
+def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, PointOutcome]) -> list[Judged]:
     """Series that the previous run of the plan measured on this hardware, and this one does not hold."""
     here = {point.series.pk for point in points}
     hardware = {point.series.hardware for point in points}

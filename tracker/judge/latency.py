@@ -11,7 +11,7 @@ import numpy as np
 from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
 from groupbench.tracker.judge.causes import DRIFT, Cause, find_cause
-from groupbench.tracker.judge.known import Known, own_facts
+from groupbench.tracker.judge.gate_data import GateData, own_facts
 from groupbench.tracker.judge.levels import latency_history
 from groupbench.tracker.judge.parts import (
     OLD,
@@ -42,11 +42,11 @@ CLEAR = 6.0
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyFinding:
     """What history says of a point's latency."""
 
     past: Past  # in any environment, on the level that was accepted
-    finding: scans.Finding
+    finding: scans.SeriesFinding
     least: float  # smallest change that counts, a logarithm
 
     @property
@@ -101,7 +101,7 @@ class Latency:
 class LatencyRule:
     """Judges the latencies of a run, all of them together: the share of false alarms is held over the night."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
         self.latencies = self._latencies()
         # By machine, of which a run may hold several, and whether it became slower.
@@ -128,9 +128,9 @@ class LatencyRule:
 
     # ---- what is asked of the statistics
 
-    def _latencies(self) -> dict[int, Latency]:
+    def _latencies(self) -> dict[int, LatencyFinding]:
         pasts: dict[int, Past] = {}
-        histories: list[scans.History] = []
+        histories: list[scans.SeriesHistory] = []
         for point in self.known.points:
             if point.timed and point.timing is not None:
                 past = self.known.on_accepted_level(self.known.pasts.latency(point.series.pk), "latency")
@@ -141,7 +141,7 @@ class LatencyRule:
                 )
         findings = scans.scan(histories, q=Q)
         return {
-            key: Latency(past, finding, made.min_effect)
+            key: LatencyFinding(past, finding, made.min_effect)
             for (key, past), finding, made in zip(pasts.items(), findings, histories, strict=True)
         }
 
@@ -159,7 +159,7 @@ class LatencyRule:
             row = replace(row, transition=transitions.newest(self.known, point, latency.past, latency.finding.sigma))
         return row
 
-    def _judged(self, point: PointRow, latency: Latency) -> Judged:
+    def _judged(self, point: PointRow, latency: LatencyFinding) -> Judged:
         """Judge a latency whose machine has measured the series before."""
         series, finding, past = point.series, latency.finding, latency.past
         n = len(past.alike) - 1
@@ -187,14 +187,14 @@ class LatencyRule:
         row = replace(row, what="latency", news=News(finding.n_after), effect=changes(point, finding))
         return self._moved(row, latency)
 
-    def _base_of_young(self, latency: Latency) -> RunRow | None:
+    def _base_of_young(self, latency: LatencyFinding) -> RunRow | None:
         """Return the newest earlier run of another commit, of a series whose history cannot judge yet."""
         if latency.finding.verdict != Verdict.INSUFFICIENT:
             return None
         earlier = (self.known.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
         return next((run for run in earlier if run.commit != self.known.run.commit), None)
 
-    def _young(self, row: Judged, latency: Latency) -> Judged:
+    def _young(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a series with too few results by an A/B with the commit before, where its level has moved."""
         base, point = self._base_of_young(latency), row.point
         if base is None or point is None or row.series.operator == CANARY:
@@ -220,7 +220,7 @@ class LatencyRule:
         seen = self.known.pasts.earlier_ok(point.series.pk)
         return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
 
-    def _drift(self, row: Judged, point: PointRow, latency: Latency) -> Judged:
+    def _drift(self, row: Judged, point: PointRow, latency: LatencyFinding) -> Judged:
         finding = latency.finding
         span = None if finding.effect is None else self._span(latency)
         inside = span is not None and span.same_code
@@ -229,7 +229,7 @@ class LatencyRule:
         total = None if inside else self._total(latency)
         return replace(row, note=joined(finding.reason, total), effect=changes(point, finding))
 
-    def _total(self, latency: Latency) -> str | None:
+    def _total(self, latency: LatencyFinding) -> str | None:
         """Return how far a drift has come in all: no single night shows it."""
         log, run = latency.past.log[latency.past.alike], latency.past.run[latency.past.alike]
         ends = len(log) // 4
@@ -238,7 +238,7 @@ class LatencyRule:
         moved = float(np.median(log[-ends:]) - np.median(log[:ends]))
         return f"{percent(moved)} since {date(self.known.runs[int(run[0])].started)}"
 
-    def _moved(self, row: Judged, latency: Latency) -> Judged:
+    def _moved(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that history says has moved, or may have: what an A/B found, whose fault it is."""
         point, span = row.point, self._span(latency)
         assert point is not None
@@ -267,7 +267,7 @@ class LatencyRule:
             return replace(row, verdict=Verdict.OK, news=loud_while_new(row.news))
         return confirmed(row) if different else self._undecided(row, latency, cause)
 
-    def _with_toolchain(self, row: Judged, latency: Latency) -> Judged:
+    def _with_toolchain(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that moved when the toolchain changed, with the code or without it."""
         parts = transitions.parts(self.known, row, latency.before(), latency.after())
         row, cause = transitions.separated(row, parts)
@@ -279,7 +279,7 @@ class LatencyRule:
             return row
         return replace(row, note=joined(row.note, transitions.ACCEPT))
 
-    def _undecided(self, row: Judged, latency: Latency, cause: Cause) -> Judged:
+    def _undecided(self, row: Judged, latency: LatencyFinding, cause: Cause) -> Judged:
         """Judge by history alone, since no A/B decided."""
         certain = latency.finding.verdict == "changed" or transitions.is_certain(row, cause)
         undecided = ""
@@ -308,7 +308,7 @@ class LatencyRule:
         spans = self.machines_moved.get((row.point.environment.machine, slower), ())
         return any(span.overlaps(canary) for canary in spans)
 
-    def _span(self, latency: Latency) -> Span:
+    def _span(self, latency: LatencyFinding) -> Span:
         before, after, runs = latency.before(), latency.after(), self.known.runs
         return Span(runs[before[-1]] if before else None, runs[after[0]] if after else self.known.run)
 
@@ -317,7 +317,7 @@ class LatencyRule:
         made = self.known.comparisons.get(row.series.pk, ())
         return comparisons.about(made, self.known.clean(before), self.known.clean(after))
 
-    def _elsewhere(self, point: PointRow, latency: Latency) -> Judged:
+    def _elsewhere(self, point: PointRow, latency: LatencyFinding) -> Judged:
         """Judge one of the first results on its machine, of a series that has some on another."""
         row, before = transitions.elsewhere(self.known, point, latency.past, latency.least)
         assert row.transition is not None
@@ -346,7 +346,7 @@ class LatencyRule:
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
 
 
-def _is_too_noisy(point: PointRow, latency: Latency) -> bool:
+def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:
     """Return whether a latency's bursts scatter so far that it cannot be judged.
 
     What disturbs a burst makes it slower. So a median close to the fastest burst says enough, whatever a stall of the

@@ -30,14 +30,14 @@ def latency_history(
     canary: bool = False,
     min_effect: float | None = None,  # relative; None takes that of the timing and the latency
     pool: Hashable = 0,
-) -> scan.History:
+) -> scan.SeriesHistory:
     """Return a series' latencies as `scan` reads them.
 
     A canary does not depend on the code under test: no two of its runs measured the same code.
     """
     if min_effect is None:
         min_effect = least_effect(timing, math.exp(float(np.median(past.log))))
-    return scan.History(
+    return scan.SeriesHistory(
         log_ms=past.log,
         error=past.error,
         environment=past.environment,
@@ -50,7 +50,7 @@ def latency_history(
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ChangeEvidence:
     """What besides its history says that a series' latency changed."""
 
     alerts: Sequence[AlertRow] = ()
@@ -59,7 +59,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Level:
+class StableLevel:
     """Results within one environment and without a change between them."""
 
     first: int  # key of its first run
@@ -71,15 +71,15 @@ class Level:
 class Levels:
     """The changes that history is certain of, by the first run on the new level, and the levels between all edges."""
 
-    changes: tuple[tuple[int, scan.Change], ...]
-    levels: tuple[Level, ...]
+    changes: tuple[tuple[int, scan.PastChange], ...]
+    levels: tuple[StableLevel, ...]
 
 
 def levels_of(
     pasts: Sequence[Past],
     timings: Sequence[str],
     canaries: Sequence[bool],
-    evidence: Sequence[Evidence],
+    evidence: Sequence[ChangeEvidence],
     commits: Mapping[int, str],  # the clean commit that a run measured, by the run's key
 ) -> list[Levels]:
     """Return the changes and levels of many series. Changes are searched for in all at once."""
@@ -103,13 +103,13 @@ def levels_of(
     return found
 
 
-def _changes_by(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+def _changes_by(evidence: ChangeEvidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
     """Yield changes as (last place before it, first place after it)."""
     yield from _changes_by_verdicts(evidence, past)
     yield from _changes_by_comparisons(evidence, past, commits)
 
 
-def _changes_by_verdicts(evidence: Evidence, past: Past) -> Iterator[tuple[int, int]]:
+def _changes_by_verdicts(evidence: ChangeEvidence, past: Past) -> Iterator[tuple[int, int]]:
     """Yield the changes that alerts and the gate's own verdict place between two runs."""
     place = {run: at for at, run in enumerate(past.run.tolist())}
     spans = [(alert.base_run, alert.run) for alert in evidence.alerts if alert.metric == "latency"]
@@ -122,7 +122,9 @@ def _changes_by_verdicts(evidence: Evidence, past: Past) -> Iterator[tuple[int, 
             yield min(place.get(base.pk, at) if base else at, at - 1), at
 
 
-def _changes_by_comparisons(evidence: Evidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+def _changes_by_comparisons(
+    evidence: ChangeEvidence, past: Past, commits: Mapping[int, str]
+) -> Iterator[tuple[int, int]]:
     """Yield the changes that A/B comparisons found between two commits."""
     measured = [commits.get(run) for run in past.run.tolist()]
     for one in evidence.comparisons:
@@ -155,10 +157,10 @@ def _stretches(past: Past, edges: Collection[int]) -> Iterable[NDArray[np.int64]
     return np.split(np.arange(len(past)), cuts)
 
 
-def _level(past: Past, stretch: NDArray[np.int64], timing: str) -> Level | None:
+def _level(past: Past, stretch: NDArray[np.int64], timing: str) -> StableLevel | None:
     """Return None where few results are far apart: a change between them could not be found, and they are no level."""
     ms = np.exp(past.log[stretch])
     middle = float(np.median(ms))
     if len(ms) < YOUNG and float(np.abs(ms - middle).max()) > GROSS[timing] * middle:
         return None
-    return Level(int(past.run[stretch[0]]), int(past.run[stretch[-1]]), middle)
+    return StableLevel(int(past.run[stretch[0]]), int(past.run[stretch[-1]]), middle)

@@ -50,22 +50,22 @@ def relative(end: float | None) -> float | None:
     return None if end is None or math.isnan(end) else math.expm1(end)
 
 
-def moved(finding: scans.Finding | None) -> TypeGuard[scans.Finding]:
+def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
     """Return whether a history has moved, or may have."""
     return finding is not None and finding.verdict in _MOVED and finding.effect is not None
 
 
 def history(
     past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05, worse: Literal[1, -1] = 1
-) -> scans.History:
+) -> scans.SeriesHistory:
     """Return a past as the statistics take it; `least` and `gross` are logarithms."""
-    return scans.History(
+    return scans.SeriesHistory(
         log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
         floor=floor, min_effect=least, gross=gross, pool=pool, worse=worse,
     )  # fmt: skip
 
 
-def changes(point: PointRow, finding: scans.Finding) -> Effect:
+def changes(point: PointRow, finding: scans.SeriesFinding) -> Effect:
     """Return what a finding says of a latency's change."""
     if finding.effect is None or point.median_ms is None:
         return Effect()

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED
 from groupbench.tracker.query.runs import run_rows
@@ -88,7 +88,7 @@ _ARRAYS = ("run", "environment", "toolchain", "state", "log", "error")
 class Pasts:
     """The newest results of a line of commits, up to the run that ends it. All series are prepared at once."""
 
-    def __init__(self, session: Session, line: Line, series: Collection[int], window: int) -> None:
+    def __init__(self, session: Session, line: CommitLine, series: Collection[int], window: int) -> None:
         points = recent_points(session, window + 1, line=line, series=series)
         self.copies = points.copies
         starts, sizes = points.starts, np.diff(points.starts)
@@ -204,7 +204,7 @@ class Turn:
     rms: float | None = None
 
 
-def turns_wrong(session: Session, line: Line, series: Iterable[int]) -> dict[int, Turn]:
+def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> dict[int, Turn]:
     """Of series whose result is wrong in the run that ends a line, by key. Failures and what was not measured are no
     results."""
     rank = {run: place for place, run in enumerate(reversed(line.runs))}

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
@@ -109,7 +109,7 @@ class _Level:
 class PinRule:
     """Compares the newest level of each series with its level at the pinned commits."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: GateData) -> None:
         self.known = facts
         self.pins = find(facts.session)
         self.levels = {each.pk: _levels(facts.session, each, facts.points) for each in self.pins}

@@ -17,7 +17,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Select
 
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.runs import NEWEST_FIRST
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.points import PPM
@@ -99,7 +99,7 @@ def recent_points(
     session: Session,
     n: int,
     *,
-    line: Line | None = None,  # the runs that count, the newest first; None is all of them by time
+    line: CommitLine | None = None,  # the runs that count, the newest first; None is all of them by time
     series: Collection[int] | None = None,  # keys of the series that are asked for; None is all
 ) -> Recent:
     """Return the `n` newest points of every series, in the order of the line. Copies of samples are left out."""

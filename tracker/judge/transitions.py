@@ -24,7 +24,7 @@ from groupbench.tracker.environment import (
     toolchain_differences,
 )
 from groupbench.tracker.judge.causes import OF_TOOLCHAINS, Cause, some
-from groupbench.tracker.judge.known import Known
+from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import confirmed, joined, percent, relative
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
@@ -66,7 +66,7 @@ def size(
     return effect, effect - half, effect + half
 
 
-def newest(known: Known, point: PointRow, past: Past, sigma: float) -> Transition | None:
+def newest(known: GateData, point: PointRow, past: Past, sigma: float) -> Transition | None:
     """Return how far a series moved with the toolchain of its newest result; None where that is no new one."""
     alike = past.alike
     if len(alike) < 2 or past.toolchain[alike[-2]] == past.toolchain[alike[-1]]:
@@ -77,7 +77,7 @@ def newest(known: Known, point: PointRow, past: Past, sigma: float) -> Transitio
     return _transition(known, point, run, known.run, effects)
 
 
-def across(known: Known, point: PointRow, span: Span, row: Judged) -> Transition | None:
+def across(known: GateData, point: PointRow, span: Span, row: Judged) -> Transition | None:
     """Return the transition that lies between the ends of a change; None where the toolchain is the same at both."""
     if span.base is None or row.change is None:
         return None
@@ -87,7 +87,7 @@ def across(known: Known, point: PointRow, span: Span, row: Judged) -> Transition
 
 
 def _transition(
-    known: Known, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
+    known: GateData, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
 ) -> Transition | None:
     before, after = known.facts_of(point, Span(base, head))
     if before is None or before.environment is None or after.environment is None:
@@ -124,7 +124,7 @@ def is_certain(row: Judged, cause: Cause) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SeparatingComparisons:
     """The comparisons that separate what changed."""
 
     toolchain: Compared | None
@@ -136,7 +136,7 @@ class Parts:
         return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
 
 
-def parts(known: Known, row: Judged, before: Iterable[int], after: Iterable[int]) -> Parts:
+def parts(known: GateData, row: Judged, before: Iterable[int], after: Iterable[int]) -> SeparatingComparisons:
     """Return the A/Bs that are stored of a change across a transition. `before` and `after` are keys of runs."""
     transition, span = row.transition, row.span
     assert transition is not None and span is not None
@@ -147,10 +147,10 @@ def parts(known: Known, row: Judged, before: Iterable[int], after: Iterable[int]
     if head is not None and head.environment is not None:
         after_ids.add(software_identity(head.environment))
     toolchain = comparisons.about_toolchains(made, {software_identity(transition.old)}, after_ids, old | new)
-    return Parts(toolchain, comparisons.about(made, old, new), transition.code_changed)
+    return SeparatingComparisons(toolchain, comparisons.about(made, old, new), transition.code_changed)
 
 
-def separated(row: Judged, found: Parts) -> tuple[Judged, Cause | None]:
+def separated(row: Judged, found: SeparatingComparisons) -> tuple[Judged, Cause | None]:
     """Return a row by what the A/Bs say, and the cause where history has to decide; None where they decided."""
     transition = row.transition
     assert transition is not None
@@ -200,7 +200,7 @@ def _sum(found: Iterable[Compared]) -> Compared:
 # ---- another machine
 
 
-def elsewhere(known: Known, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
+def elsewhere(known: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
     """Judge the first results on a machine by the last ones of the machine before; with the last run there.
 
     `ok` where it moved by less than counts or than the interval holds, else `incomparable`: how much of it is the

@@ -14,12 +14,12 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
-from groupbench.tracker.verdicts import OUTCOMES, Outcome, Verdict, most_severe
+from groupbench.tracker.verdicts import OUTCOMES, RunOutcome, Verdict, most_severe
 
 _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
 
@@ -206,7 +206,7 @@ class Gate:
     summary: str  # the first line
     alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
-    line: Line = field(default=Line(()))  # the runs that it was judged by
+    line: CommitLine = field(default=CommitLine(()))  # the runs that it was judged by
     notes: tuple[str, ...] = ()  # what a reader must know about the history that the run was judged by
     transitions: tuple[str, ...] = ()  # a line for each that the run is the first to show, and each baseline that moved
 
@@ -223,7 +223,7 @@ class Gate:
         return found
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         return OUTCOMES[self.exit_code]
 
     @property

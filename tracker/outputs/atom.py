@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 
-from groupbench.tracker.judge.alerts import AlertRow, Event
+from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import Place, Result
 from groupbench.tracker.text.wording import printable, signed_percent
@@ -24,7 +24,7 @@ _SERIES = 50
 _SPACE = uuid.UUID("5f0e4d4c-3e0b-5a77-9a3c-0d7f8f2f6b11")
 _ATOM = "http://www.w3.org/2005/Atom"
 
-Change = tuple[Event, list[AlertRow]]
+Change = tuple[StateChange, list[AlertRow]]
 
 
 def render(result: Result) -> str:
@@ -55,12 +55,12 @@ def _changes(alerts: Sequence[AlertRow]) -> list[Change]:
     return [groups[key] for key in sorted(keys, key=lambda key: groups[key][0].at, reverse=True)]
 
 
-def _key(event: Event, alert: AlertRow) -> tuple[object, ...]:
+def _key(event: StateChange, alert: AlertRow) -> tuple[object, ...]:
     series, run = alert.series, alert.run
     return (_when(event.at), event.state, event.who, alert.metric, run.id, series.operator, series.backend)
 
 
-def _entry(event: Event, alerts: list[AlertRow], place: Place) -> ElementTree.Element:
+def _entry(event: StateChange, alerts: list[AlertRow], place: Place) -> ElementTree.Element:
     first = alerts[0]
     entry = _element("entry")
     _text(entry, "id", _id("entry", *map(str, _key(event, first))))

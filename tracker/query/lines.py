@@ -24,7 +24,7 @@ FirstParents = Callable[[str], tuple[Sequence[str], bool] | None]
 
 
 @dataclass(frozen=True)
-class Line:
+class CommitLine:
     """The runs of one line of commits."""
 
     runs: tuple[int, ...]  # keys, the newest first: by commit, and within one by time
@@ -46,7 +46,7 @@ class Line:
         return f"ancestry unknown: {of} ordered by time, other branches not told apart"
 
 
-def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> Line:
+def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
     """Return the line that ends with a run: runs of its commit up to it, and those of the commits before."""
     parents: dict[str, tuple[str, ...]] = {}
     measured: list[tuple[int, datetime, str]] = []
@@ -71,7 +71,7 @@ def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = 
     keys = [((began[place[commit]], 1, -place[commit], started, key), key) for key, started, commit in on_line]
     keys += [((started, 0, 0, started, key), key) for key, started, _ in by_time]
     keys.sort(reverse=True)
-    return Line(tuple(key for _, key in keys), len(by_time), len(chain) > 1)
+    return CommitLine(tuple(key for _, key in keys), len(by_time), len(chain) > 1)
 
 
 def _chain(

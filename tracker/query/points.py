@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.query.rows import EnvironmentRow, Outcome, PointDetail, PointRow, RunRow, SeriesRow, State
+from groupbench.tracker.query.rows import EnvironmentRow, PointDetail, PointOutcome, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Environment, Record
@@ -67,11 +67,11 @@ def points_of_state(session: Session, state: State) -> list[PointRow]:
     return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
-def outcomes_of_run(session: Session, run: RunRow) -> dict[int, Outcome]:
+def outcomes_of_run(session: Session, run: RunRow) -> dict[int, PointOutcome]:
     """What became of each cell of a run, by the key of its series."""
     timed = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(("gpu", "cpu")))
     query = select(Point.series_id, Point.status, timed).where(Point.run_id == run.pk)
-    return {series: Outcome(status, bool(told)) for series, status, told in session.execute(query)}
+    return {series: PointOutcome(status, bool(told)) for series, status, told in session.execute(query)}
 
 
 def find_point(session: Session, text: str) -> PointDetail:

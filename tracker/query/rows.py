@@ -221,7 +221,7 @@ _point_values = attrgetter(*_POINT_COLUMNS.values())
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """Of a point, no more than what became of it."""
 
     status: str

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
@@ -61,7 +61,7 @@ def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]
     return [RunSummary(rows[key], tuple(sorted(hardware[key])), counts[key]) for key in keys]
 
 
-def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: Line) -> RunRow | None:
+def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: CommitLine) -> RunRow | None:
     """Return the newest run of a line before `run`, of its plan, that measured any of the hardware.
 
     None without a plan.

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import points_of_runs
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
 from groupbench.tracker.query.runs import summaries_of_runs
@@ -57,7 +57,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
     )
 
 
-def _runs_of(session: Session, line: Line, limit: int) -> list[RunSummary]:
+def _runs_of(session: Session, line: CommitLine, limit: int) -> list[RunSummary]:
     """The newest `limit` runs of a line, the oldest first; fewer where they hold more than `POINTS`."""
     newest = summaries_of_runs(session, line.runs[:limit])
     held = list(accumulate(sum(each.counts.values()) for each in newest))

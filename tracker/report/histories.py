@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
-from groupbench.tracker.judge.levels import Evidence, Levels, levels_of
+from groupbench.tracker.judge.levels import ChangeEvidence, Levels, levels_of
 from groupbench.tracker.judge.pasts import Pasts
 from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.metrics import carried
-from groupbench.tracker.query.lines import Line
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Bursts, Level, Mark, MarkKind, SeriesHistory
-from groupbench.tracker.stats.histories import Change
+from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.packing import unpack_samples
@@ -131,20 +131,20 @@ def _read_levels(
     timed = {point.series.pk: point for point in points if point.timed}  # the newest of each
     if not timed:
         return {}
-    pasts = Pasts(session, Line(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
+    pasts = Pasts(session, CommitLine(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
     shown = np.array([run.pk for run in runs])
     compared = comparisons.of_series(session, list(timed))
     levels = levels_of(
         [past.where(np.isin(past.run, shown)) for past in (pasts.latency(key) for key in timed)],
         [point.timing or "gpu" for point in timed.values()],
         [point.series.operator == CANARY for point in timed.values()],
-        [Evidence(alerts.get(key, ()), compared.get(key, ()), judged.get(key)) for key in timed],
+        [ChangeEvidence(alerts.get(key, ()), compared.get(key, ()), judged.get(key)) for key in timed],
         {run.pk: run.commit for run in runs if not run.dirty},
     )
     return dict(zip(timed, levels, strict=True))
 
 
-def _change_text(change: Change) -> str:
+def _change_text(change: PastChange) -> str:
     low, effect, high = (100 * float(np.expm1(value)) for value in (change.low, change.effect, change.high))
     return f"{effect:+.1f}% ({low:+.1f} to {high:+.1f}%)"
 

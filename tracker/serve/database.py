@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.store.engine import Store, open_store, revision_of
-from groupbench.tracker.store.schema import HEAD, REVISIONS, AlertEvent, Comparison, Point, Run, Series
+from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
 
 BUSY_MS = 5_000
 """How long a request waits for another process's lock before it says so."""
@@ -64,7 +64,7 @@ def open_to_write(location: str) -> Store:
 
 def version(session: Session) -> Version:
     """What changes with every run, point, comparison and alert that is stored: a few look-ups by key."""
-    keys = (Run.id, Series.id, Point.id, Comparison.id, AlertEvent.id)
+    keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
     return tuple(session.scalar(select(func.max(key))) or 0 for key in keys)
 
 

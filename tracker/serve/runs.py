@@ -16,7 +16,7 @@ from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.jobs import Failed, Known, Working
 from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
-from groupbench.tracker.serve.work import Verdict
+from groupbench.tracker.serve.work import RunVerdict
 
 NEWEST_RUNS = 8
 NEWEST_ALERTS = 10
@@ -163,7 +163,7 @@ def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict
         return {"state": "crowded" if answer.crowded else "judging", "seconds": round(answer.seconds, 1)}, _AGAIN_S
     if isinstance(answer, Failed):
         return {"state": "failed", "error": answer.message}, None
-    found: Verdict = answer.value
+    found: RunVerdict = answer.value
     rows = paging.part(found.rows)
     told = {
         "state": "stale" if answer.stale else "known",

@@ -11,7 +11,7 @@ from groupbench.tracker.query.rows import State
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """A run's verdict, as pages show it."""
 
     run: str
@@ -44,7 +44,7 @@ class SideBySide:
     seconds: float = 0.0
 
 
-def judge(location: str, run: str) -> Verdict:
+def judge(location: str, run: str) -> RunVerdict:
     """The verdict on the run of an id. Raises TrackerError."""
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
@@ -59,7 +59,7 @@ def judge(location: str, run: str) -> Verdict:
     finally:
         database.close()
     lines, rest = found.folded
-    return Verdict(
+    return RunVerdict(
         run=found.run.id,
         run_pk=found.run.pk,
         word=found.word,
@@ -132,7 +132,7 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
                 else:
                     assert place.state is not None
                     points = points_of_state(session, place.state)
-                found.append(sides.Side(place.title, tuple(points), place.state))
+                found.append(sides.ComparedSide(place.title, tuple(points), place.state))
     finally:
         database.close()
     whole = compare_sides(found[0], found[1], force=force, where=where)

@@ -13,7 +13,7 @@ from scipy import special
 
 from groupbench.tracker.stats import noise
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT, partition, tamed
-from groupbench.tracker.stats.histories import History
+from groupbench.tracker.stats.histories import SeriesHistory
 from groupbench.tracker.stats.records import RECENT, records, standing_record
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ class Noise:
     count: NDArray[np.int64]
 
 
-def make_batches(histories: Sequence[History], places: Sequence[NDArray[np.int64]]) -> list[Batch]:
+def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np.int64]]) -> list[Batch]:
     lengths: dict[int, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
         if len(place) >= MIN_POINTS:

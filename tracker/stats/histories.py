@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Verdict = Literal["ok", "suspect", "changed", "drift", "new", "insufficient"]
+FindingVerdict = Literal["ok", "suspect", "changed", "drift", "new", "insufficient"]
 
 
 @dataclass(frozen=True)
-class History:
+class SeriesHistory:
     """One series, oldest first; the last point is the newest."""
 
     log_ms: NDArray[np.float64]  # [n] natural log of the latency, or of any positive metric
@@ -28,7 +28,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Level:
+class Segment:
     """A segment [start, stop) of the history; points of other environments between them do not belong to it."""
 
     start: int
@@ -38,9 +38,9 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Finding:
-    verdict: Verdict
-    levels: tuple[Level, ...] = ()  # of the newest environment, oldest first
+class SeriesFinding:
+    verdict: FindingVerdict
+    levels: tuple[Segment, ...] = ()  # of the newest environment, oldest first
     index: int | None = None  # first point of the newest level
     first: int | None = None  # the change lies after this point
     last: int | None = None  # and not later than this one
@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Change:
+class PastChange:
     """A change of the past."""
 
     index: int  # first point of the new level
@@ -84,7 +84,7 @@ class Change:
     environment: int
 
 
-def check(history: History) -> None:
+def check(history: SeriesHistory) -> None:
     sizes = {len(part) for part in (history.log_ms, history.error, history.environment, history.state)}
     if len(sizes) > 1:
         raise ValueError("a history's log_ms, error, environment and state differ in length")
@@ -92,7 +92,7 @@ def check(history: History) -> None:
         raise ValueError("log_ms holds a value that is not finite: leave out results that are missing")
 
 
-def newest_environment(history: History) -> NDArray[np.int64]:
+def newest_environment(history: SeriesHistory) -> NDArray[np.int64]:
     check(history)
     if len(history.log_ms) == 0:
         return np.zeros(0, dtype=np.int64)

@@ -27,7 +27,15 @@ from scipy import special
 from groupbench.tracker.stats import fdr, noise
 from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, Shared, learn, make_batches, segments
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
-from groupbench.tracker.stats.histories import Change, Finding, History, Level, Verdict, check, newest_environment
+from groupbench.tracker.stats.histories import (
+    FindingVerdict,
+    PastChange,
+    Segment,
+    SeriesFinding,
+    SeriesHistory,
+    check,
+    newest_environment,
+)
 from groupbench.tracker.stats.newest import Suspicion, Windows, limit_of, suspicions, tests_of
 from groupbench.tracker.stats.records import RECENT
 from groupbench.tracker.stats.standing import still_standing
@@ -42,7 +50,16 @@ from groupbench.tracker.stats.steps import (
     some_of,
 )
 
-__all__ = ["RECENT", "Change", "Finding", "History", "Level", "find_all_changes", "find_changes", "scan"]
+__all__ = [
+    "RECENT",
+    "PastChange",
+    "Segment",
+    "SeriesFinding",
+    "SeriesHistory",
+    "find_all_changes",
+    "find_changes",
+    "scan",
+]
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +70,7 @@ YOUNG = 10
 """Results before a record below which its place is taken as it is."""
 
 
-def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None = None) -> list[Finding]:
+def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | None = None) -> list[SeriesFinding]:
     """One finding per history.
 
     q: chance of any false suspect in a night of 20 quiet series; each series of a larger night has a smaller one
@@ -89,7 +106,7 @@ def scan(histories: Sequence[History], *, q: float = 0.05, alpha: float | None =
                 finding = judged.verdict([s.get(row) for s in standing], float(p[row]), bool(trend[row]), q_values)
             if finding is None:
                 levels = tuple(_placed(level, places[number]) for level in calm[row])
-                finding = Finding(
+                finding = SeriesFinding(
                     "ok", levels, p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
                     n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
                     reason="no change of the newest level",
@@ -110,12 +127,12 @@ def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: fl
     return standing
 
 
-def find_changes(history: History) -> list[Change]:
+def find_changes(history: SeriesHistory) -> list[PastChange]:
     """All changes of a series, oldest first, environment by environment."""
     return find_all_changes([history])[0]
 
 
-def find_all_changes(histories: Sequence[History]) -> list[list[Change]]:
+def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange]]:
     """The same of many series, faster; each is judged by itself."""
     parts: list[tuple[int, int, NDArray[np.int64]]] = []  # history, environment, its points
     for number, history in enumerate(histories):
@@ -124,7 +141,7 @@ def find_all_changes(histories: Sequence[History]) -> list[list[Change]]:
     parts = [part for part in parts if len(part[2]) >= 2 * MIN_SEGMENT]
     owners = [histories[number] for number, _, _ in parts]
     batches = make_batches(owners, [points for _, _, points in parts])
-    found: list[list[Change]] = [[] for _ in histories]
+    found: list[list[PastChange]] = [[] for _ in histories]
     for batch, learnt in zip(batches, learn(batches, None), strict=True):
         rows = np.array([row for row, starts in enumerate(batch.starts) if starts], dtype=np.int64)
         for row, one in zip(rows.tolist(), some_of(batch, learnt, rows), strict=True):
@@ -138,13 +155,13 @@ def find_all_changes(histories: Sequence[History]) -> list[list[Change]]:
     return [sorted(changes, key=lambda change: change.index) for changes in found]
 
 
-def _too_few(history: History, place: NDArray[np.int64]) -> Finding:
+def _too_few(history: SeriesHistory, place: NDArray[np.int64]) -> SeriesFinding:
     n = len(place)
     y = history.log_ms[place]
-    levels = (Level(int(place[0]), int(place[-1]) + 1, float(np.median(y)), float("nan")),) if n else ()
+    levels = (Segment(int(place[0]), int(place[-1]) + 1, float(np.median(y)), float("nan")),) if n else ()
     if n < 2:
-        return Finding("new", levels, n_after=n, reason="no earlier result in this environment")
-    return Finding(
+        return SeriesFinding("new", levels, n_after=n, reason="no earlier result in this environment")
+    return SeriesFinding(
         "insufficient", levels, n_before=n - 1, n_after=1, reason=f"{n - 1} earlier results of {MIN_POINTS - 1}"
     )
 
@@ -164,10 +181,10 @@ def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
     return climbs
 
 
-def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Level]]:
+def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Segment]]:
     """Levels of the segments of each series, by places in the batch."""
     n = batch.y.shape[1]
-    levels: list[list[Level]] = [[] for _ in batch.starts]
+    levels: list[list[Segment]] = [[] for _ in batch.starts]
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, starts in enumerate(batch.starts):
         alike[starts].append(row)
@@ -179,12 +196,12 @@ def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Level]]:
             level = (centre + np.clip(y - centre, -reach, reach)).mean(axis=1) + batch.shift[rows]
             error = learnt.sigma[rows] * np.sqrt(noise.mean_variance(np.array(b - a), learnt.rho[rows]))
             for row, at, wide in zip(members, level.tolist(), error.tolist(), strict=True):
-                levels[row].append(Level(a, b, at, wide))
+                levels[row].append(Segment(a, b, at, wide))
     return levels
 
 
-def _placed(level: Level, place: NDArray[np.int64]) -> Level:
-    return Level(int(place[level.start]), int(place[level.stop - 1]) + 1, level.log_ms, level.error)
+def _placed(level: Segment, place: NDArray[np.int64]) -> Segment:
+    return Segment(int(place[level.start]), int(place[level.stop - 1]) + 1, level.log_ms, level.error)
 
 
 def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
@@ -194,9 +211,9 @@ def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
     return lambda each: q[np.minimum(np.searchsorted(p, each), len(q) - 1)]
 
 
-def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) -> Change:
+def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) -> PastChange:
     half = float(special.stdtrit(one.df, 0.975)) * step.error
-    return Change(
+    return PastChange(
         index=int(place[step.index]), first=int(place[step.low_index - 1]), last=int(place[step.high_index]),
         effect=step.effect, low=step.effect - half, high=step.effect + half, before=step.before,
         after=step.before + step.effect, p=step.p, n_before=step.index - step.start, n_after=step.stop - step.index,
@@ -208,7 +225,7 @@ def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) ->
 class _Row:
     """One series of a batch."""
 
-    history: History
+    history: SeriesHistory
     place: NDArray[np.int64]  # of its points in the history
     batch: Batch
     row: int
@@ -220,7 +237,7 @@ class _Row:
         p: float,
         trend: bool,
         q_values: Sequence[Callable[[Floats], Floats]],  # of recent changes, of old ones
-    ) -> Finding | None:
+    ) -> SeriesFinding | None:
         """Return what is found, or None where nothing is."""
         n, one, state = self.batch.y.shape[1], self.one, self.history.state[self.place]
         for suspect in suspects:
@@ -241,21 +258,21 @@ class _Row:
         return None
 
     def _finding(
-        self, step: Step | None, answer: tuple[Verdict, str], starts: Sequence[int], p: float, q: float
-    ) -> Finding:
+        self, step: Step | None, answer: tuple[FindingVerdict, str], starts: Sequence[int], p: float, q: float
+    ) -> SeriesFinding:
         n, place, one = self.batch.y.shape[1], self.place, self.one
         shift, levels = float(self.batch.shift[self.row]), []
         for a, b in segments(starts, n):
             level, error = one.level(a, b)
-            levels.append(Level(int(place[a]), int(place[b - 1]) + 1, level + shift, error))
+            levels.append(Segment(int(place[a]), int(place[b - 1]) + 1, level + shift, error))
         if step is None:
             newest = starts[-1] if starts else 0
-            return Finding(
+            return SeriesFinding(
                 answer[0], tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1,
                 reason=answer[1],
             )  # fmt: skip
         half = float(special.stdtrit(one.df, 0.975)) * step.error
-        return Finding(
+        return SeriesFinding(
             answer[0], tuple(levels), int(place[step.index]), int(place[step.low_index - 1]),
             int(place[step.high_index]), step.effect, step.effect - half, step.effect + half, step.before + shift, p, q,
             one.sigma, step.index - step.start, n - step.index, answer[1],
@@ -270,7 +287,7 @@ class _Row:
 
 def _weighed(
     one: One, step: Step, ends: Sequence[int], state: NDArray[np.int64], min_effect: float
-) -> tuple[Verdict, str] | None:
+) -> tuple[FindingVerdict, str] | None:
     """A rejected hypothesis: changed, suspect or drift; None where it is old and stands no longer."""
     after = step.stop - step.index
     if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:

@@ -35,7 +35,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Verdict = Literal["same", "different", "continue"]
+BlockVerdict = Literal["same", "different", "continue"]
 
 MAX_BLOCKS = 160
 """No comparison goes on longer: further looks would spend alpha that was not set aside."""
@@ -86,7 +86,7 @@ class Decision:
     effect  median of all pairwise averages of blocks, NaN without a block
     """
 
-    verdict: Verdict
+    verdict: BlockVerdict
     effect: float
     low: float
     high: float

@@ -42,7 +42,7 @@ _MAD_FACTOR = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeVerdict:
     """A latency against its history, or one side against another. Changes are of the logarithm."""
 
     verdict: Verdict
@@ -101,7 +101,7 @@ def judge_pools(
     *,
     timing: str,
     min_effect: float | None = None,
-) -> Change:
+) -> ChangeVerdict:
     """One commit's runs against another's. `unresolved` where neither repeats nor bursts tell the noise."""
     before = np.log(np.asarray(before_ms, dtype=np.float64))
     after = np.log(np.asarray(after_ms, dtype=np.float64))
@@ -109,24 +109,24 @@ def judge_pools(
     change = float(np.median(after) - np.median(before))
     scatters = [mad(before), mad(after), typical(before_errors), typical(after_errors)]
     if not any(scatters) and min(n, m) < 2:
-        return Change(Verdict.UNRESOLVED, min(n, m), change)
+        return ChangeVerdict(Verdict.UNRESOLVED, min(n, m), change)
     sigma = max(*scatters, POOL_FLOOR[timing])
     effect = least_effect(timing, math.exp(float(np.median(before)))) if min_effect is None else min_effect
     threshold = max(math.log1p(effect), SIGMAS * sigma * math.sqrt(1 / n + 1 / m))
-    return Change(_direction(change, threshold), min(n, m), change, threshold)
+    return ChangeVerdict(_direction(change, threshold), min(n, m), change, threshold)
 
 
-def judge_rms(rms: float | None, history_rms: ArrayLike) -> Change:
+def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
     """Relative error against the median of the history; one earlier result is enough, it hardly scatters."""
     history = np.asarray(history_rms, dtype=np.float64)
     history = history[np.isfinite(history)]
     n = len(history)
     if rms is None or n == 0:
-        return Change(Verdict.NEW, n)
+        return ChangeVerdict(Verdict.NEW, n)
     before = float(np.median(history))
     worse = RMS.worse(before, rms)
     change = math.log(rms / before) if rms > 0 and before > 0 else None
-    return Change(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO))
+    return ChangeVerdict(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO))
 
 
 def worse_since(

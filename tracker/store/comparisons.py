@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import digest
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Comparison, Series
+from groupbench.tracker.store.schema import ABComparison, Series
 
 SAME, DIFFERENT, UNKNOWN, FAILED = "same", "different", "unknown", "failed"
 DECIDED = (SAME, DIFFERENT)
@@ -55,10 +55,10 @@ def store(session: Session, series: int, compared: Compared) -> int:
     identity = session.scalar(select(Series.identity).where(Series.id == series))
     facts = {name: getattr(compared, name) for name in _FACTS}
     content = content_of(identity, compared)
-    known = session.scalar(select(Comparison.id).where(Comparison.content == content))
+    known = session.scalar(select(ABComparison.id).where(ABComparison.content == content))
     if known is not None:
         return known
-    row = Comparison(
+    row = ABComparison(
         content=content,
         series_id=series,
         measured=compared.measured,
@@ -81,13 +81,13 @@ def of_series(session: Session, series: Collection[int]) -> dict[int, list[Compa
     """Every comparison of some series, by key, the newest first."""
     found: dict[int, list[Compared]] = {}
     for chunk in chunks(series):
-        query = select(Comparison).where(Comparison.series_id.in_(chunk))
-        for row in session.scalars(query.order_by(Comparison.measured.desc(), Comparison.id.desc())):
+        query = select(ABComparison).where(ABComparison.series_id.in_(chunk))
+        for row in session.scalars(query.order_by(ABComparison.measured.desc(), ABComparison.id.desc())):
             found.setdefault(row.series_id, []).append(from_row(row))
     return found
 
 
-def from_row(row: Comparison) -> Compared:
+def from_row(row: ABComparison) -> Compared:
     facts = {name: getattr(row, name) for name in _FACTS}
     return Compared(**facts, measured=row.measured, message=row.message, details=row.details, pk=row.id)
 

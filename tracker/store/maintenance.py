@@ -14,7 +14,7 @@ from groupbench.tracker.store.checked import prepared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import Ingested, ingest_into
 from groupbench.tracker.store.records import stored_records
-from groupbench.tracker.store.schema import Alert, AlertEvent, Comparison, Pin, Run, Series
+from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Pin, Run, Series
 from groupbench.tracker.store.sqlite_file import copy_sqlite
 
 _PRIVATE = ("", ":memory:")
@@ -74,7 +74,11 @@ def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:
     """Add theirs; gives our keys by theirs."""
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     keys = {}
-    query = select(Comparison, Series.identity).join(Series, Comparison.series_id == Series.id).order_by(Comparison.id)
+    query = (
+        select(ABComparison, Series.identity)
+        .join(Series, ABComparison.series_id == Series.id)
+        .order_by(ABComparison.id)
+    )
     for row, series in theirs.execute(query).all():
         keys[row.id] = comparisons.store(session, ours[series], comparisons.from_row(row))
     return keys

@@ -43,7 +43,7 @@ from groupbench.tracker.store.schema import (
     sealed_columns,
 )
 from groupbench.tracker.store.sqlite_file import folder_beside, put
-from groupbench.tracker.store.verify import Problem, verify
+from groupbench.tracker.store.verify import DatabaseProblem, verify
 from groupbench.tracker.text.wording import counted
 
 _ROUNDS = 10
@@ -291,7 +291,7 @@ def _keep_what_holds(made: Path, done: Repaired) -> None:
     raise StoreError(f"{made.name}: cannot be repaired: {problems[0]}")
 
 
-def _losses(session: Session, problem: Problem) -> Iterator[str]:
+def _losses(session: Session, problem: DatabaseProblem) -> Iterator[str]:
     """A line for what will be deleted; of a point with the run and the series that it belongs to."""
     if problem.table == "point":
         query = (
@@ -308,7 +308,7 @@ def _losses(session: Session, problem: Problem) -> Iterator[str]:
         yield str(problem)
 
 
-def _delete(made: Path, problems: list[Problem], done: Repaired) -> None:
+def _delete(made: Path, problems: list[DatabaseProblem], done: Repaired) -> None:
     with closing(sqlite3.connect(made)) as connection, connection:  # which does not enforce references
         for problem in problems:
             rows = [(key,) for key in problem.keys]

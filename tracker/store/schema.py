@@ -302,7 +302,7 @@ class Point(Base, kw_only=True):
     )
 
 
-class Comparison(Base, kw_only=True):
+class ABComparison(Base, kw_only=True):
     """Two commits measured in turns on one machine: what an A/B said of one series."""
 
     __tablename__ = "comparison"

@@ -30,7 +30,7 @@ _TAKE_A_NAME = {name for name in _PRAGMAS if name.startswith(("table", "index", 
 
 
 @dataclass(frozen=True)
-class Answer:
+class SqlResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
@@ -38,7 +38,7 @@ class Answer:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, str] | None = None) -> Answer:
+def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
     """The rows of one statement; `params` are the values of its `:name`."""
     where = os.fspath(location)
     if "://" in where and not where.startswith("sqlite"):
@@ -58,7 +58,7 @@ def _path(where: str) -> Path:
         raise StoreError(f"--db {where.split('://', 1)[0]}://… is not a database URL") from error
 
 
-def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> Answer:
+def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
     try:
         if not path.is_file():
             raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
@@ -71,7 +71,7 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> Answer:
         cursor = connection.execute(statement, dict(params))
         if cursor.description is None:
             raise QueryError("the statement gives no rows")
-        return Answer(_unique([column[0] for column in cursor.description]), tuple(cursor.fetchall()))
+        return SqlResult(_unique([column[0] for column in cursor.description]), tuple(cursor.fetchall()))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         refused = any(
             said in str(error) for said in ("not authorized", "authorization denied", "prohibited", "readonly")
@@ -102,7 +102,7 @@ ORDER BY 2 LIMIT 1
 """The session's role, which SET ROLE leads back to, and the right of it that reaches beyond the database."""
 
 
-def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer:
+def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlResult:
     from sqlalchemy import create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -135,7 +135,7 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> Answer
         cursor = connection.execute(statement, dict(params) or None, prepare=True)
         if cursor.description is None:
             raise QueryError("the statement gives no rows")
-        return Answer(_unique([column.name for column in cursor.description]), tuple(map(tuple, cursor.fetchall())))
+        return SqlResult(_unique([column.name for column in cursor.description]), tuple(map(tuple, cursor.fetchall())))
     except QueryError:
         raise
     except Exception as error:  # the driver's own tree, which is not imported here

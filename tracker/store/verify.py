@@ -27,10 +27,10 @@ from groupbench.tracker.store.engine import cause
 from groupbench.tracker.store.points import LATENCY_COLUMNS, earlier_content, kernels_hash, point_values
 from groupbench.tracker.store.records import POINT_COLUMNS, RecordReader
 from groupbench.tracker.store.schema import (
+    ABComparison,
     Alert,
     AlertEvent,
     Base,
-    Comparison,
     Environment,
     KernelSet,
     Point,
@@ -46,7 +46,7 @@ _PACKED = ("samples", "telemetry")
 
 
 @dataclass(frozen=True)
-class Problem:
+class DatabaseProblem:
     """Something in the database that cannot be."""
 
     kind: str  # damage, reference, orphan, hash
@@ -58,13 +58,13 @@ class Problem:
         return f"{self.kind}: {self.what}"
 
 
-def verify(session: Session, *, quick: bool = False, until: float = math.inf) -> Iterator[Problem]:
+def verify(session: Session, *, quick: bool = False, until: float = math.inf) -> Iterator[DatabaseProblem]:
     """What is wrong, from the file's pages up to the hash of every result; nothing where all is well.
 
     `quick` leaves out the results, which take most of the time. They are checked as far as `until`, by
     `time.monotonic`, allows.
     """
-    checks: list[Callable[[Session], Iterator[Problem]]] = [_pages, _references, _orphans, _checksums]
+    checks: list[Callable[[Session], Iterator[DatabaseProblem]]] = [_pages, _references, _orphans, _checksums]
     checks += [_environments, _kernel_sets, _comparisons, _series]
     if not quick:
         checks.append(partial(_results, until=until))
@@ -72,7 +72,7 @@ def verify(session: Session, *, quick: bool = False, until: float = math.inf) ->
         try:
             yield from check(session)
         except Exception as error:  # reading damage may raise anything, and the other checks still count
-            yield Problem("damage", f"a check could not be finished: {_said(error)}")
+            yield DatabaseProblem("damage", f"a check could not be finished: {_said(error)}")
 
 
 def _said(error: Exception) -> str:
@@ -82,15 +82,15 @@ def _said(error: Exception) -> str:
     return " ".join((str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}").split())
 
 
-def _pages(session: Session) -> Iterator[Problem]:
+def _pages(session: Session) -> Iterator[DatabaseProblem]:
     if session.get_bind().dialect.name != "sqlite":
         return
     for (said,) in session.execute(text("PRAGMA integrity_check(20)")):
         if said != "ok":
-            yield Problem("damage", " ".join(str(said).split()))
+            yield DatabaseProblem("damage", " ".join(str(said).split()))
 
 
-def _references(session: Session) -> Iterator[Problem]:
+def _references(session: Session) -> Iterator[DatabaseProblem]:
     """Rows that refer to a row that is not there. A database that enforces its keys has none."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
@@ -101,7 +101,7 @@ def _references(session: Session) -> Iterator[Problem]:
             yield from _listed(session, query, "reference", table.name, what)
 
 
-def _orphans(session: Session) -> Iterator[Problem]:
+def _orphans(session: Session) -> Iterator[DatabaseProblem]:
     """Rows that nothing refers to, though they were only ever made for something."""
     for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
         query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
@@ -113,12 +113,12 @@ def _orphans(session: Session) -> Iterator[Problem]:
     yield from _listed(session, silent, "orphan", "alert", "alert without any event")
 
 
-def _listed(session: Session, query: Select[Any], kind: str, table: str, what: str) -> Iterator[Problem]:
+def _listed(session: Session, query: Select[Any], kind: str, table: str, what: str) -> Iterator[DatabaseProblem]:
     number = session.scalar(select(func.count()).select_from(query.subquery())) or 0
     if number:
         keys = tuple(session.scalars(query))
         some = ", ".join(map(str, keys[:5]))
-        yield Problem(kind, f"{number} {what} (id {some}{', …' if number > 5 else ''})", table, keys)
+        yield DatabaseProblem(kind, f"{number} {what} (id {some}{', …' if number > 5 else ''})", table, keys)
 
 
 def _each(
@@ -127,7 +127,7 @@ def _each(
     columns: Sequence[Any],  # the first is the row's id
     check: Callable[[Any], str | None],  # gives what is wrong with a row
     until: float = math.inf,  # by time.monotonic
-) -> Iterator[Problem]:
+) -> Iterator[DatabaseProblem]:
     """Check every row of a table, by its id; one that cannot be read is a problem like any other."""
     name, key = mapped.__tablename__, inspect(mapped).columns["id"]
     query, beyond = select(*columns).order_by(key), true()
@@ -144,13 +144,13 @@ def _each(
             except Exception as error:  # whatever a damaged value raises on its way here
                 wrong = f"cannot be read: {_said(error)}"
             if wrong:
-                yield Problem("hash", f"{name} {each} {wrong}", name, (each,))
+                yield DatabaseProblem("hash", f"{name} {each} {wrong}", name, (each,))
         if time.monotonic() > until:
             return
         beyond = key > keys[-1]
 
 
-def _checksums(session: Session) -> Iterator[Problem]:
+def _checksums(session: Session) -> Iterator[DatabaseProblem]:
     for mapped in sealed_tables():
         names = sealed_columns(mapped)
 
@@ -163,7 +163,7 @@ def _checksums(session: Session) -> Iterator[Problem]:
         yield from _each(session, mapped, columns, check)
 
 
-def _environments(session: Session) -> Iterator[Problem]:
+def _environments(session: Session) -> Iterator[DatabaseProblem]:
     names = [name for name in records.Environment.__struct_fields__ if hasattr(Environment, name)]
 
     def check(row: Any) -> str | None:
@@ -177,7 +177,7 @@ def _environments(session: Session) -> Iterator[Problem]:
     yield from _each(session, Environment, [*fixed, *(getattr(Environment, name) for name in names)], check)
 
 
-def _kernel_sets(session: Session) -> Iterator[Problem]:
+def _kernel_sets(session: Session) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         if digest(row.kernels) != row.content:
             return "is not what its hash says"
@@ -187,17 +187,17 @@ def _kernel_sets(session: Session) -> Iterator[Problem]:
     yield from _each(session, KernelSet, [KernelSet.id, KernelSet.content, KernelSet.kernels, KernelSet.hash], check)
 
 
-def _comparisons(session: Session) -> Iterator[Problem]:
+def _comparisons(session: Session) -> Iterator[DatabaseProblem]:
     identities = dict(session.execute(select(Series.id, Series.identity)).all())
 
     def check(row: Any) -> str | None:
         made = comparisons.content_of(identities.get(row.series_id), comparisons.from_row(row))
         return None if made == row.content else "is not what its hash says"
 
-    yield from _each(session, Comparison, list(Comparison.__table__.columns), check)
+    yield from _each(session, ABComparison, list(ABComparison.__table__.columns), check)
 
 
-def _series(session: Session) -> Iterator[Problem]:
+def _series(session: Session) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         _, identity, *values = row
         made = identity_of(dict(zip(IDENTITY, values, strict=True)))
@@ -207,7 +207,7 @@ def _series(session: Session) -> Iterator[Problem]:
     yield from _each(session, Series, columns, check)
 
 
-def _results(session: Session, until: float) -> Iterator[Problem]:
+def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
     """Every point, against the hash of what it was made of and the statistics of its samples."""
     environments = dict(session.execute(select(Environment.id, Environment.content)).all())
     series = dict(session.execute(select(Series.id, Series.identity)).all())

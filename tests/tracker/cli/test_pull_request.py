@@ -12,7 +12,7 @@ import pytest
 from groupbench.tracker.ab.bench import AbCell, AbResult, Side
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.cli.pull_request import _cells, _comment, _ends
-from groupbench.tracker.project import Entry, Project, Settings
+from groupbench.tracker.project import PlanEntry, Project, ProjectSettings
 
 
 def git(folder: Path, *args: str) -> str:
@@ -66,13 +66,13 @@ class Bench:
 
 def test_every_entry_for_the_device_is_compared_once() -> None:
     entries = (
-        Entry("a", only=("x", "y"), skip=("y",)),
-        Entry("a", only=("x",), shapes=("N=1",)),
-        Entry("b", only=("x",), device="cuda"),
-        Entry("c", only=("x",), device="cpu"),
+        PlanEntry("a", only=("x", "y"), skip=("y",)),
+        PlanEntry("a", only=("x",), shapes=("N=1",)),
+        PlanEntry("b", only=("x",), device="cuda"),
+        PlanEntry("c", only=("x",), device="cpu"),
     )
     bench: Any = Bench()
-    cells = _cells(bench, Project(Settings(entries, plugins=("m.p",))), "auto")
+    cells = _cells(bench, Project(ProjectSettings(entries, plugins=("m.p",))), "auto")
     assert [(cell.operator, cell.backend) for cell in cells] == [("a", "x"), ("c", "x")]
     assert {selection["plugins"] for selection in bench.asked} == {("m.p",)}
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.compare.league import Table, league
+from groupbench.tracker.compare.league import LeagueTable, league
 from groupbench.tracker.compare.league_page import page
 from groupbench.tracker.compare.sides import points_of
 from groupbench.tracker.errors import QueryError
@@ -26,7 +26,7 @@ Make = Callable[..., Record]
 H100 = Path(__file__).parents[2] / "data" / "h100_kernels"
 
 
-def table_of(*records: Record) -> Table:
+def table_of(*records: Record) -> LeagueTable:
     (table,) = league(points_of(records))
     return table
 

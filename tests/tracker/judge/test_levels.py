@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupbench.tracker.judge.levels import Evidence, latency_history, levels_of
+from groupbench.tracker.judge.levels import ChangeEvidence, latency_history, levels_of
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.store.comparisons import Compared
 
@@ -28,7 +28,10 @@ def past(ms: list[float], environment: list[int] | None = None) -> Past:
     )  # fmt: skip
 
 
-def edges(ms: list[float], evidence: Evidence = Evidence(), environment: list[int] | None = None) -> list[int]:  # noqa: B008
+NOTHING = ChangeEvidence()
+
+
+def edges(ms: list[float], evidence: ChangeEvidence = NOTHING, environment: list[int] | None = None) -> list[int]:
     """Places of the first results of all levels."""
     commits = {100 + i: f"c{i}" for i in range(len(ms))}
     (found,) = levels_of([past(ms, environment)], ["gpu"], [False], [evidence], commits)
@@ -47,17 +50,17 @@ def alert(at: int, state: str = "new", metric: str = "latency") -> Any:
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        (Evidence(comparisons=[different(5, 6), different(12, 13)]), [0, 6, 13]),
-        (Evidence(comparisons=[different(3, 8), different(12, 13)]), [0, 6, 13]),
-        (Evidence(comparisons=[different(5, 6, "same")]), [0]),
-        (Evidence(comparisons=[different(5, 40)]), [0]),
-        (Evidence(alerts=[alert(6, "fixed")]), [0, 6, 13]),
-        (Evidence(alerts=[alert(6, "new")]), [0]),
-        (Evidence(alerts=[alert(6, metric="accuracy")]), [0]),
+        (ChangeEvidence(comparisons=[different(5, 6), different(12, 13)]), [0, 6, 13]),
+        (ChangeEvidence(comparisons=[different(3, 8), different(12, 13)]), [0, 6, 13]),
+        (ChangeEvidence(comparisons=[different(5, 6, "same")]), [0]),
+        (ChangeEvidence(comparisons=[different(5, 40)]), [0]),
+        (ChangeEvidence(alerts=[alert(6, "fixed")]), [0, 6, 13]),
+        (ChangeEvidence(alerts=[alert(6, "new")]), [0]),
+        (ChangeEvidence(alerts=[alert(6, metric="accuracy")]), [0]),
     ],
     ids=["A/B", "A/B over several", "A/B same", "A/B of another commit", "fixed", "open", "accuracy"],
 )
-def test_what_ends_a_level_besides_history(evidence: Evidence, expected: list[int]) -> None:
+def test_what_ends_a_level_besides_history(evidence: ChangeEvidence, expected: list[int]) -> None:
     assert edges(SIX_SEVEN_TWO, evidence) == expected
 
 
@@ -65,7 +68,7 @@ def test_one_change_is_one_edge() -> None:
     """History finds it at the twentieth result; an A/B of the commits around it adds none."""
     ms = [1.0] * 20 + [1.1] * 20
     assert edges(ms) == [0, 20]
-    assert edges(ms, Evidence(comparisons=[different(18, 22)], alerts=[alert(20)])) == [0, 20]
+    assert edges(ms, ChangeEvidence(comparisons=[different(18, 22)], alerts=[alert(20)])) == [0, 20]
 
 
 def test_another_environment_ends_a_level() -> None:

@@ -17,7 +17,7 @@ from click.testing import Result as CliResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.judge.alerts import AlertRow, Event
+from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
 from groupbench.tracker.judge.verdicts import summary as first_line
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
@@ -68,7 +68,7 @@ def judged(pk: int, verdict: Any, text: str = "note", **given: Any) -> Judged:
 
 
 def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
-    happened = tuple(Event(NIGHT.replace(minute=n % 60), text, "new", text) for n in range(events))
+    happened = tuple(StateChange(NIGHT.replace(minute=n % 60), text, "new", text) for n in range(events))
     return AlertRow(
         pk, series_row(pk), "latency", "acknowledged", "code", None, run_row(text), "e", 1.0, 1.05, 0.05, 0.04, 0.06,
         NIGHT, None, None, text, None, happened,

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from groupbench.tracker.stats.records import RECENT, record_distance, records
-from groupbench.tracker.stats.scan import Finding, History, scan
+from groupbench.tracker.stats.scan import SeriesFinding, SeriesHistory, scan
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int], Floats]
@@ -22,13 +22,13 @@ HEAVY: dict[str, Noise] = {
 }
 
 
-def night(y: Floats, least: float = 0.003) -> list[Finding]:
+def night(y: Floats, least: float = 0.003) -> list[SeriesFinding]:
     n = y.shape[1]
     unknown, one, commits = np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)
-    return scan([History(row, unknown, one, commits, min_effect=math.log1p(least)) for row in y])
+    return scan([SeriesHistory(row, unknown, one, commits, min_effect=math.log1p(least)) for row in y])
 
 
-def news(found: list[Finding]) -> NDArray[np.bool_]:
+def news(found: list[SeriesFinding]) -> NDArray[np.bool_]:
     return np.array([one.verdict in ("suspect", "changed") for one in found])
 
 
@@ -146,9 +146,9 @@ def test_a_young_series_is_no_harder_to_judge_among_others() -> None:
     assert news(night(y))[:40].sum() >= max(alone, 30)
 
 
-def _histories(y: Floats) -> list[History]:
+def _histories(y: Floats) -> list[SeriesHistory]:
     n = y.shape[1]
-    return [History(row, np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)) for row in y]
+    return [SeriesHistory(row, np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)) for row in y]
 
 
 def test_a_finding_says_since_when_and_in_which_direction() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from groupbench.tracker.stats.scan import Finding, History, find_all_changes, find_changes, scan
+from groupbench.tracker.stats.scan import SeriesFinding, SeriesHistory, find_all_changes, find_changes, scan
 
 Floats = NDArray[np.float64]
 
@@ -25,22 +25,24 @@ def history(
     error: float = math.nan,
     pool: int = 0,
     worse: Literal[1, -1] = 1,
-) -> History:
+) -> SeriesHistory:
     n = len(y)
     states = np.arange(n) if state is None else np.asarray(state)
     environments = np.broadcast_to(np.asarray(environment, dtype=np.int64), n).copy()
-    return History(np.asarray(y, dtype=np.float64), np.full(n, error), environments, states, pool=pool, worse=worse)
+    return SeriesHistory(
+        np.asarray(y, dtype=np.float64), np.full(n, error), environments, states, pool=pool, worse=worse
+    )
 
 
 def gauss(seed: int, m: int, n: int, sigma: float = 0.01) -> Floats:
     return np.random.default_rng(seed).normal(0, sigma, (m, n))
 
 
-def alone(y: Floats, **kind: object) -> Finding:
+def alone(y: Floats, **kind: object) -> SeriesFinding:
     return scan([history(y, **kind)], alpha=0.01)[0]  # type: ignore[arg-type]
 
 
-def verdicts(found: list[Finding]) -> list[str]:
+def verdicts(found: list[SeriesFinding]) -> list[str]:
     return [one.verdict for one in found]
 
 

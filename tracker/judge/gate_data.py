@@ -13,8 +13,8 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.pasts import Past, Pasts, Turn, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query.lines import Line
-from groupbench.tracker.query.rows import Outcome, PointRow, RunRow
+from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
@@ -24,14 +24,14 @@ SETTLED = 6
 
 
 @dataclass
-class Known:
+class GateData:
     """Everything that a rule may ask for. `learn` adds the facts that tell causes."""
 
     session: Session
     run: RunRow
-    line: Line  # the runs that count, up to `run`
+    line: CommitLine  # the runs that count, up to `run`
     points: Sequence[PointRow]
-    expected: Mapping[int, Outcome]  # by series, of the previous run of the plan
+    expected: Mapping[int, PointOutcome]  # by series, of the previous run of the plan
     window: int  # earlier results of a series that count
     min_effect: float | None  # relative; None takes that of the timing
     pasts: Pasts
@@ -47,13 +47,13 @@ class Known:
         cls,
         session: Session,
         run: RunRow,
-        line: Line,
+        line: CommitLine,
         points: Sequence[PointRow],
-        expected: Mapping[int, Outcome],
+        expected: Mapping[int, PointOutcome],
         stored: Sequence[AlertRow],
         window: int,
         min_effect: float | None,
-    ) -> Known:
+    ) -> GateData:
         """Return what is stored of the series of a run's points."""
         series = [point.series.pk for point in points]
         pasts = Pasts(session, line, series, window)
