@@ -4,6 +4,8 @@
     python ci/benchmarks/judgement_marks.py --only power --scale 0.1       # one part, with a tenth of the nights
     python ci/benchmarks/judgement_marks.py --only public --nyrkio FOLDER
 
+    PYTHONPATH=OTAVA python ci/benchmarks/judgement_marks.py --only splices  # with Apache Otava
+
 Every night is one call of `scan` with the gate's own false-discovery rate, floor and least effect, over all series of
 the night. `--nyrkio` takes a folder with the public histories rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns
 timestamp, commit, metric, value and, with several benchmarks, test).
@@ -14,10 +16,11 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import importlib.util
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +193,79 @@ def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
         yield f"{size} sigma", f"{seen_early / total:.0%}", f"{again / total:.0%}", total
 
 
+CELLS = (  # ms, scatter between nights in % from and to (H200, nights of separate processes), steps in %
+    (0.6, 0.05, 0.10, (0.9, 1.8, 3.5)),
+    (0.4, 0.05, 0.12, (2.5,)),
+    (0.097, 0.15, 0.30, (0.8, 1.9, 3.4)),
+    (0.018, 0.4, 0.6, (3.5,)),
+    (0.013, 0.4, 0.6, (2.5,)),
+)
+
+
+def splices(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+    """A genuine step in one of 11 cells with the scatter of recorded nights, by each method within two nights.
+
+    `wander` is the share of the variance that lasts from night to night (AR(1) 0.7). Quiet is a share of the verdicts
+    on the nights before the step and on the ten cells without one.
+    """
+    methods = {"gate": _by_gate, "6 MAD": _by_simple_rule} | ({"Otava": _by_otava} if _otava() else {})
+    yield (
+        "wander",
+        "latency ms",
+        "step",
+        *(f"{name}: found" for name in methods),
+        *(f"{name}: quiet" for name in methods),
+    )
+    for wander in (0.0, 0.5):
+        for ms, low, high, steps in CELLS:
+            for step in steps:
+                found, false, quiet = dict.fromkeys(methods, 0), dict.fromkeys(methods, 0), 0
+                cases = times(100, scale)
+                for _ in range(cases):
+                    sigma = rng.uniform(low, high, (11, 1)) / 100
+                    slow = ar1(rng, 11, 24, 0.7)
+                    y = sigma * (np.sqrt(wander) * slow + np.sqrt(1 - wander) * rng.normal(0, 1, (11, 24)))
+                    at = int(rng.integers(6, 19))
+                    y[0, at:] += np.log1p(step / 100)
+                    quiet += 10 * 2 + (at - 4)
+                    for name, method in methods.items():
+                        seen = [method(y[:, :stop], ms) for stop in range(5, at + 3)]
+                        found[name] += bool(seen[-1][0] or seen[-2][0])
+                        false[name] += sum(bool(night[0]) for night in seen[:-2])
+                        false[name] += sum(int(night[1:].sum()) for night in seen[-2:])
+                yield (
+                    wander, ms, f"{step} %", *(f"{100 * found[name] / cases:.0f} % of {cases}" for name in methods),
+                    *(f"{100 * false[name] / quiet:.2f} % of {quiet}" for name in methods),
+                )  # fmt: skip
+
+
+def _by_gate(y: Floats, ms: float) -> NDArray[np.bool_]:
+    return news(y, ms)
+
+
+def _by_simple_rule(y: Floats, ms: float) -> NDArray[np.bool_]:
+    """Farther from the median of earlier nights than six times their median absolute deviation, and 0.5 %."""
+    centre = np.median(y[:, :-1], axis=1, keepdims=True)
+    spread = np.median(np.abs(y[:, :-1] - centre), axis=1)
+    off = np.abs(y[:, -1] - centre[:, 0])
+    return (off > 6 * np.maximum(spread, 0.0004)) & (off > 0.005)
+
+
+def _by_otava(y: Floats, ms: float) -> NDArray[np.bool_]:
+    """A change point (p below 1e-5, 0.5 %) among the last two nights' results."""
+    from otava.analysis import compute_change_points  # type: ignore[import-not-found, unused-ignore]
+
+    def newest(values: Sequence[float]) -> bool:
+        points, _ = compute_change_points(values, max_pvalue=1e-5, min_magnitude=0.005)
+        return any(point.index >= len(values) - 2 for point in points)
+
+    return np.array([newest(list(row)) for row in np.exp(y) * ms])
+
+
+def _otava() -> bool:
+    return importlib.util.find_spec("otava") is not None
+
+
 def speed(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
     yield "20,000 series of 100 results", "wall s", "process s"
     m = times(20000, scale)
@@ -241,7 +317,7 @@ def read(path: Path) -> Iterator[Floats]:
 
 PARTS: dict[str, Callable[[np.random.Generator, float, argparse.Namespace], Rows]] = {
     "large": large, "calm": calm, "power": power, "grid": grid, "quiet": quiet, "replay": replay, "steady": steady,
-    "speed": speed, "public": public,
+    "splices": splices, "speed": speed, "public": public,
 }  # fmt: skip
 
 
