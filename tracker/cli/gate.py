@@ -162,7 +162,7 @@ def _write(found: Gate, form: Format | None) -> None:
         write_json(verdict(found))
     elif form == "csv":
         say(found.summary)
-        write_table(plain(Judged.columns()), [row.flat() for row in found.told], form)
+        write_table(plain(Judged.columns()), [row.flat() for row in found.notable], form)
     else:
         click.echo(printable(found.summary))
         alike, rest = found.folded

@@ -111,4 +111,4 @@ def _store(db: str, name: str, loaded: Loaded) -> str:
     without = sum(record.status != "ok" for record in loaded.records)
     failed = f", {without} of them without a good result" if without else ""
     lost = f"; {_left_out(loaded)}" if loaded.left_out else ""
-    return f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.told}{lost}"
+    return f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.summary}{lost}"

@@ -31,7 +31,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
         for name in files:
             done = _store(db, name)
             stored += 1
-            click.echo(printable(f"{done.source}: {counted(done.records, 'record')}: {done.told}"))
+            click.echo(printable(f"{done.source}: {counted(done.records, 'record')}: {done.summary}"))
     except TrackerError as error:
         if stored:
             kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"

@@ -27,24 +27,24 @@ _STILL = 0.2
 class AccuracyRule:
     """Judges results. An error hardly scatters: it is rounding of one kernel on the same inputs."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
+    def __init__(self, data: GateData) -> None:
+        self.data = data
         self.findings = self._findings()
 
     def _findings(self) -> dict[int, tuple[Past, scans.SeriesFinding | None]]:
         """Where accuracy moved at all: its past in the same environment, and what statistics say where it moved far."""
         pasts: dict[int, Past] = {}
-        moved_ever = self.known.pasts.inaccurate(_STILL)
-        for point in self.known.points:
+        moved_ever = self.data.pasts.inaccurate(_STILL)
+        for point in self.data.points:
             if point.status == "ok" and point.rms is not None and point.series.pk in moved_ever:
-                past = self.known.on_accepted_level(self.known.pasts.accuracy(point.series.pk), "accuracy")
+                past = self.data.on_accepted_level(self.data.pasts.accuracy(point.series.pk), "accuracy")
                 past = past.where(past.alike)
                 if len(past) > 1 and np.ptp(past.log) > _STILL:
                     pasts[point.pk] = past
         least = math.log1p(RMS.least)
         far = [key for key, past in pasts.items() if np.ptp(past.log) > least]
-        made = scans.scan([history(pasts[key], RMS.floor, least, "rms") for key in far], q=Q)
-        by_point = dict(zip(far, made, strict=True))
+        findings = scans.scan([history(pasts[key], RMS.floor, least, "rms") for key in far], q=Q)
+        by_point = dict(zip(far, findings, strict=True))
         return {key: (past, by_point.get(key)) for key, past in pasts.items()}
 
     def places(self, point: PointRow) -> list[int]:
@@ -61,7 +61,7 @@ class AccuracyRule:
 
     def not_ok(self, point: PointRow) -> Judged:
         """Judge a point that has no right result."""
-        series, expected = point.series, self.known.expected.get(point.series.pk)
+        series, expected = point.series, self.data.expected.get(point.series.pk)
         if point.status == "wrong":
             return self._wrong(point)
         if point.status != "unavailable":
@@ -73,22 +73,24 @@ class AccuracyRule:
 
     def _wrong(self, point: PointRow) -> Judged:
         """Outside the tolerance table: always wrong. History only dates the first run that was."""
-        turn, seen = self.known.turns[point.series.pk], self.known.pasts.earlier_ok(point.series.pk)
-        runs = self.known.runs
+        turn, seen = self.data.turns[point.series.pk], self.data.pasts.earlier_ok(point.series.pk)
+        runs = self.data.runs
         span = Span(None if turn.base is None else runs[turn.base], runs[turn.head])
         row = Judged(
             point.series, Verdict.WRONG, point, "result", note=point.message, evidence=Evidence(seen), span=span
         )
         if span.base is None:
             return row
-        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        cause = find_cause(*self.data.facts_of(point, span), result=True)
         note = joined(point.message, cause.note)
         return replace(row, effect=Effect(turn.ms, turn.rms), cause=cause.word, note=note)
 
     def worse(self, point: PointRow, row: Judged) -> Judged | None:
         """Return what got worse besides the latency, which is `row`'s and is named in the same row."""
-        found = self._less_accurate(point, row) or self._not_repeatable(point, row)
-        return found and replace(found, evidence=replace(found.evidence, p=None, q=None))  # those are the latency's
+        worse_row = self._less_accurate(point, row) or self._not_repeatable(point, row)
+        return worse_row and replace(
+            worse_row, evidence=replace(worse_row.evidence, p=None, q=None)
+        )  # those are the latency's
 
     def _less_accurate(self, point: PointRow, row: Judged) -> Judged | None:
         """A result that is within tolerance, yet worse than it was; with what the latency did in the same row."""
@@ -105,12 +107,12 @@ class AccuracyRule:
         before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
         if not RMS.worse(before, point.rms):
             return None
-        runs = self.known.runs
+        runs = self.data.runs
         span = Span(runs[int(past.run[first])], runs[int(past.run[last])])
         note = f"rms {before:.3g} → {point.rms:.3g}"
         if row.what == "latency" and row.change is not None and row.verdict is not Verdict.OK:
             note += f", and {percent_of(row.change)}"
-        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        cause = find_cause(*self.data.facts_of(point, span), result=True)
         return replace(
             row, verdict=Verdict.REGRESSED, what="accuracy", cause=cause.word, note=joined(note, cause.note),
             effect=replace(row.effect, before_rms=before), evidence=replace(row.evidence, n=len(past) - 1),
@@ -119,15 +121,15 @@ class AccuracyRule:
 
     def _not_repeatable(self, point: PointRow, row: Judged) -> Judged | None:
         """Two executions that agreed bit by bit, and no longer do."""
-        alerts = self.known.alerts.get(point.series.pk, ())
-        accepted = any(each.metric == "repeatability" and self.known.accepted(each) for each in alerts)
+        alerts = self.data.alerts.get(point.series.pk, ())
+        accepted = any(each.metric == "repeatability" and self.data.accepted(each) for each in alerts)
         agreed = None if accepted else self._agreed(point)
         if agreed is None:
             return None
         past, last = agreed
-        runs = self.known.runs
+        runs = self.data.runs
         span = Span(runs[int(past.run[last])], runs[int(past.run[last + 1])])
-        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        cause = find_cause(*self.data.facts_of(point, span), result=True)
         note = joined("two executions no longer agree bit by bit", cause.note)
         return replace(
             row, verdict=Verdict.REGRESSED, what="repeatability", cause=cause.word, note=note,
@@ -140,7 +142,7 @@ class AccuracyRule:
         the last place in it where they did."""
         if point.repeatable is not False:
             return None
-        past = self.known.pasts.repeatable(point.series.pk)
+        past = self.data.pasts.repeatable(point.series.pk)
         past = past.where(past.alike)
         agreed = np.flatnonzero(past.log)
         return (past, int(agreed[-1])) if len(agreed) else None

@@ -34,13 +34,13 @@ class Updated:
 
     @property
     def text(self) -> str:
-        told = [
+        parts = [
             f"{len(keys)} {name} ({', '.join(map(str, keys[:8]))}{', …' if len(keys) > 8 else ''})"
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
             if keys
         ]
         advice = "; `groupbench alerts` lists them, `ack`, `expect` and `close` deal with them"
-        return "alerts: " + (", ".join(told) or "nothing new") + (advice if self.opened or self.reopened else "")
+        return "alerts: " + (", ".join(parts) or "nothing new") + (advice if self.opened or self.reopened else "")
 
 
 def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated:
@@ -95,13 +95,13 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     before, after = levels(row)
     interval = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     identity = select(Series.identity).where(Series.id == row.series.pk)
-    said = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
-    known = session.scalar(select(Alert.id).where(Alert.identity == digest(said)))
-    if known is not None:  # of a time before: it was closed, and levels moved on since
-        _move(session, known, "new", ITSELF, f"it is back: {at}", now)
-        return known
+    identity_fields = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
+    stored_key = session.scalar(select(Alert.id).where(Alert.identity == digest(identity_fields)))
+    if stored_key is not None:  # of a time before: it was closed, and levels moved on since
+        _move(session, stored_key, "new", ITSELF, f"it is back: {at}", now)
+        return stored_key
     alert = Alert(
-        identity=digest(said),
+        identity=digest(identity_fields),
         series_id=row.series.pk,
         metric=row.what,
         state="new",
@@ -157,7 +157,7 @@ def accept_transition(session: Session, gate: Gate, who: str, reason: str | None
 
 def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | None, now: datetime) -> list[AlertRow]:
     """Say that they are known and worked on."""
-    for alert in _asked(session, ids):
+    for alert in _alerts_by_id(session, ids):
         _must_be_open(alert, "acknowledged")
         _move(session, alert.pk, "acknowledged", who, reason, now)
     return find(session, keys=set(ids))
@@ -168,7 +168,7 @@ def expect(
 ) -> list[AlertRow]:
     """Accept their new levels, until a date or a commit. Raises QueryError."""
     when, commit = _until(session, until, now)
-    for alert in _asked(session, ids):
+    for alert in _alerts_by_id(session, ids):
         if alert.metric == "result":
             raise QueryError(f"alert {alert.pk} is of a wrong result, which can be no expected level; mend the backend")
         _must_be_open(alert, "expected")
@@ -178,7 +178,7 @@ def expect(
 
 def close(session: Session, ids: Sequence[int], state: str, who: str, reason: str, now: datetime) -> list[AlertRow]:
     """Close them as fixed or as invalid. Raises QueryError."""
-    for alert in _asked(session, ids):
+    for alert in _alerts_by_id(session, ids):
         if alert.metric == "result" and state == "invalid":
             raise QueryError(f"alert {alert.pk} is of a wrong result, which is not accepted; mend backend or tolerance")
         if alert.state == state:
@@ -187,13 +187,13 @@ def close(session: Session, ids: Sequence[int], state: str, who: str, reason: st
     return find(session, keys=set(ids))
 
 
-def _asked(session: Session, ids: Iterable[int]) -> list[AlertRow]:
+def _alerts_by_id(session: Session, ids: Iterable[int]) -> list[AlertRow]:
     wanted = list(dict.fromkeys(ids))
-    found = {alert.pk: alert for alert in find(session, keys=set(wanted))}
+    by_key = {alert.pk: alert for alert in find(session, keys=set(wanted))}
     for key in wanted:
-        if key not in found:
+        if key not in by_key:
             raise QueryError(f"no alert {key}; `groupbench alerts --all` lists them")
-    return [found[key] for key in wanted]
+    return [by_key[key] for key in wanted]
 
 
 def _must_be_open(alert: AlertRow, state: str) -> None:
@@ -215,8 +215,8 @@ def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime 
     hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, text)).limit(2))) if text else []
     hash_ = hashes[0] if len(hashes) == 1 else git.rev_parse(text)
     if hash_ is None:
-        known = "is ambiguous" if hashes else "is neither a date nor a commit that the database or git knows"
-        raise QueryError(f"{text!r} {known}; give 2026-01-31, 30d or a hash")
+        problem = "is ambiguous" if hashes else "is neither a date nor a commit that the database or git knows"
+        raise QueryError(f"{text!r} {problem}; give 2026-01-31, 30d or a hash")
     return None, hash_
 
 

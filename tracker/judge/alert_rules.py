@@ -20,29 +20,29 @@ from groupbench.tracker.verdicts import Verdict
 class AlertRules:
     """The rules, in the order in which they are asked; the first that has an answer decides."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
+    def __init__(self, data: GateData) -> None:
+        self.data = data
 
     def apply(self, row: Judged, *names: str | None) -> Judged:
         """Return the row with the alert of its change; a quiet one, too, where the alert has not been dealt with.
 
         names  what the alerts are about that are looked at
         """
-        of_series = [each for each in self.known.alerts.get(row.series.pk, ()) if each.metric in names]
-        if (answer := self._its_own(row, of_series)) is not None:
-            return answer
+        of_series = [each for each in self.data.alerts.get(row.series.pk, ()) if each.metric in names]
+        if (regression := self._own_regression(row, of_series)) is not None:
+            return regression
         row = _long_ago(row)
         if row.point is None or row.point.status != "ok":
             return row
         if row.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED) and row.series.operator != CANARY:
             return self._in_doubt(row, of_series)
-        return self._not_dealt_with(row, of_series)
+        return self._with_open_alert(row, of_series)
 
-    def _its_own(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
+    def _own_regression(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
         """A regression: with the alert of the same change, and as it is where it is news."""
         if not row.verdict.fails:
             return None
-        same = [each for each in of_series if not self.known.accepted(each) and same_change(each, row)]
+        same = [each for each in of_series if not self.data.accepted(each) and same_change(each, row)]
         if same:
             return replace(row, alert=same[-1], note=joined(row.note, self._text(same[-1])))
         return row if row.news.since <= OLD else None
@@ -59,12 +59,12 @@ class AlertRules:
         note = joined(f"back on the level before alert {back[-1].pk}", row.note)
         return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note, ab_base=None)
 
-    def _not_dealt_with(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
+    def _with_open_alert(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
         """Whatever history says: the level of an open alert is still there, accepted or not."""
         for alert in reversed(of_series):
             if not self._holds(alert, row):
                 continue
-            if self.known.accepted(alert):
+            if self.data.accepted(alert):
                 news = replace(row.news, loud=True)
                 return replace(row, alert=alert, news=news, note=joined(row.note, self._text(alert)))
             if row.verdict.quiet and row.verdict is not Verdict.NEW:
@@ -85,7 +85,7 @@ class AlertRules:
         return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))
 
     def _text(self, alert: AlertRow) -> str:
-        return alert.text + ("; that time is over" if alert.pk in self.known.lapsed else "")
+        return alert.text + ("; that time is over" if alert.pk in self.data.lapsed else "")
 
 
 def _long_ago(row: Judged) -> Judged:

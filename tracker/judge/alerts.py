@@ -42,7 +42,7 @@ OPEN = ("new", "acknowledged", "expected")
 ITSELF = "groupbench"
 """Who moves an alert that no person moved."""
 
-_ASKED = 500
+_MAX_KEYS = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
 
 
@@ -159,11 +159,11 @@ def find(
     if states is not None:
         statement = statement.where(Alert.state.in_(states))
     # Few are asked for by key; of many, all are read and the others left out, since a statement holds only so many.
-    if keys is not None and len(keys) <= _ASKED:
+    if keys is not None and len(keys) <= _MAX_KEYS:
         statement = statement.where(Alert.id.in_(keys))
-    if series is not None and len(series) <= _ASKED:
+    if series is not None and len(series) <= _MAX_KEYS:
         statement = statement.where(Alert.series_id.in_(series))
-    found = _rows(
+    alerts = _rows(
         session,
         [
             row
@@ -173,7 +173,7 @@ def find(
             and (runs is None or row.run_id in runs)
         ],
     )
-    return sorted(found, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,
+    return sorted(alerts, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,
                                             alert.series.backend, alert.pk))  # fmt: skip
 
 
@@ -182,22 +182,24 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
     events: dict[int, list[StateChange]] = {}
     compared: dict[int, Compared] = {}
-    where: dict[tuple[int, int], int] = {}
+    environment_of: dict[tuple[int, int], int] = {}
     for chunk in chunks(row.id for row in rows):
-        told = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
-        for event in session.scalars(told):
+        event_query = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
+        for event in session.scalars(event_query):
             events.setdefault(event.alert_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
-        by = select(ABComparison).join(Alert, Alert.comparison_id == ABComparison.id).where(Alert.id.in_(chunk))
-        compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(by))
-        at = (
+        comparison_query = (
+            select(ABComparison).join(Alert, Alert.comparison_id == ABComparison.id).where(Alert.id.in_(chunk))
+        )
+        compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(comparison_query))
+        place_query = (
             select(Alert.series_id, Alert.run_id, Point.environment_id)
             .join(Point, and_(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id))
             .where(Alert.id.in_(chunk))
         )
-        where.update(((series, run), key) for series, run, key in session.execute(at))
-    environments = environment_rows(session, set(where.values()))
-    machines = {place: environments[key].machine for place, key in where.items()}
-    wrote = authors(session, {runs[row.run_id].commit for row in rows})
+        environment_of.update(((series, run), key) for series, run, key in session.execute(place_query))
+    environments = environment_rows(session, set(environment_of.values()))
+    machines = {place: environments[key].machine for place, key in environment_of.items()}
+    author_of = authors(session, {runs[row.run_id].commit for row in rows})
     return [
         AlertRow(
             pk=row.id,
@@ -211,7 +213,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             opened=row.opened,
             until_time=row.until_time,
             until_commit=row.until_commit,
-            author=wrote.get(runs[row.run_id].commit),
+            author=author_of.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
             events=tuple(events.get(row.id, ())),
             **{name: getattr(row, name) for name in _LEVELS},
@@ -233,8 +235,8 @@ def _contains(session: Session, commit: str, wanted: str) -> bool:
     """Whether a commit is another or comes after it: by parents, by git, or else by the order of what is stored."""
     if commit == wanted or wanted in ancestors(session, commit):
         return True
-    known = git.is_ancestor(wanted, commit)
-    if known is not None:
-        return known
+    by_git = git.is_ancestor(wanted, commit)
+    if by_git is not None:
+        return by_git
     order = [node.hash for node in commit_order(session)]
     return wanted in order and commit in order and order.index(wanted) <= order.index(commit)

@@ -66,21 +66,21 @@ def find_cause(
         if canaries_moved:
             return Cause("machine", "canary moved: the machine, not the code")
         if before is not None and before.environment is not None and after.environment is not None:
-            found = _surroundings(before, before.environment, after, after.environment)
-            if found is not None:
-                return found
+            cause = _surroundings(before, before.environment, after, after.environment)
+            if cause is not None:
+                return cause
         if before is not None and _same_code(before, after):
             return Cause("infrastructure", "the same commit before and after")
         if same_kernels and not result:
             return Cause("infrastructure", SAME_KERNELS)
-    told = some(differences(before.kernels if before else (), after.kernels))
+    changes = some(differences(before.kernels if before else (), after.kernels))
     if before is not None and _other_config(before.kernels, after.kernels):
-        return Cause("tuning", told)
+        return Cause("tuning", changes)
     if same_kernels:
         return Cause("code", SAME_KERNELS)
     if same_kernels is None:
         return Cause("code", None)
-    return Cause("code", f"compiled kernel changed: {told}" if told else "compiled kernel changed")
+    return Cause("code", f"compiled kernel changed: {changes}" if changes else "compiled kernel changed")
 
 
 SAME_KERNELS = "compiled kernel as before"

@@ -13,7 +13,17 @@ from sqlalchemy import select
 
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import OLD, Q, history, joined, known, loud_while_new, moved, percent, relative
+from groupbench.tracker.judge.parts import (
+    OLD,
+    Q,
+    finite_or_none,
+    history,
+    joined,
+    loud_while_new,
+    moved,
+    percent,
+    relative,
+)
 from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
@@ -52,12 +62,12 @@ class _Step:
 class FurtherRule:
     """Judges the metrics that have no rule of their own."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
+    def __init__(self, data: GateData) -> None:
+        self.data = data
         self.steps: dict[int, list[_Step]] = {}
-        held = [metric for metric in judged() if any(point.value(metric) is not None for point in facts.points)]
-        rows = self._read(held)
-        for metric in held:
+        metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
+        rows = self._read(metrics)
+        for metric in metrics:
             pasts = self._pasts(metric, rows)
             find = _exact_steps if metric.rule == "exact" else _scattered_steps
             for point, step in find(metric, pasts):
@@ -76,15 +86,17 @@ class FurtherRule:
         metric, past, finding = step.metric, step.past, step.finding
         now = point.value(metric)
         assert now is not None
-        span = Span(self.known.runs.get(int(past.run[step.first])), self.known.runs[int(past.run[step.last])])
-        cause = find_cause(*self.known.facts_of(point, span), result=True)
+        span = Span(self.data.runs.get(int(past.run[step.first])), self.data.runs[int(past.run[step.last])])
+        cause = find_cause(*self.data.facts_of(point, span), result=True)
         note = joined(f"{metric.name} {metric.text(step.before)} → {metric.text(now)}", cause.note)
         change = now / step.before - 1 if step.before else None
         effect, evidence = Effect(before=step.before, change=change), Evidence(len(past) - 1)
         if finding is not None:
             change = change if finding.effect is None else math.expm1(finding.effect)
             effect = replace(effect, change=change, low=relative(finding.low), high=relative(finding.high))
-            evidence = replace(evidence, sigma=known(finding.sigma), p=known(finding.p), q=known(finding.q))
+            evidence = replace(
+                evidence, sigma=finite_or_none(finding.sigma), p=finite_or_none(finding.p), q=finite_or_none(finding.q)
+            )
         row = Judged(
             point.series, step.verdict, point, metric.name, cause.word, note, effect, evidence, News(step.since), span
         )  # fmt: skip
@@ -93,9 +105,9 @@ class FurtherRule:
     def _hinted(self, row: Judged) -> Judged:
         """Judge what only may make a kernel slower by an A/B of the latency, and ask for one where there is none."""
         assert row.span is not None
-        run, base = self.known.run, row.span.base
+        run, base = self.data.run, row.span.base
         ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
-        compared = comparisons.about(self.known.comparisons.get(row.series.pk, ()), *ends)
+        compared = comparisons.about(self.data.comparisons.get(row.series.pk, ()), *ends)
         if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
             askable = base is not None and all(ends) and base.commit != run.commit
             return replace(row, ab_base=base if askable else None, compared=compared)
@@ -105,12 +117,12 @@ class FurtherRule:
         verdict = Verdict.REGRESSED if slower else Verdict.OK
         return replace(row, verdict=verdict, compared=compared, note=note, news=loud_while_new(row.news))
 
-    def _read(self, held: list[Metric]) -> dict[int, list[Any]]:
+    def _read(self, metrics: list[Metric]) -> dict[int, list[Any]]:
         """What is stored of the series of the points, by series, the oldest first."""
-        if not held:
+        if not metrics:
             return {}
-        series = {point.series.pk for point in self.known.points if any(point.value(m) is not None for m in held)}
-        columns = [getattr(Point, metric.column) for metric in held if metric.column is not None]
+        series = {point.series.pk for point in self.data.points if any(point.value(m) is not None for m in metrics)}
+        columns = [getattr(Point, metric.column) for metric in metrics if metric.column is not None]
         query = (
             select(
                 Point.series_id, Point.run_id, Point.environment_id, Run.commit_id, Run.dirty, Point.metrics, *columns
@@ -118,22 +130,22 @@ class FurtherRule:
             .join(Run, Point.run_id == Run.id)
             .where(Point.status == "ok")
         )
-        place = {run: number for number, run in enumerate(reversed(self.known.line.runs))}
+        place = {run: number for number, run in enumerate(reversed(self.data.line.runs))}
         rows: dict[int, list[Any]] = {}
         for chunk in chunks(series):
-            for row in self.known.session.execute(query.where(Point.series_id.in_(chunk))):
+            for row in self.data.session.execute(query.where(Point.series_id.in_(chunk))):
                 if row.run_id in place:
                     rows.setdefault(row.series_id, []).append(row)
-        newest = slice(-self.known.window - 1, None)
+        newest = slice(-self.data.window - 1, None)
         return {key: sorted(each, key=lambda row: place[row.run_id])[newest] for key, each in rows.items()}
 
     def _pasts(self, metric: Metric, rows: dict[int, list[Any]]) -> Iterator[tuple[PointRow, Past]]:
         """The past of each point in its environment, on the level that was accepted, where there is one."""
         keys = {row.environment_id for each in rows.values() for row in each}
-        environments = environment_rows(self.known.session, keys)
+        environments = environment_rows(self.data.session, keys)
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
-        for point in self.known.points:
+        for point in self.data.points:
             if point.status != "ok" or point.value(metric) is None:
                 continue
             of_metric = [(row, value) for row in rows[point.series.pk] if (value := _value(metric, row)) is not None]
@@ -148,7 +160,7 @@ class FurtherRule:
                 log=np.array([metric.log(value) for _, value in of_metric]),
                 error=np.full(len(of_metric), np.nan),
             ).of_its_toolchain()
-            past = self.known.on_accepted_level(past, metric.name)
+            past = self.data.on_accepted_level(past, metric.name)
             past = past.where(past.alike)
             if len(past) > 1:
                 yield point, past
@@ -195,16 +207,16 @@ def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
 
 def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
     """The changes that statistics find."""
-    held = list(pasts)
+    points_and_pasts = list(pasts)
     least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
     worse: Literal[1, -1] = -1 if metric.better == "higher" else 1
     histories = [
         history(
             past, metric.floor, least, (metric.name, point.series.hardware, point.series.host), gross=gross, worse=worse
         )
-        for point, past in held
+        for point, past in points_and_pasts
     ]
-    for (point, past), finding in zip(held, scans.scan(histories, q=Q), strict=True):
+    for (point, past), finding in zip(points_and_pasts, scans.scan(histories, q=Q), strict=True):
         step = _step_found(metric, past, finding) if moved(finding) else None
         if step is not None:
             yield point, step

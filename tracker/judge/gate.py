@@ -56,16 +56,16 @@ def judge_run(
     line = line_of(session, run, first_parents)
     previous = previous_of_plan(session, run, {point.series.hardware for point in points}, line)
     expected = {} if previous is None else outcomes_of_run(session, previous)
-    stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
-    facts = GateData.read(session, run, line, points, expected, stored, window, min_effect)
-    judge = _Judge(facts)
+    stored_alerts = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
+    data = GateData.read(session, run, line, points, expected, stored_alerts, window, min_effect)
+    judge = _Judge(data)
     rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
-    said = summary(rows, code, strict=strict, same_commit=same_commit)
-    notes = (*_notes(line, facts.pasts.copies), *judge.pins.notes())
-    changed = (*transitions.lines(rows, run), *transitions.baselines(rows))
-    return Gate(run, tuple(rows), code, said, tuple(stored), facts.lapsed, line, notes, changed)
+    first_line = summary(rows, code, strict=strict, same_commit=same_commit)
+    notes = (*_notes(line, data.pasts.copies), *judge.pins.notes())
+    transition_lines = (*transitions.lines(rows, run), *transitions.baselines(rows))
+    return Gate(run, tuple(rows), code, first_line, tuple(stored_alerts), data.lapsed, line, notes, transition_lines)
 
 
 def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
@@ -78,22 +78,22 @@ def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
 class _Judge:
     """Asks each rule about each point, and makes rows of the answers."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
-        self.latency, self.accuracy, self.further = LatencyRule(facts), AccuracyRule(facts), FurtherRule(facts)
-        self.alerts, self.pins = AlertRules(facts), PinRule(facts)
+    def __init__(self, data: GateData) -> None:
+        self.data = data
+        self.latency, self.accuracy, self.further = LatencyRule(data), AccuracyRule(data), FurtherRule(data)
+        self.alerts, self.pins = AlertRules(data), PinRule(data)
         rules = (self.latency, self.accuracy, self.further)
-        places = {(point.series.pk, run) for point in facts.points for rule in rules for run in rule.places(point)}
-        for series, turn in facts.turns.items():
+        places = {(point.series.pk, run) for point in data.points for rule in rules for run in rule.places(point)}
+        for series, turn in data.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
-        facts.learn(places)
+        data.load_facts(places)
 
     def rows(self) -> list[Judged]:
         """Return the verdict on each point, in their order."""
-        rows = [row for point in self.known.points for row in self._rows(point)]
-        known = authors(self.known.session, {row.span.head.commit for row in rows if row.span})
+        rows = [row for point in self.data.points for row in self._rows(point)]
+        author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
-            replace(row, span=replace(row.span, author=known.get(row.span.head.commit))) if row.span else row
+            replace(row, span=replace(row.span, author=author_of.get(row.span.head.commit))) if row.span else row
             for row in rows
         ]
 
@@ -119,8 +119,8 @@ class _Judge:
         if row.verdict.changed and row.span and worse.span and row.span.overlaps(worse.span):
             return [self.alerts.apply(worse, *_OF_THE_CELL)]
         evidence = Evidence(sigma=row.evidence.sigma, latest=row.evidence.latest)
-        still = Judged(row.series, Verdict.OK, point, evidence=evidence)
-        worse = self.accuracy.worse(point, still) or worse
+        unchanged = Judged(row.series, Verdict.OK, point, evidence=evidence)
+        worse = self.accuracy.worse(point, unchanged) or worse
         # Each with its own alerts: what nobody dealt with in the one is not hidden by the other.
         both = [self.alerts.apply(row, "latency"), self.alerts.apply(worse, worse.what)]
         return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
@@ -128,9 +128,9 @@ class _Judge:
     def _further(self, point: PointRow) -> list[Judged]:
         """A row for each other metric that changed, or whose alert nobody has dealt with."""
         rows = self.further.rows(point)
-        named = {row.what for row in rows} | {"latency"}
-        alerts_of = {each.metric for each in self.known.alerts.get(point.series.pk, ())}
-        for name in sorted((alerts_of - named) & set(METRICS)):
+        covered = {row.what for row in rows} | {"latency"}
+        alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
+        for name in sorted((alerted_metrics - covered) & set(METRICS)):
             rows.append(Judged(point.series, Verdict.OK, point, name))
         return [self.alerts.apply(row, row.what) for row in rows]
 
@@ -147,11 +147,11 @@ def _implausible(point: PointRow) -> str | None:
 
 def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, PointOutcome]) -> list[Judged]:
     """Series that the previous run of the plan measured on this hardware, and this one does not hold."""
-    here = {point.series.pk for point in points}
+    present = {point.series.pk for point in points}
     hardware = {point.series.hardware for point in points}
-    gone = [key for key, before in expected.items() if before.status == "ok" and key not in here]
-    lost = sorted(series_rows(session, gone).values(), key=lambda series: series.sort_key)
+    missing_keys = [key for key, before in expected.items() if before.status == "ok" and key not in present]
+    missing = sorted(series_rows(session, missing_keys).values(), key=lambda series: series.sort_key)
     note = "measured in the previous run of the plan, absent from this one"
     return [
-        Judged(series, Verdict.MISSING, None, "absent", note=note) for series in lost if series.hardware in hardware
+        Judged(series, Verdict.MISSING, None, "absent", note=note) for series in missing if series.hardware in hardware
     ]

@@ -25,7 +25,7 @@ SETTLED = 6
 
 @dataclass
 class GateData:
-    """Everything that a rule may ask for. `learn` adds the facts that tell causes."""
+    """Everything that a rule may ask for. `load_facts` adds the facts that tell causes."""
 
     session: Session
     run: RunRow
@@ -78,7 +78,7 @@ class GateData:
             runs=run_rows(session, ends.union(pasts.runs)),
         )
 
-    def learn(self, places: Iterable[tuple[int, int]]) -> None:
+    def load_facts(self, places: Iterable[tuple[int, int]]) -> None:
         """Read the facts at these (series, run)."""
         self.facts |= facts_at(self.session, places)
 
@@ -87,9 +87,9 @@ class GateData:
         series = point.series.pk
         before = None if span.base is None else self.facts.get((series, span.base.pk))
         after = self.facts.get((series, span.head.pk))
-        return before, after or own_facts(point)
+        return before, after or point_facts(point)
 
-    def clean(self, runs: Iterable[int]) -> set[str]:
+    def clean_commits(self, runs: Iterable[int]) -> set[str]:
         """Return the commits that runs measured, as far as they measured no dirty tree."""
         return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
 
@@ -117,6 +117,6 @@ class GateData:
         return past
 
 
-def own_facts(point: PointRow) -> Facts:
+def point_facts(point: PointRow) -> Facts:
     """Return what a point itself says besides its results."""
     return Facts(point.run.state, point.environment.facts, point.kernel_hash)

@@ -11,15 +11,15 @@ import numpy as np
 from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
 from groupbench.tracker.judge.causes import DRIFT, Cause, find_cause
-from groupbench.tracker.judge.gate_data import GateData, own_facts
+from groupbench.tracker.judge.gate_data import GateData, point_facts
 from groupbench.tracker.judge.levels import latency_history
 from groupbench.tracker.judge.parts import (
     OLD,
     Q,
     changes,
     confirmed,
+    finite_or_none,
     joined,
-    known,
     loud_while_new,
     percent,
 )
@@ -101,12 +101,12 @@ class LatencyFinding:
 class LatencyRule:
     """Judges the latencies of a run, all of them together: the share of false alarms is held over the night."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
+    def __init__(self, data: GateData) -> None:
+        self.data = data
         self.latencies = self._latencies()
         # By machine, of which a run may hold several, and whether it became slower.
         self.machines_moved: dict[tuple[str, bool], list[Span]] = {}
-        for point in facts.points:
+        for point in data.points:
             latency = self.latencies.get(point.pk)
             if point.series.operator == CANARY and latency is not None and latency.moved:
                 if latency.with_toolchain:  # a canary runs torch's kernels: what moves them then is no machine
@@ -121,7 +121,7 @@ class LatencyRule:
             return []
         runs = transitions.facts_needed(latency.past)
         if (base := self._base_of_young(latency)) is not None:
-            return [*runs, base.pk, self.known.run.pk]
+            return [*runs, base.pk, self.data.run.pk]
         if not latency.moved or latency.finding.index is None:
             return runs
         return [*runs, *latency.before()[-1:], *latency.after()[:1]]
@@ -131,18 +131,18 @@ class LatencyRule:
     def _latencies(self) -> dict[int, LatencyFinding]:
         pasts: dict[int, Past] = {}
         histories: list[scans.SeriesHistory] = []
-        for point in self.known.points:
+        for point in self.data.points:
             if point.timed and point.timing is not None:
-                past = self.known.on_accepted_level(self.known.pasts.latency(point.series.pk), "latency")
+                past = self.data.on_accepted_level(self.data.pasts.latency(point.series.pk), "latency")
                 pasts[point.pk] = past
-                canary, least = point.series.operator == CANARY, self.known.min_effect
+                canary, least = point.series.operator == CANARY, self.data.min_effect
                 histories.append(
                     latency_history(past, point.timing, canary=canary, min_effect=least, pool=_pool(point))
                 )
         findings = scans.scan(histories, q=Q)
         return {
-            key: LatencyFinding(past, finding, made.min_effect)
-            for (key, past), finding, made in zip(pasts.items(), findings, histories, strict=True)
+            key: LatencyFinding(past, finding, history_.min_effect)
+            for (key, past), finding, history_ in zip(pasts.items(), findings, histories, strict=True)
         }
 
     # ---- one point
@@ -156,15 +156,17 @@ class LatencyRule:
             return self._elsewhere(point, latency)
         row = self._judged(point, latency)
         if row.transition is None:
-            row = replace(row, transition=transitions.newest(self.known, point, latency.past, latency.finding.sigma))
+            row = replace(row, transition=transitions.newest(self.data, point, latency.past, latency.finding.sigma))
         return row
 
     def _judged(self, point: PointRow, latency: LatencyFinding) -> Judged:
         """Judge a latency whose machine has measured the series before."""
         series, finding, past = point.series, latency.finding, latency.past
         n = len(past.alike) - 1
-        evidence = Evidence(n, sigma=known(finding.sigma), p=known(finding.p), q=known(finding.q))
-        if latency.moved or series.pk in self.known.alerts:
+        evidence = Evidence(
+            n, sigma=finite_or_none(finding.sigma), p=finite_or_none(finding.p), q=finite_or_none(finding.q)
+        )
+        if latency.moved or series.pk in self.data.alerts:
             newest = past.alike[-LATEST:]
             evidence = replace(evidence, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
         row = Judged(series, Verdict.OK, point, evidence=evidence)
@@ -191,20 +193,20 @@ class LatencyRule:
         """Return the newest earlier run of another commit, of a series whose history cannot judge yet."""
         if latency.finding.verdict != Verdict.INSUFFICIENT:
             return None
-        earlier = (self.known.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
-        return next((run for run in earlier if run.commit != self.known.run.commit), None)
+        earlier = (self.data.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
+        return next((run for run in earlier if run.commit != self.data.run.commit), None)
 
     def _young(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a series with too few results by an A/B with the commit before, where its level has moved."""
         base, point = self._base_of_young(latency), row.point
         if base is None or point is None or row.series.operator == CANARY:
             return row
-        compared = self._compared(row, [base.pk], [self.known.run.pk])
+        compared = self._compared(row, [base.pk], [self.data.run.pk])
         if compared is not None and compared.verdict == SAME:
             return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: the same")
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
-            span = Span(base, self.known.run)
-            cause = find_cause(*self.known.facts_of(point, span), confirmed=True)
+            span = Span(base, self.data.run)
+            cause = find_cause(*self.data.facts_of(point, span), confirmed=True)
             row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
             return confirmed(replace(row, compared=compared))
         before = latency.past.log[latency.past.run == base.pk]
@@ -213,11 +215,11 @@ class LatencyRule:
         return row
 
     def _untimed(self, point: PointRow) -> Judged:
-        expected = self.known.expected.get(point.series.pk)
+        expected = self.data.expected.get(point.series.pk)
         if expected is not None and expected.timed:
             note = "the previous run has a latency, this one has none"
             return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
-        seen = self.known.pasts.earlier_ok(point.series.pk)
+        seen = self.data.pasts.earlier_ok(point.series.pk)
         return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
 
     def _drift(self, row: Judged, point: PointRow, latency: LatencyFinding) -> Judged:
@@ -236,13 +238,13 @@ class LatencyRule:
         if ends < 1:
             return None
         moved = float(np.median(log[-ends:]) - np.median(log[:ends]))
-        return f"{percent(moved)} since {date(self.known.runs[int(run[0])].started)}"
+        return f"{percent(moved)} since {date(self.data.runs[int(run[0])].started)}"
 
     def _moved(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that history says has moved, or may have: what an A/B found, whose fault it is."""
         point, span = row.point, self._span(latency)
         assert point is not None
-        row = replace(row, span=span, transition=transitions.across(self.known, point, span, row))
+        row = replace(row, span=span, transition=transitions.across(self.data, point, span, row))
         if row.series.operator == CANARY:
             if row.transition is not None:
                 note = f"{row.transition.text}: the canary runs torch's kernels"
@@ -257,7 +259,7 @@ class LatencyRule:
         compared = self._compared(row, latency.before(), latency.after())
         different = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
         cause = find_cause(
-            *self.known.facts_of(point, span),
+            *self.data.facts_of(point, span),
             canaries_moved=self._machine_moved(row, span, latency.slower),
             confirmed=different,
         )
@@ -269,7 +271,7 @@ class LatencyRule:
 
     def _with_toolchain(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that moved when the toolchain changed, with the code or without it."""
-        parts = transitions.parts(self.known, row, latency.before(), latency.after())
+        parts = transitions.parts(self.data, row, latency.before(), latency.after())
         row, cause = transitions.separated(row, parts)
         if cause is None:
             return replace(row, news=loud_while_new(row.news))
@@ -309,34 +311,34 @@ class LatencyRule:
         return any(span.overlaps(canary) for canary in spans)
 
     def _span(self, latency: LatencyFinding) -> Span:
-        before, after, runs = latency.before(), latency.after(), self.known.runs
-        return Span(runs[before[-1]] if before else None, runs[after[0]] if after else self.known.run)
+        before, after, runs = latency.before(), latency.after(), self.data.runs
+        return Span(runs[before[-1]] if before else None, runs[after[0]] if after else self.data.run)
 
     def _compared(self, row: Judged, before: list[int], after: list[int]) -> Compared | None:
         """The A/B of a commit before with one after, if there is one."""
-        made = self.known.comparisons.get(row.series.pk, ())
-        return comparisons.about(made, self.known.clean(before), self.known.clean(after))
+        stored = self.data.comparisons.get(row.series.pk, ())
+        return comparisons.about(stored, self.data.clean_commits(before), self.data.clean_commits(after))
 
     def _elsewhere(self, point: PointRow, latency: LatencyFinding) -> Judged:
         """Judge one of the first results on its machine, of a series that has some on another."""
-        row, before = transitions.elsewhere(self.known, point, latency.past, latency.least)
+        row, before = transitions.elsewhere(self.data, point, latency.past, latency.least)
         assert row.transition is not None
         if [text.split(" ")[0] for text in row.transition.differences] != ["gpu_uuid"]:
             return row
-        compared = self._compared(row, [before.pk], [self.known.run.pk])
+        compared = self._compared(row, [before.pk], [self.data.run.pk])
         row = replace(row, compared=compared)
         if compared is not None and compared.verdict == SAME:
             note = joined("another card; A/B on one: the same", row.note)
             return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
-            old = self.known.facts.get((point.series.pk, before.pk))
-            cause = find_cause(old, own_facts(point), confirmed=True)
+            old = self.data.facts.get((point.series.pk, before.pk))
+            cause = find_cause(old, point_facts(point), confirmed=True)
             return confirmed(replace(row, cause=cause.word, effect=replace(row.effect, change=None, before_ms=None)))
         return self._to_confirm(row, before) if row.verdict is Verdict.INCOMPARABLE else row
 
     def _to_confirm(self, row: Judged, base: RunRow | None) -> Judged:
         """Name the base of the A/B that would decide, or say why there can be none."""
-        run = self.known.run
+        run = self.data.run
         replaceable = row.transition is not None and row.transition.replaceable
         if base is None or (base.commit == run.commit and not replaceable):
             return row

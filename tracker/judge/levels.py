@@ -87,7 +87,7 @@ def levels_of(
         latency_history(past, timing, canary=canary)
         for past, timing, canary in zip(pasts, timings, canaries, strict=True)
     ]
-    found = []
+    results = []
     for past, timing, changes, other in zip(pasts, timings, scan.find_all_changes(histories), evidence, strict=True):
         edges = {change.index for change in changes}
         for after, at in _changes_by(other, past, commits):
@@ -99,8 +99,8 @@ def levels_of(
                 edges.add(back)
         stretches = (_level(past, stretch, timing) for stretch in _stretches(past, edges))
         named = tuple((int(past.run[change.index]), change) for change in changes)
-        found.append(Levels(named, tuple(level for level in stretches if level is not None)))
-    return found
+        results.append(Levels(named, tuple(level for level in stretches if level is not None)))
+    return results
 
 
 def _changes_by(evidence: ChangeEvidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:

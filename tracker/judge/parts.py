@@ -40,7 +40,7 @@ def percent_of(change: float) -> str:
     return f"{100 * abs(change):.1f}% {'slower' if change > 0 else 'faster'}"
 
 
-def known(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """Return a number, None where it is not one."""
     return None if value is None or math.isnan(value) else float(value)
 

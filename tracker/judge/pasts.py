@@ -130,16 +130,16 @@ class Pasts:
 
     def repeatable(self, series: int) -> Past:
         """1 where two executions agreed bit by bit, and 0 where they did not."""
-        known = self._like_newest & (self._repeatable >= 0)
+        comparable = self._like_newest & (self._repeatable >= 0)
         place = self._place[series]
-        own = slice(int(self._starts[place]), int(self._starts[place + 1]))
-        keep = np.flatnonzero(known[own]) + own.start
+        rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        keep = np.flatnonzero(comparable[rows]) + rows.start
         unknown = np.full(len(keep), np.nan)
-        found = Past(
+        past = Past(
             series, self._run[keep], self._environment[keep], self._toolchain[keep], self._state[keep],
             self._repeatable[keep].astype(np.float64), unknown,
         )  # fmt: skip
-        return found.of_its_toolchain()
+        return past.of_its_toolchain()
 
     def earlier_ok(self, series: int) -> int:
         """How many good results there are before the run's own, of whatever timing and environment."""
@@ -190,8 +190,8 @@ class _Table:
 
     def of(self, series: int) -> Past:
         place = self.place[series]
-        own = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return Past(series, **{name: getattr(self, name)[own] for name in _ARRAYS})
+        rows = slice(int(self.starts[place]), int(self.starts[place + 1]))
+        return Past(series, **{name: getattr(self, name)[rows] for name in _ARRAYS})
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
     results."""
     rank = {run: place for place, run in enumerate(reversed(line.runs))}
     columns = (Point.series_id, Point.run_id, Point.status, Point.median_ms, Point.timing, Point.rms)
-    found: dict[int, Turn] = {}
+    turns: dict[int, Turn] = {}
     for chunk in chunks(series):
         query = select(*columns).where(Point.series_id.in_(chunk), Point.status.in_(MEASURED))
         right: dict[int, Turn] = {}
@@ -217,10 +217,10 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
         for key, at, status, ms, timing, rms in sorted(rows, key=lambda row: rank[row.run_id]):
             if status == "ok":
                 right[key] = Turn(at, at, ms if timing in ("gpu", "cpu") else None, rms)
-                found.pop(key, None)
-            elif key not in found:
-                found[key] = replace(right.get(key, Turn(at)), head=at)
-    return found
+                turns.pop(key, None)
+            elif key not in turns:
+                turns[key] = replace(right.get(key, Turn(at)), head=at)
+    return turns
 
 
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:
@@ -231,11 +231,11 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
         .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
         .where(Point.run_id.in_({run for _, run in wanted}))
     )
-    found = []
+    rows = []
     for chunk in chunks({series for series, _ in wanted}):
-        found += [row for row in session.execute(query.where(Point.series_id.in_(chunk))) if (row[0], row[1]) in wanted]
-    runs = run_rows(session, {row[1] for row in found})
-    environments = environment_rows(session, {row[2] for row in found})
+        rows += [row for row in session.execute(query.where(Point.series_id.in_(chunk))) if (row[0], row[1]) in wanted]
+    runs = run_rows(session, {row[1] for row in rows})
+    environments = environment_rows(session, {row[2] for row in rows})
     return {
         (series, run): Facts(
             state=runs[run].state,
@@ -243,7 +243,7 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
             kernel_hash=hash_,
             kernels=msgspec.convert(kernels or (), tuple[Kernel, ...]),
         )
-        for series, run, environment, hash_, kernels in found
+        for series, run, environment, hash_, kernels in rows
     }
 
 
@@ -263,8 +263,8 @@ def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:
 
 
 def _by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    told = list(pairs)
-    codes = np.zeros(max((key for key, _ in told), default=0) + 1, dtype=np.int64)
-    for key, code in told:
+    items = list(pairs)
+    codes = np.zeros(max((key for key, _ in items), default=0) + 1, dtype=np.int64)
+    for key, code in items:
         codes[key] = code
     return codes

@@ -109,28 +109,28 @@ class _Level:
 class PinRule:
     """Compares the newest level of each series with its level at the pinned commits."""
 
-    def __init__(self, facts: GateData) -> None:
-        self.known = facts
-        self.pins = find(facts.session)
-        self.levels = {each.pk: _levels(facts.session, each, facts.points) for each in self.pins}
+    def __init__(self, data: GateData) -> None:
+        self.data = data
+        self.pins = find(data.session)
+        self.levels = {each.pk: _levels(data.session, each, data.points) for each in self.pins}
         runs = {level.run for of_pin in self.levels.values() for level in of_pin.values()}
-        facts.runs |= run_rows(facts.session, runs - set(facts.runs))
+        data.runs |= run_rows(data.session, runs - set(data.runs))
 
     def rows(self, point: PointRow, row: Judged) -> list[Judged]:
         """Return a row for each pin whose limit a point's latency passes, or may pass. `row` is its own."""
         if not point.timed or point.series.operator == CANARY:
             return []
-        found = (self._row(each, point, row) for each in self.pins)
-        return [each for each in found if each is not None]
+        rows = (self._row(each, point, row) for each in self.pins)
+        return [each for each in rows if each is not None]
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each pin that some latencies cannot be compared with: silence would read as a pass."""
-        timed = [point for point in self.known.points if point.timed and point.series.operator != CANARY]
+        timed = [point for point in self.data.points if point.timed and point.series.operator != CANARY]
         lines = []
         for each in self.pins:
-            held = self.levels[each.pk]
-            lacking = sum((point.series.pk, point.environment.identity) not in held for point in timed)
-            if lacking and each.commit != self.known.run.commit:
+            levels = self.levels[each.pk]
+            lacking = sum((point.series.pk, point.environment.identity) not in levels for point in timed)
+            if lacking and each.commit != self.data.run.commit:
                 lines.append(f"pin {each.name}: {lacking:,} series have no result there in this environment")
         return tuple(lines)
 
@@ -138,14 +138,14 @@ class PinRule:
         before = self.levels[pinned.pk].get((point.series.pk, point.environment.identity))
         if before is None or point.run.state.commit == pinned.commit:
             return None
-        past = self.known.pasts.latency(point.series.pk)
+        past = self.data.pasts.latency(point.series.pk)
         past = past.where(past.alike)
         past = past.where(past.toolchain == past.toolchain[-1])
         number = min(NEWEST, row.news.since or NEWEST, len(past))
         compared = comparisons.about(
-            self.known.comparisons.get(point.series.pk, ()),
+            self.data.comparisons.get(point.series.pk, ()),
             {pinned.commit},
-            self.known.clean(past.run[-number:].tolist()),
+            self.data.clean_commits(past.run[-number:].tolist()),
         )
         if compared is not None and compared.verdict == SAME:
             return None
@@ -153,16 +153,16 @@ class PinRule:
         limit = math.log1p(pinned.max_slowdown)
         if effect <= limit:
             return None
-        base, run = self.known.runs[before.run], self.known.run
+        base, run = self.data.runs[before.run], self.data.run
         verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
-        found = replace(
+        judged = replace(
             Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
             note=f"{percent(effect)} since {pinned.name}, where {percent(limit)} is allowed",
             effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
             evidence=Evidence(before.n, row.evidence.sigma), compared=compared,
         )  # fmt: skip
         decides = verdict is Verdict.SUSPECT and compared is None and not run.dirty
-        return replace(found, ab_base=base) if decides else found
+        return replace(judged, ab_base=base) if decides else judged
 
 
 def _slowdown(
@@ -201,10 +201,10 @@ def _levels(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> Map
             results.setdefault((series, identity), []).append((run, math.log(ms), (error or 0) / 1e6))
     return {
         key: _Level(
-            run=held[-1][0],
-            log=float(np.median([log for _, log, _ in held])),
-            error=float(np.median([error for *_, error in held])) / math.sqrt(len(held)),
-            n=len(held),
+            run=measured[-1][0],
+            log=float(np.median([log for _, log, _ in measured])),
+            error=float(np.median([error for *_, error in measured])) / math.sqrt(len(measured)),
+            n=len(measured),
         )
-        for key, held in results.items()
+        for key, measured in results.items()
     }

@@ -110,25 +110,25 @@ def recent_points(
     for run, of_run in session.execute(select(Run.id, Run.commit_id)):
         commit[run] = of_run
     top = session.scalar(select(func.max(Series.id))) or 0
-    have = np.zeros(top + 1, dtype=np.int64)
-    known = np.zeros(top + 1, dtype=bool)
-    known[list(session.scalars(select(Series.id)) if series is None else series)] = True
+    counts = np.zeros(top + 1, dtype=np.int64)
+    wanted = np.zeros(top + 1, dtype=bool)
+    wanted[list(session.scalars(select(Series.id)) if series is None else series)] = True
 
     blocks: list[_Rows] = []
     copies = _Copies(commit, newest)
     for place, run in enumerate(newest):
-        lacking = int((known & (have < n)).sum())
-        if lacking == 0 or (place >= n and lacking <= _STRAGGLERS * known.sum()):
+        unfinished = int((wanted & (counts < n)).sum())
+        if unfinished == 0 or (place >= n and unfinished <= _STRAGGLERS * wanted.sum()):
             break
-        block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), known)
+        block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), wanted)
         block = copies.without(block)
         if len(block):
             blocks.append(block)
-            have[block["series"]] += 1
+            counts[block["series"]] += 1
     else:
         return _joined(blocks, rank, n, copies.number)
 
-    stragglers = known & (have < n)
+    stragglers = wanted & (counts < n)
     lookups = np.flatnonzero(stragglers).tolist()
     if lookups:
         blocks = [_where(block, ~stragglers) for block in blocks]

@@ -66,30 +66,30 @@ def size(
     return effect, effect - half, effect + half
 
 
-def newest(known: GateData, point: PointRow, past: Past, sigma: float) -> Transition | None:
+def newest(data: GateData, point: PointRow, past: Past, sigma: float) -> Transition | None:
     """Return how far a series moved with the toolchain of its newest result; None where that is no new one."""
     alike = past.alike
     if len(alike) < 2 or past.toolchain[alike[-2]] == past.toolchain[alike[-1]]:
         return None
     assert point.timing is not None
-    run = known.runs[int(past.run[alike[-2]])]
+    run = data.runs[int(past.run[alike[-2]])]
     effects = size(past.log[alike[:-1]], past.log[alike[-1:]], sigma, FLOOR[point.timing])
-    return _transition(known, point, run, known.run, effects)
+    return _transition(data, point, run, data.run, effects)
 
 
-def across(known: GateData, point: PointRow, span: Span, row: Judged) -> Transition | None:
+def across(data: GateData, point: PointRow, span: Span, row: Judged) -> Transition | None:
     """Return the transition that lies between the ends of a change; None where the toolchain is the same at both."""
     if span.base is None or row.change is None:
         return None
     ends = [None if end is None else math.log1p(end) for end in (row.change, row.effect.low, row.effect.high)]
     assert ends[0] is not None
-    return _transition(known, point, span.base, span.head, (ends[0], ends[1], ends[2]))
+    return _transition(data, point, span.base, span.head, (ends[0], ends[1], ends[2]))
 
 
 def _transition(
-    known: GateData, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
+    data: GateData, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
 ) -> Transition | None:
-    before, after = known.facts_of(point, Span(base, head))
+    before, after = data.facts_of(point, Span(base, head))
     if before is None or before.environment is None or after.environment is None:
         return None
     old, new = before.environment, after.environment
@@ -132,46 +132,46 @@ class SeparatingComparisons:
     code_changed: bool
 
     @property
-    def asked(self) -> dict[str, Compared | None]:
+    def by_part(self) -> dict[str, Compared | None]:
         return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
 
 
-def parts(known: GateData, row: Judged, before: Iterable[int], after: Iterable[int]) -> SeparatingComparisons:
+def parts(data: GateData, row: Judged, before: Iterable[int], after: Iterable[int]) -> SeparatingComparisons:
     """Return the A/Bs that are stored of a change across a transition. `before` and `after` are keys of runs."""
     transition, span = row.transition, row.span
     assert transition is not None and span is not None
-    made = known.comparisons.get(row.series.pk, ())
-    old, new = known.clean(before), known.clean(after)
-    head = known.facts.get((row.series.pk, span.head.pk))
+    stored = data.comparisons.get(row.series.pk, ())
+    old, new = data.clean_commits(before), data.clean_commits(after)
+    head = data.facts.get((row.series.pk, span.head.pk))
     after_ids = {software_identity(transition.new)}
     if head is not None and head.environment is not None:
         after_ids.add(software_identity(head.environment))
-    toolchain = comparisons.about_toolchains(made, {software_identity(transition.old)}, after_ids, old | new)
-    return SeparatingComparisons(toolchain, comparisons.about(made, old, new), transition.code_changed)
+    toolchain = comparisons.about_toolchains(stored, {software_identity(transition.old)}, after_ids, old | new)
+    return SeparatingComparisons(toolchain, comparisons.about(stored, old, new), transition.code_changed)
 
 
-def separated(row: Judged, found: SeparatingComparisons) -> tuple[Judged, Cause | None]:
+def separated(row: Judged, comparisons_made: SeparatingComparisons) -> tuple[Judged, Cause | None]:
     """Return a row by what the A/Bs say, and the cause where history has to decide; None where they decided."""
     transition = row.transition
     assert transition is not None
     changed = some(transition.differences)
-    asked = found.asked
-    different = {name: one for name, one in asked.items() if one is not None and one.verdict == DIFFERENT}
-    same = [name for name, one in asked.items() if one is not None and one.verdict == SAME]
-    open_ = [name for name in asked if name not in different and name not in same]
-    if not different and not open_:
+    by_part = comparisons_made.by_part
+    different = {name: one for name, one in by_part.items() if one is not None and one.verdict == DIFFERENT}
+    same = [name for name, one in by_part.items() if one is not None and one.verdict == SAME]
+    undecided_parts = [name for name in by_part if name not in different and name not in same]
+    if not different and not undecided_parts:
         row = replace(row, cause=cause_of(transition).word)
-        sides = "both toolchains" if len(asked) == 1 else "toolchains and commits"
+        sides = "both toolchains" if len(by_part) == 1 else "toolchains and commits"
         return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: the same", changed)), None
     if different:
         cause = " and ".join(sorted(different))
         each = [f"{changed if name == 'toolchain' else 'code'}: {_effect(one)}" for name, one in different.items()]
-        unknown = f"not separated from the {open_[0]}, which changed as well" if open_ else None
-        note = joined("; ".join(each) if len(asked) > 1 else changed, unknown)
+        unknown = f"not separated from the {undecided_parts[0]}, which changed as well" if undecided_parts else None
+        note = joined("; ".join(each) if len(by_part) > 1 else changed, unknown)
         return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values()))), None
-    undecided = next((asked[name] for name in open_ if asked[name] is not None), None)
-    row = replace(row, compared=undecided)
-    if same and open_ == ["toolchain"]:
+    inconclusive = next((by_part[name] for name in undecided_parts if by_part[name] is not None), None)
+    row = replace(row, compared=inconclusive)
+    if same and undecided_parts == ["toolchain"]:
         return row, Cause("toolchain", f"{transition.text}; A/B of the commits: the same")
     if same:
         return row, Cause("code", f"A/B of the toolchains ({changed}): the same")
@@ -182,16 +182,16 @@ def _effect(compared: Compared) -> str:
     return "different" if compared.effect is None else percent(compared.effect)
 
 
-def _sum(found: Iterable[Compared]) -> Compared:
+def _sum(comparisons_made: Iterable[Compared]) -> Compared:
     """Return one comparison with the effects of several, which lie one after the other."""
-    each = list(found)
+    each = list(comparisons_made)
     if len(each) == 1:
         return each[0]
 
     def total(name: str) -> float | None:
         values: list[float | None] = [getattr(one, name) for one in each]
-        known = [value for value in values if value is not None]
-        return math.fsum(known) if len(known) == len(values) else None
+        known_values = [value for value in values if value is not None]
+        return math.fsum(known_values) if len(known_values) == len(values) else None
 
     effect, low, high = total("effect"), total("low"), total("high")
     return replace(each[0], effect=effect, low=low, high=high, pairs=sum(one.pairs or 0 for one in each))
@@ -200,7 +200,7 @@ def _sum(found: Iterable[Compared]) -> Compared:
 # ---- another machine
 
 
-def elsewhere(known: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
+def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
     """Judge the first results on a machine by the last ones of the machine before; with the last run there.
 
     `ok` where it moved by less than counts or than the interval holds, else `incomparable`: how much of it is the
@@ -209,16 +209,16 @@ def elsewhere(known: GateData, point: PointRow, past: Past, least: float) -> tup
     alike = past.alike
     last = int(alike[0]) - 1 if alike[0] else int(np.flatnonzero(past.environment != past.environment[-1])[-1])
     old = np.flatnonzero(past.environment == past.environment[last])
-    base = known.runs[int(past.run[last])]
-    before, after = known.facts_of(point, Span(base, known.run))
+    base = data.runs[int(past.run[last])]
+    before, after = data.facts_of(point, Span(base, data.run))
     assert point.timing is not None and before is not None and before.environment is not None
     assert after.environment is not None
     differences = machine_differences(before.environment, after.environment)
     differences += toolchain_differences(before.environment, after.environment)
     effect, low, high = size(past.log[old], past.log[alike], math.nan, FLOOR[point.timing], YOUNG)
-    same_code = base.state == known.run.state and not known.run.dirty
+    same_code = base.state == data.run.state and not data.run.dirty
     transition = Transition(
-        base, known.runs.get(int(past.run[alike[0]]), known.run), differences or ("other timing",), not same_code,
+        base, data.runs.get(int(past.run[alike[0]]), data.run), differences or ("other timing",), not same_code,
         math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,
     )  # fmt: skip
     half = math.inf if high is None else high - effect
@@ -228,7 +228,7 @@ def elsewhere(known: GateData, point: PointRow, past: Past, least: float) -> tup
         point.series, Verdict.OK if still else Verdict.INCOMPARABLE, point, "latency", "environment",
         transition.text if still else "; ".join(transition.differences),
         Effect(level, change=math.expm1(effect), low=relative(low), high=relative(high)), Evidence(len(old)),
-        News(len(alike)), Span(base, known.run), transition=transition,
+        News(len(alike)), Span(base, data.run), transition=transition,
     )  # fmt: skip
     return row, base
 
@@ -244,7 +244,7 @@ def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
         if transition is not None and transition.after.pk == run.pk and row.what in (None, "latency"):
             key = transition.differences, transition.code_changed, transition.machine
             groups.setdefault(key, []).append(row)
-    return [_line(*key, found) for key, found in groups.items()]
+    return [_line(*key, moved_rows) for key, moved_rows in groups.items()]
 
 
 def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows: Sequence[Judged]) -> str:
@@ -256,10 +256,10 @@ def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows:
     moved = [row for row in rows if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE]
     slower = sum(row.change is not None and row.change > 0 for row in moved)
     faster = len(moved) - slower
-    told = [f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number]
-    text += f"; {' and '.join(told)}" if told else "; none by more than its noise"
+    directions = [f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number]
+    text += f"; {' and '.join(directions)}" if directions else "; none by more than its noise"
     replaceable = any(row.transition.replaceable for row in rows if row.transition is not None)
-    return text + (f"; {ACCEPT}" if told and (machine or not replaceable) else "")
+    return text + (f"; {ACCEPT}" if directions and (machine or not replaceable) else "")
 
 
 def baselines(rows: Sequence[Judged]) -> list[str]:
@@ -269,11 +269,11 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
     for row in rows:
         if row.point is not None and row.point.timed and row.what in (None, "latency"):
             problems.setdefault(row.series.problem, []).append(row)
-    for beside in problems.values():
-        for row in beside:
+    for problem_rows in problems.values():
+        for row in problem_rows:
             assert row.point is not None
             if row.point.baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT:
-                others = [one for one in beside if one is not row]
+                others = [one for one in problem_rows if one is not row]
                 still = sum(not one.verdict.changed for one in others)
                 if others:
                     why = "" if row.transition is None else some(row.transition.differences)
@@ -288,12 +288,12 @@ RECENT = 3
 def _baseline(backend: str, why: str, found: Sequence[tuple[Judged, int, int]]) -> str:
     change = median(row.change for row, _, _ in found if row.change is not None)
     still, others = sum(each[1] for each in found), sum(each[2] for each in found)
-    did = f"got {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
+    change_text = f"got {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
     speed = f"{'fall' if change < 0 else 'rise'} as far"
-    own = f"{still} of {others} other series did not move themselves"
-    with_ = f" with {why}" if why else ""
+    others_text = f"{still} of {others} other series did not move themselves"
+    with_text = f" with {why}" if why else ""
     where = "" if len(found) == 1 else f" in {len(found)} problems"
-    return f"the baseline {backend} {did}{where}{with_}: speed-ups over it {speed}; {own}"
+    return f"the baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
 
 
 def _percent(change: float) -> str:

@@ -149,7 +149,7 @@ class Judged:
         return self.point is not None and self.point.timed and self.verdict not in _UNJUDGED
 
     @property
-    def known(self) -> bool:
+    def acknowledged(self) -> bool:
         """Whether it is a regression that somebody has acknowledged."""
         return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"
 
@@ -159,7 +159,7 @@ class Judged:
         Acknowledged regressions count under `strict` alone. A canary's suspicion is of the machine, and never counts;
         nor does one that a series may have got better.
         """
-        if (self.known and not strict) or (self.verdict is Verdict.SUSPECT and self.series.operator == CANARY):
+        if (self.acknowledged and not strict) or (self.verdict is Verdict.SUSPECT and self.series.operator == CANARY):
             return ExitCode.OK
         if self.better and self.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED):
             return ExitCode.OK
@@ -217,10 +217,10 @@ class Gate:
     @cached_property
     def by_series(self) -> dict[int, str]:
         """The gravest verdict on each series."""
-        found: dict[int, str] = {}
+        verdicts: dict[int, str] = {}
         for row in sorted(self.rows, key=lambda row: -row.verdict.severity):
-            found[row.series.pk] = row.verdict
-        return found
+            verdicts[row.series.pk] = row.verdict
+        return verdicts
 
     @property
     def outcome(self) -> RunOutcome:
@@ -237,7 +237,7 @@ class Gate:
         return self.exit_code is ExitCode.OK and timed > 0 and judged == 0
 
     @property
-    def told(self) -> tuple[Judged, ...]:
+    def notable(self) -> tuple[Judged, ...]:
         """What changed, could not be judged or has something to be said of it: the gravest first."""
         loud = [row for row in self.rows if row.news.loud or not row.verdict.quiet]
         return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
@@ -245,21 +245,23 @@ class Gate:
     @property
     def suspects(self) -> tuple[Judged, ...]:
         """What an A/B would decide, the largest changes for the worse first."""
-        found = [row for row in self.rows if row.ab_base is not None]
-        return tuple(sorted(found, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
+        suspects = [row for row in self.rows if row.ab_base is not None]
+        return tuple(sorted(suspects, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
 
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
         """(lines on transitions and on reasons that several series share to be incomparable, what else is `told`)."""
-        apart = [row for row in self.told if row.verdict is Verdict.INCOMPARABLE and row.note]
-        counts = Counter(row.note for row in apart)
-        measurable = {row.note for row in apart if row.ab_base is not None}
-        alike = {note: number for note, number in counts.items() if number > 1}
+        incomparable = [row for row in self.notable if row.verdict is Verdict.INCOMPARABLE and row.note]
+        counts = Counter(row.note for row in incomparable)
+        measurable = {row.note for row in incomparable if row.ab_base is not None}
+        repeated = {note: number for note, number in counts.items() if number > 1}
         lines = list(self.transitions)
-        for note, number in alike.items():
+        for note, number in repeated.items():
             then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
-        return lines, [row for row in self.told if not (row.verdict is Verdict.INCOMPARABLE and row.note in alike)]
+        return lines, [
+            row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in repeated)
+        ]
 
     def table(self) -> Rows[Judged]:
         """Every series of the run, with `to_pandas()` and `to_arrow()`."""
@@ -268,8 +270,8 @@ class Gate:
 
 def count(rows: Sequence[Judged]) -> dict[str, int]:
     """How many series have each verdict, the most severe first."""
-    found = Counter(row.verdict for row in rows)
-    return {str(verdict): found[verdict] for verdict in Verdict if found[verdict]}
+    counts = Counter(row.verdict for row in rows)
+    return {str(verdict): counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
 def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
@@ -292,7 +294,7 @@ def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit
     if same_commit:
         head += "; same commit as the previous run"
     told = [f"{number} {verdict}" for verdict, number in counts.items()]
-    if known := sum(row.known for row in rows):
+    if known := sum(row.acknowledged for row in rows):
         told = [f"{text}, {known} of them acknowledged" if text.endswith(" regressed") else text for text in told]
     told += [f"{number} {text}" for text, number in _asides(rows).items() if number]
     return f"{head}. " + ", ".join(told)
@@ -306,14 +308,14 @@ def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
 
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
     if code is ExitCode.FAILED:
-        told = _headlines(rows, code, strict)
+        text = _headlines(rows, code, strict)
     elif code is ExitCode.INCOMPLETE:
-        told = _incomplete(rows, strict)
+        text = _incomplete(rows, strict)
     elif code is ExitCode.INCOMPARABLE:
-        told = f"{counts[Verdict.INCOMPARABLE]} series moved on a machine that is new to them"
+        text = f"{counts[Verdict.INCOMPARABLE]} series moved on a machine that is new to them"
     else:
-        told = _passed(rows, counts)
-    return f"GATE {OUTCOMES[code].word}: {told}"
+        text = _passed(rows, counts)
+    return f"GATE {OUTCOMES[code].word}: {text}"
 
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
@@ -323,10 +325,10 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
         if row.verdict.exit is code and row.exit_code(strict) is code:
             series.setdefault(row.verdict, set()).add(row.series.pk)
     return ", ".join(
-        f"{_results(len(held))} wrong"
+        f"{_results(len(keys))} wrong"
         if verdict is Verdict.WRONG
-        else f"{len(held)} series {_DOES.get(verdict, verdict)}"
-        for verdict, held in sorted(series.items(), key=lambda item: item[0].severity)
+        else f"{len(keys)} series {_DOES.get(verdict, verdict)}"
+        for verdict, keys in sorted(series.items(), key=lambda item: item[0].severity)
     )
 
 
@@ -344,7 +346,7 @@ _DOES = {Verdict.SUSPECT: "may have got worse"}  # those that may have got bette
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
-    known = sum(row.known for row in rows)
+    known = sum(row.acknowledged for row in rows)
     improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
     maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
     if known:

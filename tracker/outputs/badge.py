@@ -25,7 +25,7 @@ def message(result: Result) -> str:
         return gate.word
     passed = (Verdict.IMPROVED, Verdict.OK, Verdict.NEW)
     told = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
-    known = sum(row.known for row in gate.rows)
+    known = sum(row.acknowledged for row in gate.rows)
     told = [*told[:2], *([f"{known} acknowledged"] if known else [])]
     if noisy := counts.get(Verdict.NOISY):
         told.append(f"{noisy} noisy")

@@ -27,7 +27,7 @@ def render(result: Result) -> str:
     foot = markdown.foot(result)
     page.limit -= size(foot)
     markdown.changes(page, result, _GROUPS)
-    markdown.sections(page, result, result.gate.told)
+    markdown.sections(page, result, result.gate.notable)
     page.limit += size(foot)
     page.add(foot)
     return page.text()

@@ -95,9 +95,8 @@ def told(group: Group, place: Place) -> str:
     if first.verdict is Verdict.INCOMPARABLE:
         return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
     name = f"{code(shown(first.series.operator, _NAME))} {code(shown(first.series.backend, _NAME))}"
-    parts = [
-        f"**{first.verdict}**{' (acknowledged)' if first.known else ''} {name}: {group.head} {group.change}".rstrip()
-    ]
+    verdict = f"**{first.verdict}**{' (acknowledged)' if first.acknowledged else ''}"
+    parts = [f"{verdict} {name}: {group.head} {group.change}".rstrip()]
     if len(group.rows) == 1:
         parts.append(code(shortened(printable(first.series.shape), _SHAPE)))
     if first.span is not None:

@@ -54,13 +54,13 @@ class Result:
     def changed(self) -> bool:
         """Whether anybody should look: it fails, something improved, or an alert has another state."""
         gate = self.gate
-        return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.told)
+        return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 
     @property
     def groups(self) -> list[Group]:
         """What changed together, the gravest first: one line tells a commit that made thirty shapes slower."""
         groups: dict[tuple[object, ...], list[Judged]] = {}
-        for row in self.gate.told:
+        for row in self.gate.notable:
             groups.setdefault(_together(row), []).append(row)
         return [Group(tuple(rows)) for rows in groups.values()]
 
@@ -158,7 +158,7 @@ def _together(row: Judged) -> tuple[object, ...]:
     if row.verdict is Verdict.INCOMPARABLE:
         return (row.verdict, row.note)
     series, head = row.series, None if row.span is None else row.span.head.state
-    return (row.verdict, row.known, row.what, series.operator, series.backend, head, row.cause)
+    return (row.verdict, row.acknowledged, row.what, series.operator, series.backend, head, row.cause)
 
 
 def _ends(values: list[float]) -> list[float]:

@@ -45,10 +45,10 @@ def render(result: Result) -> str:
 
 def sarif(result: Result) -> dict[str, Any]:
     gate = result.gate
-    worse = [row for row in gate.told if row.verdict.fails]
+    worse = [row for row in gate.notable if row.verdict.fails]
     shown_, left = worse[:MOST], len(worse) - MOST
     places = source.find(result.root, [row.series for row in shown_], result.kernels)
-    notes = [_notification("error", f"{row.series}: {message(row)}") for row in gate.told if _unjudged(row, result)]
+    notes = [_notification("error", f"{row.series}: {message(row)}") for row in gate.notable if _unjudged(row, result)]
     cut = [_notification("warning", f"{left} more regressions, the least grave, are left out")] if left > 0 else []
     if len(notes) > _NOTIFICATIONS:
         cut.append(_notification("warning", f"{len(notes) - _NOTIFICATIONS} more series could not be judged"))
@@ -94,7 +94,7 @@ def sarif(result: Result) -> dict[str, Any]:
 
 def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
     what = "result" if row.verdict is Verdict.WRONG else row.what if row.what in _RULES else "latency"
-    known = row.known and not result.strict
+    known = row.acknowledged and not result.strict
     series, span = row.series, row.span
     text = f"{series.operator} {series.backend}, {shown(result.label(series), 300)}: {message(row)}"
     if span is not None:
@@ -127,7 +127,7 @@ def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
             "source": at.found_by,
         },
     }
-    if row.known:
+    if row.acknowledged:
         assert row.alert is not None
         accepted = {"kind": "external", "status": "accepted", "justification": printable(row.alert.text)}
         found["suppressions"] = [accepted] if known else []

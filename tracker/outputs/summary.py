@@ -20,7 +20,7 @@ def render(result: Result, limit: int = LIMIT) -> str:
     page.add(markdown.head(result, "##"))
     page.add(markdown.foot(result) + "\n")
     markdown.changes(page, result, _GROUPS)
-    markdown.sections(page, result, result.gate.told)
+    markdown.sections(page, result, result.gate.notable)
     markdown.every(page, result)
     return page.text()
 

@@ -49,21 +49,21 @@ class Store:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session to ask with; sees one state of the database."""
-        with self.told(), Session(self.engine) as session:
+        with self.errors_translated(), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session whose transaction is committed at the end, or undone by any exception. Writers queue."""
         engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self.told(), Session(engine) as session, session.begin():
+        with self.errors_translated(), Session(engine) as session, session.begin():
             if engine.dialect.name == "postgresql":
                 session.execute(text("LOCK TABLE series IN SHARE ROW EXCLUSIVE MODE"))
             yield session
 
     def compact(self) -> None:
         """Give free space back to the file system. Raises StoreError, as where the disk has no room for a copy."""
-        with self.told():
+        with self.errors_translated():
             if self.engine.dialect.name == "sqlite":  # beneath SQLAlchemy, which would begin a transaction
                 with closing(self.engine.raw_connection()) as pooled:
                     pooled.cursor().execute("VACUUM").close()
@@ -82,7 +82,7 @@ class Store:
         self.close()
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def errors_translated(self) -> Iterator[None]:
         """Errors of the database as StoreError, in one line; DamageError where they say that it is damaged.
 
         The driver's own errors count too: some cursors are read without SQLAlchemy in between.
@@ -117,7 +117,7 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         name = str(url.database)
         check_file(Path(name), create=False)
-    with Store(_engine(url, name), name) as store, store.told():
+    with Store(_engine(url, name), name) as store, store.errors_translated():
         return _revision(store.engine)[0]
 
 
@@ -171,7 +171,7 @@ def _make_sqlite_file(path: Path) -> None:
             made = folder / "new.db"
             store = Store(_engine(URL.create("sqlite", database=str(made)), str(path)), str(path))
             try:
-                with store.told():
+                with store.errors_translated():
                     _create_tables(store.engine)
             finally:
                 store.close()  # the last to close folds the write-ahead log into the file
@@ -264,7 +264,7 @@ def _on_begin(connection: Connection) -> None:
 
 def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
     """The store, once its tables are those of HEAD."""
-    with store.told():
+    with store.errors_translated():
         revision, tables = _revision(store.engine)
         if revision is None:
             if tables & OUR_TABLES and "alembic_version" in tables:

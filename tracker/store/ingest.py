@@ -45,7 +45,7 @@ class Ingested:
     runs: tuple[tuple[str, str, bool], ...]  # (run id, commit hash, dirty), in order of appearance
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """`2 points added, 0 already known, 2 series new; run ... at ...`; of many runs the first are named."""
         nothing = "" if self.added else " (nothing new)"
         runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in self.runs]
