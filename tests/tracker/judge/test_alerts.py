@@ -378,7 +378,7 @@ class TestKeeping:
         with open_store(db, create=False) as store, store.write() as session:
             for event in session.scalars(select(AlertEvent)):
                 session.delete(event)
-            session.get_one(comparisons.Comparison, 1).verdict = "same"
+            session.get_one(comparisons.ABComparison, 1).verdict = "same"
         said = judged("verify").stdout
         assert "orphan: 1 alert without any event (id 1)" in said
         assert "hash: comparison 1 is not what its hash says" in said
