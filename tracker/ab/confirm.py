@@ -33,7 +33,7 @@ from groupbench.tracker.store.comparisons import FAILED, Compared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.wording import counted
 
-Tell = Callable[[Judged, Compared], None]
+Report = Callable[[Judged, Compared], None]
 
 
 CELL_S = 60.0
@@ -102,7 +102,7 @@ def confirm(
     interpreters: Interpreters | None = None,
     plugins: Sequence[str] = (),
     again: bool = False,
-    tell: Tell = lambda row, compared: None,
+    report: Report = lambda row, compared: None,
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
@@ -141,7 +141,7 @@ def confirm(
                     compared = _compared(row, result, pair)
                     # What fails on both sides tells nothing of either commit, and may be mended here: it is not kept.
                     done.append((row, compared if result.failed_side == "both" else _stored(store, row, compared)))
-                    tell(*done[-1])
+                    report(*done[-1])
                     remaining.pop(0)
             left_out += remaining
         except WorktreeError as error:  # a commit that cannot be had here: the same for all of them
@@ -150,7 +150,7 @@ def confirm(
                     pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details
                 )
                 done.append((row, _stored(store, row, failed)))
-                tell(*done[-1])
+                report(*done[-1])
         except AbError as error:  # this machine cannot compare; another may
             say(error.message)
             elsewhere += remaining

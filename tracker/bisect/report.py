@@ -103,7 +103,7 @@ def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str
     aside = len(history.inside) - len(path)
     branches = f" and {aside} on merged branches" if aside else ""
     searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
-    where = " on the line of first parents" if history.noun == "commit" else ""
+    where = " on the first-parent line" if history.noun == "commit" else ""
     yield f"{counted(len(path), history.noun)}{where}{branches}; {searched}"
 
 

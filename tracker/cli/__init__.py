@@ -1,4 +1,4 @@
-"""The `groupbench` command. Commands are loaded when they are called: the help of all needs none of them."""
+"""The `groupbench` command. Each command is imported when it is called, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from groupbench.tracker import shell
 from groupbench.tracker.errors import TrackerError
 
 COMMANDS = {
-    "ingest": ("ingest:ingest", "Store files of records."),
-    "history": ("history:history", "How each series went from commit to commit."),
-    "compare": ("compare:compare", "Two commits, runs or files side by side."),
-    "league": ("league:league", "Which backend is fastest, on what, and by how much."),
-    "night": ("night:night", "Measure what groupbench.toml holds, store it, judge it, and report."),
-    "backfill": ("backfill:backfill", "Measure past commits, each in a checkout of its own."),
-    "init": ("init:init", "Write groupbench.toml, a benchmark and a workflow for this repository."),
+    "ingest": ("ingest:ingest", "Store files of records in the database."),
+    "history": ("history:history", "Show how each series changed from commit to commit."),
+    "compare": ("compare:compare", "Compare two commits, runs or files, series by series."),
+    "league": ("league:league", "Rank the backends: which is fastest, on what, and by how much."),
+    "night": ("night:night", "Measure everything in groupbench.toml, store it, judge it and report."),
+    "backfill": ("backfill:backfill", "Measure past commits, each in its own checkout."),
+    "init": ("init:init", "Write groupbench.toml, a benchmark and a CI workflow for this repository."),
     "pull-request": ("pull_request:pull_request", "Compare a change with its merge base, in turns on one device."),
     "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
-    "post": ("post:post", "Comment on a pull request, edited in place."),
-    "gains": ("gains:gains", "List problems by how much time is left to gain, by the speed of light."),
-    "explain": ("explain:explain", "Say what happened to the kernels between two commits, runs or backends."),
-    "ab": ("ab:ab", "Measure BASE and HEAD in turns on one device, until it is clear whether they differ."),
-    "evaluate": ("evaluate:evaluate", "Say whether a candidate is right, honest and faster."),
-    "mcp": ("mcp:mcp", "Serve history, verdicts and evaluations to programs that write kernels (MCP)."),
-    "calibrate": ("calibrate:calibrate", "What this machine can tell apart: like sides compared, by latency."),
-    "bisect": ("bisect:bisect", "Name the commit that made a kernel slower, or less accurate."),
-    "confirm": ("confirm:confirm", "Measure suspects again, both commits in turns."),
-    "alerts": ("alerts:alerts", "List the changes for the worse that are open."),
-    "ack": ("alerts:ack", "Acknowledge alerts: known, and worked on."),
+    "post": ("post:post", "Post or update a comment on a pull request."),
+    "gains": ("gains:gains", "List problems by the time left to gain, up to the speed of light."),
+    "explain": ("explain:explain", "Explain how the kernels of two commits, runs or backends differ."),
+    "ab": ("ab:ab", "Measure BASE and HEAD in turns on one device until the result is clear."),
+    "evaluate": ("evaluate:evaluate", "Check whether a candidate is correct, honest and faster."),
+    "mcp": ("mcp:mcp", "Serve history, verdicts and evaluations over the Model Context Protocol."),
+    "calibrate": ("calibrate:calibrate", "Measure this machine's noise floor with A/A comparisons."),
+    "bisect": ("bisect:bisect", "Find the commit that made a kernel slower or less accurate."),
+    "confirm": ("confirm:confirm", "Measure suspects again with an A/B of both commits."),
+    "alerts": ("alerts:alerts", "List open alerts."),
+    "ack": ("alerts:ack", "Acknowledge alerts: known, and being worked on."),
     "expect": ("alerts:expect", "Accept the new level of alerts."),
-    "accept-transition": ("alerts:accept_transition", "Accept the levels since another toolchain or machine."),
-    "pin": ("pin:pin", "Compare every later run with a commit, besides its history."),
+    "accept-transition": ("alerts:accept_transition", "Accept the levels that came with another toolchain or machine."),
+    "pin": ("pin:pin", "Compare every later run with a fixed commit, in addition to its history."),
     "pins": ("pin:pins", "List the pinned commits."),
     "unpin": ("pin:unpin", "Stop comparing runs with a pinned commit."),
     "close": ("alerts:close", "Close alerts as fixed or invalid."),
-    "doctor": ("doctor:doctor", "What this machine can measure, and what would make it better."),
-    "selftest": ("selftest:selftest", "Check that backends that cheat are caught on this machine."),
-    "tune": ("tune:tune", "Find the fastest configs of the kernels on this GPU, for this user."),
-    "report": ("report:report", "Write one HTML page that works offline."),
-    "serve": ("serve:serve", "Show the same in a browser, live from the database."),
+    "doctor": ("doctor:doctor", "Check what this machine can measure, and how to improve it."),
+    "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
+    "tune": ("tune:tune", "Find the fastest kernel configs for this GPU and save them for this user."),
+    "report": ("report:report", "Write a report as one HTML file that works offline."),
+    "serve": ("serve:serve", "Serve a live dashboard of the database."),
     "runs": ("runs:runs", "List the newest runs."),
-    "commits": ("commits:commits", "List the commits that were measured."),
+    "commits": ("commits:commits", "List the measured commits."),
     "series": ("series:series", "List the series."),
-    "envs": ("envs:envs", "List the environments, and what differs between them."),
-    "show": ("show:show", "All that is known of a point or a run."),
-    "sql": ("sql:sql", "One SQL statement of your own, which can only read."),
-    "import": ("import_:import_", "Store files that other benchmarks wrote."),
-    "export": ("export:export", "Write all that is stored: records, CSV, Parquet, PyTorch's v3."),
-    "prune": ("prune:prune", "Let old points go; a dry run unless told otherwise."),
+    "envs": ("envs:envs", "List the environments and how they differ."),
+    "show": ("show:show", "Show everything stored about a point or a run."),
+    "sql": ("sql:sql", "Run one read-only SQL statement."),
+    "import": ("import_:import_", "Import files written by other benchmarks."),
+    "export": ("export:export", "Export every point as records, CSV, Parquet or PyTorch's v3 format."),
+    "prune": ("prune:prune", "Remove old points; a dry run unless --apply is given."),
     "backup": ("backup:backup", "Copy the database while it is in use."),
-    "verify": ("verify:verify", "Check the file, the references and every hash."),
-    "repair": ("repair:repair", "Save what can be read of a damaged database into a new one."),
+    "verify": ("verify:verify", "Check the database file, its references and every hash."),
+    "repair": ("repair:repair", "Recover the readable part of a damaged database into a new one."),
     "merge": ("merge:merge", "Add another database to this one."),
 }
 """name: (module:attribute below this package, one line of help)"""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called, and says each error in one line."""
+    """A group that imports a command when it is called, and reports each error in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command {args[0]!r}; known: {', '.join(COMMANDS)}", ctx)
+            raise click.UsageError(f"no command {args[0]!r}; commands: {', '.join(COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -116,24 +116,24 @@ class LazyGroup(click.Group):
     "--db",
     metavar="FILE|URL",
     envvar="GROUPBENCH_DB",
-    show_default="that of groupbench.toml, or groupbench.db",
+    show_default="`database` of groupbench.toml, or groupbench.db",
     show_envvar=True,
-    help="Database: a SQLite file, or an SQLAlchemy URL.",
+    help="SQLite file or SQLAlchemy URL of the database.",
 )
 @click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    show_default="groupbench.toml, here or above",
-    help="What is measured in this repository, and how.",
+    show_default="groupbench.toml in this folder or the nearest parent",
+    help="Project file that lists what to measure.",
 )
 @click.version_option(package_name="groupbench")
 @click.pass_context
 def main(context: click.Context, db: str | None, config: Path | None) -> None:
-    """Latency and accuracy of kernels, per commit.
+    """Track the latency and accuracy of kernels per commit.
 
-    Exit codes: 0 ok, 1 a regression or a wrong result, 2 usage, 3 incomplete or not written, 4 not comparable.
+    Exit codes: 0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete or not written, 4 not comparable.
     """
-    here = importlib.import_module(f"{__name__}.here")  # the help of all needs none of it
-    found = here.find_project(context, config)
-    context.obj = found.database if db is None else db
+    here = importlib.import_module(f"{__name__}.here")  # `groupbench --help` does not need it
+    project = here.find_project(context, config)
+    context.obj = project.database if db is None else db

@@ -1,4 +1,4 @@
-"""`groupbench ab`: two commits, folders or interpreters, in turns on one device."""
+"""`groupbench ab`: compare two commits, folders or interpreters, measured in turns on one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
-"""Seconds that a comparison of like sides takes, for a first guess at how long all will."""
+"""Seconds that an A/A comparison takes, for the first estimate of the total time."""
 
 
 def _percent(value: float | None) -> str:
@@ -51,19 +51,58 @@ COLUMNS = (
 
 
 def cell_options(command: Any) -> Any:
-    """Which cells, and how long each may take: `ab` and whatever else compares sides."""
+    """Add the options that select the cells to compare."""
     for option in reversed(
         (
-            click.option(*OPERATOR, required=True, metavar="NAME", help="Which operator."),
-            click.option(*BACKEND[:2], "backends", multiple=True, metavar="NAME", help="Only this; may be repeated."),
-            click.option(*SHAPE[:2], "shapes", multiple=True, metavar="TEXT", help="This shape; may be repeated."),
-            click.option("--suite", "suites", multiple=True, metavar="NAME", help="This suite; may be repeated."),
-            click.option(*DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help="This precision; may be repeated."),
+            click.option(*OPERATOR, required=True, metavar="NAME", help="Operator to compare."),
             click.option(
-                "--mode", default="fwd", show_default=True, help="fwd; bwd, fwd_bwd where the operator has them."
+                *BACKEND[:2],
+                "backends",
+                multiple=True,
+                metavar="NAME",
+                help="Compare this backend; may be repeated. Default: every backend.",
             ),
-            click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True),
-            click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends."),
+            click.option(
+                *SHAPE[:2],
+                "shapes",
+                multiple=True,
+                metavar="TEXT",
+                help="Compare this shape; may be repeated. Default: the operator's default suite.",
+            ),
+            click.option(
+                "--suite",
+                "suites",
+                multiple=True,
+                metavar="NAME",
+                help="Compare the shapes of this suite; may be repeated.",
+            ),
+            click.option(
+                *DTYPE[:2],
+                "dtypes",
+                multiple=True,
+                metavar="NAME",
+                help="Compare this dtype; may be repeated. Default: bf16 on a GPU, fp16 on a CPU.",
+            ),
+            click.option(
+                "--mode",
+                default="fwd",
+                show_default=True,
+                help="Mode to compare: fwd; bwd and fwd_bwd if the operator has them.",
+            ),
+            click.option(
+                "--device",
+                type=click.Choice(["auto", "cuda", "cpu"]),
+                default="auto",
+                show_default=True,
+                help="Device to measure on.",
+            ),
+            click.option(
+                "--plugin",
+                "plugins",
+                multiple=True,
+                metavar="MODULE.NAME",
+                help="Add backends from this plugin; may be repeated.",
+            ),
         )
     ):
         command = option(command)
@@ -74,122 +113,141 @@ def cell_options(command: Any) -> Any:
 @click.argument("base")
 @click.argument("head")
 @cell_options
-@click.option("--setup", metavar="COMMAND", help="Run in each commit's folder before it is measured, to build it.")
-@click.option("--base-python", metavar="FILE", help="Interpreter of base, with another torch, say.")
-@click.option("--head-python", metavar="FILE", help="Interpreter of head.")
-@click.option("--budget", type=Duration(least=1, most=86_400), default="60s", show_default=True, help="For each cell.")
+@click.option("--setup", metavar="COMMAND", help="Run this command in each commit's checkout before measuring it.")
+@click.option("--base-python", metavar="FILE", help="Measure base with this interpreter, for example another torch.")
+@click.option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
+@click.option(
+    "--budget",
+    type=Duration(least=1, most=86_400),
+    default="60s",
+    show_default=True,
+    help="Stop measuring a cell after this time. A plain number is seconds.",
+)
 @click.option(
     "--min-effect",
     type=Percent(),
     metavar="PCT",
-    help="Less is the same. [0.3 on a GPU, 1 below 90 us and 2 below 40 us there; 10 on a CPU]",
+    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
+    "Default: 0.3 on a GPU, 1 below 90 us and 2 below 40 us; 10 on a CPU.",
 )
 @click.option(
     "--alpha",
     type=click.FloatRange(1e-6, 0.2),
     default=0.001,
     show_default=True,
-    help="Share of like sides that may be called different.",
+    help="False-positive rate per comparison (A/A).",
 )
-@click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels are equal.")
+@click.option("--only-changed", is_flag=True, help="Skip timing of cells whose compiled kernels are equal.")
 @click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
-@click.option("--idle", type=Duration(most=60), help="Rest before bursts. [0.3s on a GPU]")
-@click.option("--samples", type=click.IntRange(1, 1000), help="Runs a burst. [10; 30 below 50 us on a GPU]")
+@click.option(
+    "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 1000),
+    help="Number of timed calls in a burst. Default: 10; 30 below 50 us on a GPU.",
+)
 @click.option(
     "--rest",
     type=click.Choice(["auto", "burst", "block"]),
     default="auto",
     show_default=True,
-    help="Rest before each burst, or once a block.",
+    help="Rest before each burst or once per block; auto decides by the length of a burst.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of the order of bursts.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
+)
 @click.option(
     "--timeout",
     type=Duration(least=1, most=1e6),
     default="300s",
     show_default=True,
-    help="How long a cell may stay silent.",
+    help="Fail a side that does not answer within this time. A plain number is seconds.",
 )
 @click.option(
-    "--records", type=click.Path(path_type=Path, dir_okay=False), help="Append each comparison with its bursts."
+    "--records",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append each comparison, with its bursts, to this file (JSON lines).",
 )
 @output_formats
 @click.pass_context
-def ab(context: click.Context, base: str, head: str, form: Format | None, **given: Any) -> None:
-    """Measure BASE and HEAD in turns on one device, until it is clear whether they differ.
+def ab(context: click.Context, base: str, head: str, form: Format | None, **options: Any) -> None:
+    """Measure BASE and HEAD in turns on one device until it is clear whether they differ.
 
-    Each is a commit, which is checked out meanwhile, or a folder, taken as it is: `ab HEAD~1 .` is about what is
-    not committed yet. Both may be the same where the interpreters differ.
+    BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it
+    is, so `ab HEAD~1 .` includes uncommitted changes. Name the same commit twice to compare two interpreters.
 
     \b
-    0  all the same, faster or more accurate
-    1  something is slower, less accurate or wrong
-    2  usage
-    3  something failed or was not resolved within its budget
+    Exit codes:
+    0  every cell is the same, faster or more accurate
+    1  a cell is slower, less accurate or wrong
+    2  usage error
+    3  a cell failed or was not resolved within its budget
     """
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code, open_sides
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
     project = this_project(context)
-    given["plugins"] = project.plugins(given["plugins"])
-    _check_records(given["records"])
+    options["plugins"] = project.plugins(options["plugins"])
+    _check_records(options["records"])
     with (
         open_sides(
             base,
             head,
             repo=project.folder,
-            recipe=recipe_of(context, given["setup"]),
-            base_python=given["base_python"],
-            head_python=given["head_python"],
+            recipe=recipe_of(context, options["setup"]),
+            base_python=options["base_python"],
+            head_python=options["head_python"],
         ) as (first, second),
         Bench(
             first,
             second,
-            budget_s=given["budget"],
-            min_effect=given["min_effect"],
-            alpha=given["alpha"],
-            timeout_s=given["timeout"],
-            seed=given["seed"],
-            only_changed=given["only_changed"],
-            rest=given["rest"],
-            records=given["records"],
+            budget_s=options["budget"],
+            min_effect=options["min_effect"],
+            alpha=options["alpha"],
+            timeout_s=options["timeout"],
+            seed=options["seed"],
+            only_changed=options["only_changed"],
+            rest=options["rest"],
+            records=options["records"],
             progress=progress_line(),
         ) as bench,
     ):
-        cells = _cells(bench, given)
+        cells = _cells(bench, options)
         try:
             for cell in cells:
                 bench.compare(cell)
         except (KeyboardInterrupt, RecordsError) as stop:
-            why = "interrupted" if isinstance(stop, KeyboardInterrupt) else "stopped"
-            say(f"{why}: {len(bench.results)} of {counted(len(cells), 'cell')} compared")
+            reason = "interrupted" if isinstance(stop, KeyboardInterrupt) else "stopped"
+            say(f"{reason}: {len(bench.results)} of {counted(len(cells), 'cell')} compared")
             _show(bench.results, form)
             raise
     _show(bench.results, form)
     context.exit(exit_code(bench.results))
 
 
-def _cells(bench: Any, given: dict[str, Any]) -> list[AbCell]:
-    """What to compare; how much it is, is said first."""
+def _cells(bench: Any, options: dict[str, Any]) -> list[AbCell]:
+    """Return the cells to compare, after announcing how many there are and how long they may take."""
     from dataclasses import replace
 
     names = ("operator", "backends", "shapes", "suites", "dtypes", "mode", "plugins")
-    cells, notes = bench.cells(given["device"], **{name: given[name] for name in names})
+    cells, notes = bench.cells(options["device"], **{name: options[name] for name in names})
     for line in left_out(notes):
         say(line)
     if not cells:
         return []
-    say(announced(len(cells), bench.device, given["budget"]))
+    say(announced(len(cells), bench.device, options["budget"]))
     return [
-        replace(cell, samples=given["samples"], idle_s=given["idle"], cudagraph=given["cudagraph"]) for cell in cells
+        replace(cell, samples=options["samples"], idle_s=options["idle"], cudagraph=options["cudagraph"])
+        for cell in cells
     ]
 
 
 def announced(cells: int, device: str, budget_s: float) -> str:
-    """How much there is to compare, and how long that takes: a guess, where it is less than what it may take."""
-    about, most = EXPECTED_S[device] * cells, budget_s * cells
-    guess = f"about {_duration(about)}, " if about < most else ""
-    return f"{counted(cells, 'cell')} on {device}, {guess}{_duration(most)} at most"
+    """Return a line with the number of cells, the expected time if it is below the limit, and the limit."""
+    expected_s, most_s = EXPECTED_S[device] * cells, budget_s * cells
+    estimate = f"about {_duration(expected_s)}, " if expected_s < most_s else ""
+    return f"{counted(cells, 'cell')} on {device}, {estimate}{_duration(most_s)} at most"
 
 
 def _duration(seconds: float) -> str:
@@ -197,7 +255,10 @@ def _duration(seconds: float) -> str:
 
 
 def left_out(notes: list[str]) -> list[str]:
-    """A line for each reason of notes `operator/backend shape dtype: reason`: a suite leaves out many cells for one."""
+    """Return one line per reason of the notes `operator/backend shape dtype: reason`.
+
+    One reason often leaves out many cells of a suite.
+    """
     reasons: dict[str, list[str]] = {}
     for note in notes:
         cell, _, reason = note.partition(": ")
@@ -228,7 +289,7 @@ def _show(results: list[AbResult], form: Format | None) -> None:
 
 
 def as_row(result: AbResult) -> dict[str, Any]:
-    """Return a comparison as COLUMNS show it."""
+    """Return a comparison as a row of COLUMNS."""
     from math import expm1
 
     cell = result.cell
@@ -253,7 +314,7 @@ def as_row(result: AbResult) -> dict[str, Any]:
 
 
 def progress_line() -> Callable[[str], None]:
-    """Says where it stands: on a terminal in one line that is overwritten, elsewhere once a cell."""
+    """Return a function that reports progress: one overwritten line on a terminal, else a line per cell."""
     import sys
 
     from groupbench.tracker.text.wording import printable

@@ -1,4 +1,4 @@
-"""`groupbench alerts`, `ack`, `expect` and `close`: what became of each change for the worse."""
+"""`groupbench alerts`, `ack`, `expect`, `accept-transition` and `close`: list alerts and change their state."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _EACH = (
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Closed ones, too.")
-@click.option("--each", is_flag=True, help="A line for each alert, not for each commit, operator and backend.")
+@click.option("--all", "everything", is_flag=True, help="Include closed alerts.")
+@click.option("--each", is_flag=True, help="Print one line per alert instead of one per commit, operator and backend.")
 @output_formats
 @click.pass_obj
 def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
-    """List the changes for the worse that are open, those of one commit and backend together.
+    """List open alerts, grouped by commit, operator and backend.
 
-    `gate --update` opens and closes them. JSON and CSV have one entry for each alert, with every event.
+    `gate --update` opens and closes them. JSON and CSV have one entry per alert, with every event.
     """
     from groupbench.tracker.judge import alerts as stored
     from groupbench.tracker.judge.alerts import AlertRow
@@ -74,7 +74,7 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
     else:
         write_table(_GROUPS, _groups(found), form)
     if form is None and not found:
-        say("no alert" + ("" if everything else " is open; --all lists closed ones"))
+        say("no alert" if everything else "no alert is open; --all lists closed alerts")
 
 
 def _groups(found: list[AlertRow]) -> list[dict[str, Any]]:
@@ -109,21 +109,21 @@ _ids = click.argument("ids", type=click.IntRange(min=1), nargs=-1, required=True
 
 
 def _who(command: F) -> F:
-    return click.option("--who", metavar="NAME", help="Who says so. Default: git's user, or the one logged in.")(
-        command
-    )
+    return click.option(
+        "--who", metavar="NAME", help="Person to record with the change. Default: git's user, or the login name."
+    )(command)
 
 
 @click.command()
 @click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
-@click.option("--improvements", is_flag=True, help="Accept the new level of everything that the newest run improved.")
-@click.option("--reason", metavar="TEXT", help="Why, or what is done about it.")
+@click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
+@click.option("--reason", metavar="TEXT", help="Reason, or what is being done about it.")
 @_who
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
-    """Acknowledge alerts: known, and worked on. The gate lists them, and passes unless --strict.
+    """Acknowledge alerts: known, and being worked on. The gate still lists them, but fails only under --strict.
 
-    With --improvements, the gate judges by the improved levels from then on, and reports them no more.
+    With --improvements, the gate judges by the improved levels from now on and no longer reports them.
     """
     from groupbench.tracker.judge import alert_moves
 
@@ -146,15 +146,16 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 
 @click.command("accept-transition")
 @click.argument("run", required=False)
-@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: what changed.")
+@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: a list of what changed.")
 @_who
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
-    """Accept the levels since a change of the toolchain or machine, of every series of RUN that moved with it.
+    """Accept the levels of every series of RUN that moved with a change of toolchain or machine.
 
-    The newest run unless RUN names another. From then on the gate judges by the new levels, and on another card
-    history goes on from what was measured before. A change of the code that came at the same time is accepted as well:
-    `confirm` separates the two first, where it can.
+    RUN is the start of a run's id. Default: the newest run.
+
+    The gate judges by the new levels from now on. On another card, history continues from the earlier results. A code
+    change at the same time is accepted with it, so run `groupbench confirm` first to separate the two.
     """
     from groupbench.tracker.errors import QueryError
 
@@ -174,15 +175,19 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
 
 @click.command()
 @_ids
-@click.option("--until", metavar="DATE|COMMIT", help="Back to new then: 2026-01-31, 30d, or when a commit is measured.")
+@click.option(
+    "--until",
+    metavar="DATE|COMMIT",
+    help='Expiry: a date, a duration (30d) or a commit; the alert then becomes "new" again.',
+)
 @click.option("--reason", required=True, metavar="TEXT", help="Why the new level is right.")
 @_who
 @click.pass_obj
 def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: str | None) -> None:
     """Accept the new level of alerts: the gate judges by it from now on.
 
-    With --until they return to new when the date has come, or when the commit or one after it is measured. A wrong
-    result can be no expected level.
+    With --until, the alerts become "new" again on that date, or when that commit or a later one is measured. A wrong
+    result cannot be accepted.
     """
     from groupbench.tracker.judge import alert_moves
 
@@ -192,12 +197,12 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
 @click.command()
 @_ids
 @click.option("--as", "state", type=click.Choice(("fixed", "invalid")), required=True,
-              help="fixed: the level is back. invalid: no change of the code; its level is accepted.")  # fmt: skip
-@click.option("--reason", required=True, metavar="TEXT", help="What was found.")
+              help="fixed: the level is back. invalid: the code is not the cause; accept the level.")  # fmt: skip
+@click.option("--reason", required=True, metavar="TEXT", help="Why the alerts are closed.")
 @_who
 @click.pass_obj
 def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:
-    """Close alerts. One that is fixed reopens when the gate sees the change again."""
+    """Close alerts. An alert closed as fixed reopens if the gate sees the change again."""
     from groupbench.tracker.judge import alert_moves
 
     _change(db, lambda session: alert_moves.close(session, ids, state, _person(who), reason, _now()))
@@ -216,7 +221,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _person(given: str | None) -> str:
+def _person(name: str | None) -> str:
     from groupbench.tracker.git import user
 
-    return given or user() or os.environ.get("USER") or "unknown"
+    return name or user() or os.environ.get("USER") or "unknown"

@@ -1,4 +1,4 @@
-"""`groupbench backfill`: measure past commits, each in a checkout of its own."""
+"""`groupbench backfill`: measure past commits, each in its own checkout."""
 
 from __future__ import annotations
 
@@ -29,12 +29,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("commits", metavar="A..B")
-@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Only every Nth commit.")
-@click.option("--bisect", is_flag=True, help="Take both ends, then halve: a coarse history first, a finer one later.")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit.")
+@click.option(
+    "--bisect", is_flag=True, help="Measure both ends first, then halve the gaps: a coarse history that gets finer."
+)
 @click.option("--budget", type=Duration("m", above=True), help="Stop after this time. A plain number is minutes.")
-@click.option("--again", is_flag=True, help="Try commits again that failed to build or to load.")
-@click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), help="Where to measure. Default: auto.")
-@click.option("--wait", type=Duration("m", most=6e5), default="0", help="Wait so long for another run on the device.")
+@click.option("--again", is_flag=True, help="Retry commits that failed to build or to load.")
+@click.option(
+    "--device",
+    "-d",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+)
+@click.option(
+    "--wait",
+    type=Duration("m", most=6e5),
+    default="0",
+    help="Wait up to this long for another run on the device to end. A plain number is minutes. Default: 0.",
+)
 @click.pass_context
 def backfill(
     context: click.Context,
@@ -46,28 +58,29 @@ def backfill(
     device: str | None,
     wait: float,
 ) -> None:
-    """Measure the commits after A up to and with B, the newest first, and store them as history.
+    """Measure the commits after A up to and including B, newest first, and store them as history.
 
     \b
     groupbench backfill v1.0..main --every 5
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
-    Each commit on the line of first parents is checked out into a folder of its own, built by `setup` of
-    groupbench.toml, and measured by what the file holds today. `benchmarks` names files that old commits get from this
-    checkout. A commit that does not build or load is recorded with the reason. The same command continues a backfill
-    that was interrupted or whose budget was spent: nothing is measured twice.
+    Each commit on the first-parent line is checked out into its own folder, built with `setup` of groupbench.toml, and
+    measured as the file says today. Old commits get the files listed in `benchmarks` from this checkout. A commit that
+    does not build or load is recorded with the reason. Repeat the command to continue a backfill that was interrupted
+    or ran out of budget: nothing is measured twice.
 
     \b
-    0  every commit is measured, or has failed and is recorded
-    2  usage
-    3  some are left for another time
-    75 another run measures on this device
+    Exit codes:
+    0   every commit is measured, or recorded as failed
+    2   usage error
+    3   some commits are left
+    75  another run holds this device
     """
     from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of
     from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
-    todo = commits_of(project.folder, commits, every)
+    selected = commits_of(project.folder, commits, every)
     lock = ensure_alone(device or project.settings.device, wait, sys.argv[1:])
     signal.signal(signal.SIGTERM, interrupt)
     places = Places.of(context, project)
@@ -78,17 +91,17 @@ def backfill(
         options = ["--plan", str(plan), "--trigger", "backfill", "--device", device or project.settings.device]
         run = Backfill(context, project, places, files, options, math.inf if budget is None else budget)
         try:
-            run(by_halving(todo) if bisect else todo, again)
+            run(by_halving(selected) if bisect else selected, again)
         except KeyboardInterrupt:
-            say(f"groupbench: interrupted; {run.text(len(todo))}; the same command continues")
+            say(f"groupbench: interrupted; {run.text(len(selected))}; the same command continues")
             raise
-    click.echo(f"BACKFILL {run.text(len(todo))}")
-    context.exit(ExitCode.OK if run.settled == len(todo) else ExitCode.INCOMPLETE)
+    click.echo(f"BACKFILL {run.text(len(selected))}")
+    context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)
 
 
 @dataclass
 class Backfill:
-    """One pass over commits."""
+    """One pass over the commits."""
 
     context: click.Context
     project: Project
@@ -104,14 +117,15 @@ class Backfill:
         return self.outcomes.total()
 
     def text(self, total: int) -> str:
-        told = [f"{number} {outcome}" for outcome, number in self.outcomes.items() if number]
-        told += [f"{total - self.settled} left"] if total > self.settled else []
-        return f"{counted(total, 'commit')}: {', '.join(told)}"
+        """Return a line that counts each outcome, and the commits that are left of `total`."""
+        counts = [f"{number} {outcome}" for outcome, number in self.outcomes.items() if number]
+        counts += [f"{total - self.settled} left"] if total > self.settled else []
+        return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[Commit], again: bool) -> None:
         from groupbench.tracker.ab.worktree import remove_abandoned
 
-        remove_abandoned(self.project.folder)  # of a backfill that was killed
+        remove_abandoned(self.project.folder)  # checkouts of a backfill that was killed
         end = self.clock() + self.budget_s
         for number, commit in enumerate(commits, 1):
             before = self.files.outcome(commit)
@@ -148,24 +162,24 @@ class Backfill:
         return outcome
 
     def _measure(self, commit: Commit, tree: Path, end: float) -> str | None:
-        """Measure a checkout; return why nothing could be."""
+        """Measure a checkout; return None, or the reason if nothing could be measured."""
         from groupbench.tracker.project import add_to_path, import_folders
 
         path = self.files.records(commit)
         environment = add_to_path(import_folders(tree, self.project.settings.pythonpath), dict(os.environ))
         budget = [] if math.isinf(end) else ["--budget", f"{max(end - self.clock(), 0.001):.3f}s"]
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume", *budget]
-        code, words = self._run(options, tree, environment)
-        if code == ExitCode.INCOMPARABLE:  # begun in another environment, before an upgrade say
+        code, last_line = self._run(options, tree, environment)
+        if code == ExitCode.INCOMPARABLE:  # begun in another environment, such as before an upgrade
             run_command(self.context, self.places.database, "ingest", str(path))
             self.files.set_aside(commit)
-            code, words = self._run(options, tree, environment)
+            code, last_line = self._run(options, tree, environment)
         if code != ExitCode.USAGE and path.is_file() and path.stat().st_size:
             return None
-        return words or f"tritonbench ended with {code}"
+        return last_line or f"tritonbench ended with exit code {code}"
 
     def _record_failure(self, commit: Commit, reason: str) -> None:
-        """Give every cell of the plan, as today's checkout has it, a record with the reason. Raises Unmeasured."""
+        """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
         from groupbench.tracker.night.measuring import Unmeasured
         from groupbench.tracker.project import add_to_path
 
@@ -184,17 +198,17 @@ class Backfill:
             "--quiet",
         ]
         code, _ = self._run(options, self.project.folder, environment)
-        if code != ExitCode.INCOMPLETE:  # what is asked for does not exist today either
-            raise Unmeasured("today's checkout cannot be measured either; mend groupbench.toml or the benchmark first")
+        if code != ExitCode.INCOMPLETE:  # the cells do not exist in today's checkout either
+            raise Unmeasured("today's checkout cannot be measured either; fix groupbench.toml or the benchmark first")
 
     def _run(self, options: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
         from groupbench.tracker.night.measuring import interrupted, measure
 
-        words: list[str] = []
-        code = measure(options, folder, environment, words.append)
+        lines: list[str] = []
+        code = measure(options, folder, environment, lines.append)
         if interrupted(code):
             raise KeyboardInterrupt
-        return code, words[-1].removeprefix("tritonbench: ") if words else ""
+        return code, lines[-1].removeprefix("tritonbench: ") if lines else ""
 
 
 def _left_out(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`groupbench backup`: a copy of the database."""
+"""`groupbench backup`: copy the database."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from groupbench.tracker.text.wording import printable
 @click.argument("file", type=click.Path(path_type=Path))
 @click.pass_obj
 def backup(db: str, file: Path) -> None:
-    """Copy the database to FILE while others go on using it. Nothing is overwritten.
+    """Copy the database to FILE, even while it is in use. An existing file is never overwritten.
 
-    The copy is one file that holds one state of the database. For PostgreSQL use pg_dump.
+    The copy is a single consistent SQLite file. For PostgreSQL, use pg_dump.
     """
     from groupbench.tracker.store import maintenance
     from groupbench.tracker.store.engine import open_store

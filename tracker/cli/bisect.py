@@ -1,7 +1,8 @@
-"""`groupbench bisect`: which commit, or which release of a package, made a kernel slower, or less accurate."""
+"""`groupbench bisect`: find the commit, or the release of a package, that made a kernel slower or less accurate."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -46,48 +47,88 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.command()
 @click.argument("good", required=False)
 @click.argument("bad", required=False)
-@click.option("--series", metavar="ID", help="What to measure: a number that `series` lists, or a point's id.")
-@click.option(*OPERATOR, metavar="NAME", help="What to measure, where no --series says it.")
-@click.option(*BACKEND, metavar="NAME", help="Which backend.")
-@click.option(*SHAPE, metavar="TEXT", help="Which shape, as `series` shows it or `tritonbench --shapes` takes it.")
-@click.option(*DTYPE, metavar="NAME", help="bf16, fp16, fp32. Default: bf16 on a GPU, fp16 on a CPU.")
-@click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd. Default: fwd.")
+@click.option(
+    "--series",
+    metavar="ID",
+    help="Series to measure: its number in `groupbench series`, or the id of one of its points.",
+)
+@click.option(*OPERATOR, metavar="NAME", help="Operator to measure, if --series is not given.")
+@click.option(*BACKEND, metavar="NAME", help="Backend to measure.")
+@click.option(
+    *SHAPE,
+    metavar="TEXT",
+    help="Shape to measure, as `groupbench series` prints it or `tritonbench --shapes` takes it.",
+)
+@click.option(*DTYPE, metavar="NAME", help="Dtype: bf16, fp16 or fp32. Default: bf16 on a GPU, fp16 on a CPU.")
+@click.option("--mode", metavar="NAME", help="Mode: fwd, bwd or fwd_bwd. Default: fwd.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
-@click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends; may be repeated.")
-@click.option("--metric", type=click.Choice(["latency", "accuracy"]), default="latency", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="Device to measure on.",
+)
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="MODULE.NAME",
+    help="Add backends from this plugin; may be repeated.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["latency", "accuracy"]),
+    default="latency",
+    show_default=True,
+    help="Metric whose change to find.",
+)
 @click.option(
     "--direction",
     type=click.Choice(["worse", "better", "either"]),
     default="worse",
     show_default=True,
-    help="Look for a regression, an improvement, or whichever there is.",
+    help="Look for a regression, an improvement, or either.",
 )
-@click.option("--all", "all_", is_flag=True, help="Go on with what the first commit does not explain.")
+@click.option("--all", "all_", is_flag=True, help="Also search for the change that the first commit does not explain.")
 @click.option(
     "--repo",
     type=click.Path(path_type=Path),
-    help="The repository. Default: that of groupbench.toml, or this folder's.",
+    help="Repository to search. Default: the one of groupbench.toml, or this folder's.",
 )
 @click.option(
     "--paths",
     multiple=True,
     metavar="PATH",
-    help="Only commits that change these can matter; may be repeated. Default: kernels and operators in "
-    "groupbench's own repository, else all.",
+    help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
+    "groupbench's own repository, else all paths.",
 )
-@click.option("--setup", metavar="COMMAND", help="Run in each checkout before it is measured: a build, say.")
-@click.option("--python", metavar="EXE", help="Python that measures. Default: this one.")
+@click.option("--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout.")
+@click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
 @min_effect_option
-@click.option("--budget", type=Duration(least=1, most=86_400), help="Most for one comparison.")
-@click.option("--only-changed", is_flag=True, help="Equal compiled kernels are the same without timing.")
 @click.option(
-    "--confidence", type=Percent(), default="95", show_default=True, metavar="PCT", help="How sure to be of a name."
+    "--budget",
+    type=Duration(least=1, most=86_400),
+    help="Stop one comparison after this time. A plain number is seconds. Default: 120s.",
+)
+@click.option("--only-changed", is_flag=True, help="Skip timing of commits whose compiled kernels are equal.")
+@click.option(
+    "--confidence",
+    type=Percent(),
+    default="95",
+    show_default=True,
+    metavar="PCT",
+    help="Posterior probability, in percent, required before a commit is named.",
 )
 @click.option("--package", metavar="NAME==FIRST..LAST",
-              help="Search the releases of a package, in the place of commits: triton==3.6.0..3.8.0.")  # fmt: skip
-@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Where comparisons are kept to resume from.")
-@click.option("--resume", is_flag=True, help="Go on with a search that was interrupted: the newest, or that of --log.")
+              help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.")  # fmt: skip
+@click.option(
+    "--log",
+    "log_file",
+    type=click.Path(path_type=Path),
+    help="Keep the comparisons in this file, from which --resume continues.",
+)
+@click.option("--resume", is_flag=True, help="Continue an interrupted search: the newest one, or the one in --log.")
 @output_formats
 @click.pass_context
 def bisect(
@@ -98,9 +139,9 @@ def bisect(
     log_file: Path | None,
     resume: bool,
     repo: Path | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Name the commit between GOOD and BAD that made a kernel slower, or less accurate.
+    """Find the commit between GOOD and BAD that made a kernel slower or less accurate.
 
     \b
     groupbench bisect v1.2 HEAD --series 12
@@ -108,18 +149,19 @@ def bisect(
     groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
-    Every step is an A/B of a commit against GOOD, both in turns on this machine, until it says the same or
-    different. Both ends are checked first, wrong answers are counted on, and the commit found is measured once more
-    against its parent before it is named. Commits that fail are skipped; merges are descended into.
+    Each step compares a commit with GOOD, in turns on this machine, until the A/B says "same" or "different". The two
+    ends are compared first. The search allows for wrong A/B results, and measures the commit again against its parent
+    before naming it. Commits that fail are skipped; if a merge is found, its branch is searched.
 
-    With --package, the code stays as it is. Each release that the package index has is installed into an environment
-    that is kept, in front of this interpreter's packages.
+    With --package, the code stays the same. Each release in the package index is installed into an environment of its
+    own, in front of this interpreter's packages, and kept.
 
     \b
-    0  nothing to be found: the ends measure the same, or BAD is better; or the improvement asked for
-    1  a regression is confirmed, and its commit named; or BAD's result is wrong or less accurate
-    2  usage
-    3  not decided: unknown, an end fails, or only narrowed to several commits
+    Exit codes:
+    0  no regression: the ends measure the same, or BAD is better; with --direction better, the improvement was found
+    1  a regression was confirmed and its commit named, or BAD's result is wrong or less accurate
+    2  usage error
+    3  undecided: not resolved, an end fails, or narrowed to several commits only
     """
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git
@@ -127,67 +169,67 @@ def bisect(
     from groupbench.tracker.bisect.hunt import hunt
     from groupbench.tracker.bisect.search import Trace
 
-    given["plugins"] = this_project(context).plugins(given["plugins"])
+    options["plugins"] = this_project(context).plugins(options["plugins"])
     repository = bisect_git.folder_of(repo or this_project(context).folder)
     folder = bisect_git.log_folder(repository)
-    if given["package"] and (good is not None or given["python"]):
-        raise click.UsageError("--package searches releases: it goes without GOOD, BAD and --python", context)
-    if resume and good is None and not given["package"]:
+    if options["package"] and (good is not None or options["python"]):
+        raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
+    if resume and good is None and not options["package"]:
         path = log_file or bisect_log.newest(folder)
         header = bisect_log.read_header(path)
     else:
-        if not given["package"] and (good is None or bad is None):
+        if not options["package"] and (good is None or bad is None):
             raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
         ends = ("HEAD", "HEAD") if good is None or bad is None else (good, bad)
-        header = _header(context, repository, *ends, given)
+        header = _header(context, repository, *ends, options)
         path = log_file or folder / f"bisect-{header.identity}.jsonl"
     if header.package is None:
         history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
     else:
         history = bisect_git.history_of_releases(header.package, header.releases)
     trace = Trace()
-    said = iter(range(1, 1_000_000))
+    numbers = itertools.count(1)
 
-    def tell(question: Question, finding: Finding) -> None:
-        say(report.step_line(question, finding, history, header.metric, next(said)))
+    def print_step(question: Question, finding: Finding) -> None:
+        say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
     with drive.open_comparator(repository, header) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, drive.settings_of(header), trace)
         try:
-            answer = drive.drive(hunting, comparator, log, tell)
+            result = drive.drive(hunting, comparator, log, print_step)
         except KeyboardInterrupt:
-            say("interrupted; `groupbench bisect --resume` goes on")
+            say("interrupted; `groupbench bisect --resume` continues")
             raise
-    _write(form, header, answer, history, trace, path)
-    context.exit(report.exit_code(answer))
+    _write(form, header, result, history, trace, path)
+    context.exit(report.exit_code(result))
 
 
-def _header(context: click.Context, repository: Path, good: str, bad: str, given: dict[str, Any]) -> Header:
-    """What is to be searched, with every default filled in: the log says it, and refuses anything else."""
+def _header(context: click.Context, repository: Path, good: str, bad: str, options: dict[str, Any]) -> Header:
+    """Return what to search, with every default filled in. The log starts with it and refuses any other search."""
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect.log import Header
 
-    cell = _cell_of_series(context, given) if given["series"] else _cell_of_options(context, given)
+    cell = _cell_of_series(context, options) if options["series"] else _cell_of_options(context, options)
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
-    paths = given["paths"] or bisect_git.relevant_paths(repository, last, given["plugins"])
-    bench = {name: given[name] for name in ("min_effect", "budget", "python", "only_changed") if given[name]}
+    paths = options["paths"] or bisect_git.relevant_paths(repository, last, options["plugins"])
+    bench = {name: options[name] for name in ("min_effect", "budget", "python", "only_changed") if options[name]}
     bench |= {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(recipe_of(context, given["setup"])).items()
+        for name, value in asdict(recipe_of(context, options["setup"])).items()
         if value
     }
-    package, releases = _releases(context, given["package"])
+    package, releases = _releases(context, options["package"])
     return Header(
         repository=str(repository),
         good=first,
         bad=last,
-        cell={**cell, "device": given["device"], "plugins": list(given["plugins"])},
-        metric=given["metric"],
-        direction=given["direction"],
-        all=given["all_"],
-        confidence=given["confidence"],
+        cell={**cell, "device": options["device"], "plugins": list(options["plugins"])},
+        metric=options["metric"],
+        direction=options["direction"],
+        all=options["all_"],
+        confidence=options["confidence"],
         paths=tuple(paths),
         package=package,
         releases=releases,
@@ -196,68 +238,72 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, given
 
 
 def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """Return (package, its releases, the oldest first) of --package. Raises ToolchainError."""
+    """Return (package, releases from oldest to newest) of --package. Raises ToolchainError."""
     from groupbench.tracker.ab.toolchains import releases
 
     if text is None:
         return None, ()
-    said = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
-    if said is None:
-        raise click.UsageError(f"--package {text!r}: give NAME==FIRST..LAST, as triton==3.6.0..3.8.0", context)
-    package, first, last = said.groups()
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
+    if match is None:
+        raise click.UsageError(f"--package {text!r} is not NAME==FIRST..LAST, such as triton==3.6.0..3.8.0", context)
+    package, first, last = match.groups()
     return package, tuple(releases(package, first, last))
 
 
-def _cell_of_series(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
-    """The cell of a stored series: `12` as `series` lists it, or `12.3`, a point of it as `history --ids` does."""
+def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the cell of a stored series: `12` is its number, and `12.3` the id of one of its points.
+
+    Raises UsageError, QueryError.
+    """
     from groupbench.tracker.errors import QueryError
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 
-    also = [name for name in _CELL if given[name] is not None]
-    if also:
-        raise click.UsageError(f"--series says what is measured; it does not go with --{also[0]}", context)
-    number = given["series"].partition(".")[0]
+    conflicting = [name for name in _CELL if options[name] is not None]
+    if conflicting:
+        raise click.UsageError(f"--series selects the cell; it cannot be combined with --{conflicting[0]}", context)
+    number = options["series"].partition(".")[0]
     with reading(context.obj) as session:
-        found = [row for row in find_series(session, Filter()) if str(row.pk) == number]
-    if not found:
-        raise QueryError(f"no series {given['series']!r}; `groupbench series` lists them by number")
-    return {name: getattr(found[0], name) for name in _CELL}
+        matches = [row for row in find_series(session, Filter()) if str(row.pk) == number]
+    if not matches:
+        raise QueryError(f"no series {options['series']!r}; `groupbench series` lists them by number")
+    return {name: getattr(matches[0], name) for name in _CELL}
 
 
-def _cell_of_options(context: click.Context, given: dict[str, Any]) -> dict[str, Any]:
-    missing = [name for name in ("operator", "backend", "shape") if not given[name]]
+def _cell_of_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    missing = [name for name in ("operator", "backend", "shape") if not options[name]]
     if missing:
-        raise click.UsageError(f"say what is measured: --series, or --{' and --'.join(missing)}", context)
-    cell = {name: given[name] for name in _CELL if given[name] is not None}
+        raise click.UsageError(f"nothing to measure: give --series, or --{' and --'.join(missing)}", context)
+    cell = {name: options[name] for name in _CELL if options[name] is not None}
     return {"mode": "fwd", "seed": 0, **cell}
 
 
 def _plan(history: History, header: Header, path: Path) -> str:
+    """Return the line that is printed before the search: how much there is to search, and where the log is."""
     changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
-    change = "changes" if changes == 1 else "change"
-    within = f" of which {changes} {change} {', '.join(header.paths) or 'something'}"
+    verb = "changes" if changes == 1 else "change"
+    within = f", {changes} of which {verb} {', '.join(header.paths) or 'the tree'}"
     first_parents = len(history.first_parents(history.bad)[1])
     if header.package is not None:
         return f"{counted(len(header.releases), 'release')} of {header.package}; comparisons are kept in {path}"
-    return f"{counted(first_parents, 'commit')} on the line of first parents{within}; comparisons are kept in {path}"
+    return f"{counted(first_parents, 'commit')} on the first-parent line{within}; comparisons are kept in {path}"
 
 
 def cell_text(cell: dict[str, Any]) -> str:
     return " ".join(str(cell[name]) for name in ("operator", "backend", "mode", "dtype", "shape") if cell.get(name))
 
 
-def _write(form: Format | None, header: Header, answer: Any, history: History, trace: Any, path: Path) -> None:
+def _write(form: Format | None, header: Header, result: Any, history: History, trace: Any, path: Path) -> None:
     from groupbench.tracker.bisect import report
 
-    text = list(report.lines(answer, history, trace, header.metric, cell_text(header.cell)))
+    text = list(report.lines(result, history, trace, header.metric, cell_text(header.cell)))
     if form == "json":
-        write_json({**report.as_data(answer, history, trace, header.metric, header.cell), "log": str(path)})
+        write_json({**report.as_data(result, history, trace, header.metric, header.cell), "log": str(path)})
     elif form in ("csv", "md"):
         say(text[0])
         rows = [
             {**culprit, **commit, "note": culprit["note"] or ""}
-            for culprit in (report.culprit_data(each, history) for each in answer.culprits)
+            for culprit in (report.culprit_data(each, history) for each in result.culprits)
             for commit in culprit["commits"]
         ]
         write_table(COLUMNS, rows, form)

@@ -1,4 +1,4 @@
-"""`groupbench calibrate`: how small a change this machine can show."""
+"""`groupbench calibrate`: measure the smallest change that this machine can detect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="Device to measure on.",
+)
 @click.option(
     "--minutes",
     "--for",
@@ -43,13 +49,29 @@ COLUMNS = (
     type=Duration("m", most=86_400),
     default="5m",
     show_default=True,
-    help="How long. A plain number is minutes.",
+    help="Measure for at least this long. A plain number is minutes.",
 )
-@click.option("--budget", type=Duration(least=1, most=3600), default="60s", show_default=True, help="For each cell.")
-@click.option("--alpha", type=click.FloatRange(1e-6, 0.2), default=0.001, show_default=True, help="As for ab.")
-@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of the order of bursts.")
 @click.option(
-    "--records", type=click.Path(path_type=Path, dir_okay=False), help="Append each comparison with its bursts."
+    "--budget",
+    type=Duration(least=1, most=3600),
+    default="60s",
+    show_default=True,
+    help="Stop measuring a cell after this time. A plain number is seconds.",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(1e-6, 0.2),
+    default=0.001,
+    show_default=True,
+    help="False-positive rate, as in `groupbench ab --alpha`.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
+)
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append each comparison, with its bursts, to this file (JSON lines).",
 )
 @output_formats
 @click.pass_context
@@ -63,15 +85,17 @@ def calibrate(
     records: Path | None,
     form: Format | None,
 ) -> None:
-    """What this machine can tell apart: like sides compared, by latency.
+    """Measure this machine's noise floor with A/A comparisons.
 
-    The installed groupbench is measured against itself, a few cells of each latency, in turns. For each class: how much
-    blocks and bursts scatter, and the smallest change that `ab` sees in nine comparisons of ten within its budget.
+    Compares the installed groupbench with itself on a few cells of each latency class. For each class, the table shows
+    how much blocks and bursts scatter, and the smallest change that `ab` detects in nine of ten comparisons within its
+    budget.
 
     \b
-    0  no comparison of like sides was called different
-    1  one was
-    2  usage
+    Exit codes:
+    0  no A/A comparison was called different
+    1  an A/A comparison was called different (a false positive)
+    2  usage error
     3  nothing could be timed, or a cell failed
     """
     import math
@@ -86,10 +110,10 @@ def calibrate(
     _check_records(records)
     same = Side("this groupbench")
     with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
-        found = bench.start(device)
-        todo = calibration.cells(found)
-        say(f"{counted(len(todo), 'cell')} on {found}, at least {duration_s / 60:g} min")
-        results = list(calibration.measure(bench, todo, duration_s / 60))
+        running_on = bench.start(device)
+        cells = calibration.cells(running_on)
+        say(f"{counted(len(cells), 'cell')} on {running_on}, at least {duration_s / 60:g} min")
+        results = list(calibration.measure(bench, cells, duration_s / 60))
     reports = calibration.summarise(results, budget, alpha)
     for result in results:
         if result.verdict in ("different", "failed"):
@@ -98,7 +122,9 @@ def calibrate(
     for row in rows:
         row["latency_ms"] = None if math.isnan(row["latency_ms"]) else row["latency_ms"]
     if form == "json":
-        write_json({"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": found, "classes": rows})
+        write_json(
+            {"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": running_on, "classes": rows}
+        )
     else:
         write_table(COLUMNS, rows, form)
     if any(report.different for report in reports):

@@ -1,4 +1,4 @@
-"""`groupbench commits`: which commits were measured, the newest first."""
+"""`groupbench commits`: list the measured commits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 @click.command()
 @commit_filters
-@limit_option("How many.", default=20)
+@limit_option("Number of commits to list.", default=20)
 @output_formats
 @click.pass_obj
 def commits(
@@ -37,14 +37,14 @@ def commits(
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
-    """List the commits that were measured, the newest first."""
+    """List the measured commits, newest first."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import CommitSummary
 
     with reading(db) as session:
-        found = listing.commits(session, Filter(**fields, since=since, until=until), limit)
-    if not found:
-        say("no commit matches")
+        rows = listing.commits(session, Filter(**fields, since=since, until=until), limit)
+    if not rows:
+        say("no commits match")
     columns = plain(CommitSummary.columns()) if form in ("json", "csv") else COLUMNS
-    write_table(columns, [row.flat() for row in found], form)
+    write_table(columns, [row.flat() for row in rows], form)

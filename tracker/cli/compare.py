@@ -1,4 +1,4 @@
-"""`groupbench compare`: two commits, runs or files side by side."""
+"""`groupbench compare`: compare two commits, runs or files, series by series."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--force", is_flag=True, help="Compare unlike environments, too.")
+@click.option("--force", is_flag=True, help="Also compare series whose environments differ.")
 @click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
 @click.option(
     "--fail-on",
     type=click.Choice([str(Verdict.REGRESSED.value)]),
-    help="Exit with 1 where a series regressed or is wrong.",
+    help="Exit with 1 if a series regressed or is wrong.",
 )
 @series_filters
 @min_effect_option
@@ -80,12 +80,21 @@ def compare(
     form: Format | None,
     **fields: Any,
 ) -> None:
-    """Two commits, runs or files side by side: B over A, above 1 is slower, with its 95 % interval and p value.
+    """Compare two commits, runs or files, series by series.
 
-    A and B are the start of a hash, a branch, a tag, `latest` or `previous`; HASH+ is the dirty tree of a commit;
-    run:ID is one run; a date (2026-01-31, 7d, @7d) is the newest run that had begun by its end; and a file of records
-    needs no database. Rows come by severity, the largest change first. Series whose environments differ are not
-    compared. Exits with 4 where nothing can be, and with 1 where --fail-on says so.
+    The ratio is B/A, so above 1 is slower. It comes with its 95 % interval and p value. Rows are sorted by severity,
+    then by the size of the change. Series whose environments differ are not compared.
+
+    A and B each name one of:
+
+    \b
+    a commit       start of its hash, a branch, a tag, `latest` or `previous`
+    HASH+          the commit with uncommitted changes
+    run:ID         one run
+    a date or age  (2026-01-31, 7d, @7d) the newest run started by the end of that day
+    a file         records as JSON lines; needs no database
+
+    Exit codes: 0 ok, 1 as --fail-on says, 2 usage error, 4 nothing can be compared.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare as compare_sides
@@ -93,36 +102,37 @@ def compare(
 
     files = sides.is_file(a) and sides.is_file(b)
     with nullcontext(None) if files else reading(context.obj) as session:
-        found = compare_sides(session, a, b, force=force, min_effect=min_effect, where=Filter(**fields))
-    rows = [pair.flat() for pair in found.pairs if not only_changed or pair.verdict in CHANGED]
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
-    head = f"A {printable(str(found.a))}  B {printable(str(found.b))}: {counts}"
+        result = compare_sides(session, a, b, force=force, min_effect=min_effect, where=Filter(**fields))
+    rows = [pair.flat() for pair in result.pairs if not only_changed or pair.verdict in CHANGED]
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in result.counts.items())
+    head = f"A {printable(str(result.a))}  B {printable(str(result.b))}: {counts}"
     if form == "json":
+        overall = result.overall
         write_json(
             {
-                "a": str(found.a),
-                "b": str(found.b),
-                "counts": found.counts,
-                "geometric_mean": found.geometric_mean,
-                "geometric_mean_interval": None if found.overall is None else [found.overall.low, found.overall.high],
-                "geometric_means": found.means(),
-                "differences": found.differences,
+                "a": str(result.a),
+                "b": str(result.b),
+                "counts": result.counts,
+                "geometric_mean": result.geometric_mean,
+                "geometric_mean_interval": None if overall is None else [overall.low, overall.high],
+                "geometric_means": result.means(),
+                "differences": result.differences,
                 "series": rows,
             }
         )
     elif form == "csv":
         say(head)
         write_table(plain(_columns()), rows, form)
-        say(_tail(found))
+        say(_tail(result))
     else:
         click.echo(head + "\n")
         write_table(COLUMNS, [{**row, "interval": (row["low"], row["high"])} for row in rows], form)
-        click.echo("\n" + _tail(found))
-    if found.differences:
-        say(f"not compared, environments differ: {' | '.join(found.differences[:3])}; --force compares all the same")
-    if fail_on and any(pair.verdict in WORSE for pair in found.pairs):
+        click.echo("\n" + _tail(result))
+    if result.differences:
+        say(f"not compared, environments differ: {' | '.join(result.differences[:3])}; --force compares them anyway")
+    if fail_on and any(pair.verdict in WORSE for pair in result.pairs):
         context.exit(ExitCode.FAILED)
-    context.exit(ExitCode.OK if found.comparable else ExitCode.INCOMPARABLE)
+    context.exit(ExitCode.OK if result.comparable else ExitCode.INCOMPARABLE)
 
 
 def _columns() -> tuple[str, ...]:
@@ -131,13 +141,13 @@ def _columns() -> tuple[str, ...]:
     return SeriesPair.columns()
 
 
-def _tail(found: Comparison) -> str:
-    """Return a line for each backend, where there are several, and one for all."""
-    if found.overall is None:
+def _tail(result: Comparison) -> str:
+    """Return the geometric means: a line for each backend if there are several, and one for all."""
+    if result.overall is None:
         return "no latency could be compared"
-    means = found.by_backend
+    means = result.by_backend
     lines = [_mean(f"geometric mean of {printable(name)}", mean) for name, mean in means.items() if len(means) > 1]
-    return "\n".join([*lines, _mean("geometric mean of B/A", found.overall)])
+    return "\n".join([*lines, _mean("geometric mean of B/A", result.overall)])
 
 
 def _mean(name: str, mean: GeometricMean) -> str:

@@ -1,4 +1,4 @@
-"""`groupbench confirm`: an A/B of both commits for what history alone cannot decide."""
+"""`groupbench confirm`: decide suspects, which history alone cannot decide, by an A/B of both commits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_id", required=False, metavar="[RUN]")
 @click.option("--repo", type=click.Path(path_type=Path), metavar="PATH",
-              help="A clone that holds both commits. Default: that of groupbench.toml, or this folder's.")  # fmt: skip
+              help="Clone with both commits. Default: the repository of groupbench.toml or this folder.")  # fmt: skip
 @click.option("--budget", type=Duration("m", above=True), default="30m", show_default=True,
-              help="What is not measured by then is left out, and listed. A plain number is minutes.")  # fmt: skip
-@click.option("--setup", metavar="COMMAND", help="Run in each tree before it is measured, as to build an extension.")
+              help="Stop after this time and list unmeasured suspects. A plain number is minutes.")  # fmt: skip
+@click.option("--setup", metavar="COMMAND", help="Run this command in each checkout before measuring it.")
 @click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
-              help="Python that measures the earlier commits, where it is not this one.")  # fmt: skip
+              help="Measure the earlier commits with this interpreter. Default: this one.")  # fmt: skip
 @click.option(
-    "--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help="Further backends, as `tritonbench` has it."
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="MODULE.NAME",
+    help="Add backends from this plugin, as in `tritonbench --plugin`; may be repeated.",
 )
 @click.option("--install", is_flag=True,
               help="Install the packages of an old toolchain that no interpreter has, and keep them.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Also what was measured before without a decision.")
+@click.option("--again", is_flag=True, help="Measure suspects again whose earlier A/B was inconclusive.")
 @click.pass_context
 def confirm(
     context: click.Context,
@@ -45,17 +49,19 @@ def confirm(
     install: bool,
     again: bool,
 ) -> None:
-    """Measure the suspects of a run (the newest) again: the commit before and the run's, in turns on this machine.
+    """Measure the suspects of RUN again: the earlier commit and the run's own, in turns on this machine.
 
-    Each comparison is stored as it comes, and the gate judges by it: different is a regression or an improvement, same
-    is ok. Series that are incomparable only because the night landed on another card of the model are measured as
-    well. Commits are checked out from --repo beside it, which stays as it is.
+    RUN is the start of a run's id. Default: the newest run.
 
-    A change that came with another torch, Triton or Helion is measured in both toolchains, where an interpreter has the
-    packages of the old one: this one, --base-python, one of [toolchains] in groupbench.toml, or one that --install
-    makes.
+    Each comparison is stored at once, and the gate judges by it: "different" becomes a regression or an improvement,
+    "same" becomes ok. Series that are incomparable only because they ran on another card of the same model are
+    measured too. Commits are checked out into temporary folders; --repo itself does not change.
 
-    Exit codes: 0 all decided or nothing to do, 2 usage, 3 something is left undecided.
+    A change that came with another torch, Triton or Helion is measured with both toolchains. The old one needs an
+    interpreter with its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that
+    --install creates.
+
+    Exit codes: 0 everything decided or nothing to do, 2 usage error, 3 suspects left undecided.
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters
@@ -63,19 +69,19 @@ def confirm(
 
     project = this_project(context)
 
-    def tell(row: Judged, compared: Compared) -> None:
-        percent = [
-            None if effect is None else signed_percent(confirming.relative(effect))
-            for effect in (compared.effect, compared.low, compared.high)
-        ]
-        change = "" if percent[0] is None else f" {percent[0]} ({percent[1] or '?'} .. {percent[2] or '?'})"
-        why = f": {compared.message}" if compared.message else ""
+    def report(row: Judged, compared: Compared) -> None:
+        effect, low, high = (
+            None if value is None else signed_percent(confirming.relative(value))
+            for value in (compared.effect, compared.low, compared.high)
+        )
+        change = "" if effect is None else f" {effect} ({low or '?'} .. {high or '?'})"
+        reason = f": {compared.message}" if compared.message else ""
         commits = f"{compared.base[:10]}..{compared.head[:10]}"
-        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{why}"))
+        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason}"))
 
     others = [] if base_python is None else [base_python]
-    named = project.settings.toolchains
-    interpreters = Interpreters(named, project.folder, others, install=install, say=say)
+    toolchains = project.settings.toolchains
+    interpreters = Interpreters(toolchains, project.folder, others, install=install, say=say)
     with open_store(context.obj, create=False) as store:
         done = confirming.confirm(
             store,
@@ -87,7 +93,7 @@ def confirm(
             interpreters=interpreters,
             plugins=project.plugins(plugins),
             again=again,
-            tell=tell,
+            report=report,
             say=say,
         )
     click.echo(printable(done.text))

@@ -1,4 +1,4 @@
-"""`groupbench doctor`: what this machine can measure, and what would make it better."""
+"""`groupbench doctor`: check what this machine can measure, and how to improve it."""
 
 from __future__ import annotations
 
@@ -31,57 +31,57 @@ ALL = (
 @output_formats
 @click.pass_context
 def doctor(context: click.Context, form: Format | None) -> None:
-    """What this machine can measure, and what would make it better, with the command for each.
+    """Check what this machine can measure, and list improvements with a command for each.
 
-    Looks at the GPUs (clocks, power, other processes, throttling), at torch, triton and helion and whether they go
-    together, at the CPU, the disks and the database. Changes nothing.
+    Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the
+    CPU, the disks and the database. Changes nothing.
 
-    Exit codes: 0 something can be measured here, 1 nothing can, 2 usage.
+    Exit codes: 0 something can be measured, 1 nothing can be measured, 2 usage error.
     """
     from dataclasses import asdict
 
     from groupbench.tracker.doctor.checkup import examine
 
-    found = examine(context.obj)
+    checkup = examine(context.obj)
     if form == "json":
-        write_json(found.flat())
+        write_json(checkup.flat())
     elif form is not None:
-        write_table(ALL, [asdict(finding) for finding in found.findings], form)
+        write_table(ALL, [asdict(check) for check in checkup.findings], form)
     else:
-        _tell(found)
-    context.exit(ExitCode.OK if found.measures else ExitCode.FAILED)
+        _write(checkup)
+    context.exit(ExitCode.OK if checkup.measures else ExitCode.FAILED)
 
 
-def _tell(found: Checkup) -> None:
-    """The answer first, then what to do, then everything that was looked at."""
+def _write(checkup: Checkup) -> None:
+    """Print the summary, then problems and improvements, then every check."""
     from dataclasses import asdict
 
-    click.echo(printable(_summary(found)))
-    for level, title in (("broken", "To be mended"), ("better", "What would make it better")):
-        findings = [finding for finding in found.findings if finding.level == level]
+    click.echo(printable(_summary(checkup)))
+    for level, title in (("broken", "Problems to fix"), ("better", "Possible improvements")):
+        findings = [finding for finding in checkup.findings if finding.level == level]
         if findings:
             click.echo(f"\n{title}:")
         for finding in findings:
-            _tell_one(finding)
+            _write_finding(finding)
     click.echo()
-    write_table(FACTS, [asdict(finding) for finding in found.findings], None)
+    write_table(FACTS, [asdict(finding) for finding in checkup.findings], None)
 
 
-def _summary(found: Checkup) -> str:
-    if not found.measures:
-        return "DOCTOR nothing can be measured here; what is stored can be asked, judged and reported"
-    backends = counted(sum(map(len, found.operators.values())), "backend")
-    card = next((finding.value for finding in found.findings if finding.name == "model"), "the GPU")
-    where = f"on {card}" if found.device == "cuda" else "on the CPU, where Triton and Helion kernels are interpreted"
-    return f"DOCTOR {backends} of {counted(len(found.operators), 'operator')} can be measured {where}"
+def _summary(checkup: Checkup) -> str:
+    if not checkup.measures:
+        return "DOCTOR nothing can be measured here; stored results can still be queried, judged and reported"
+    backends = counted(sum(map(len, checkup.operators.values())), "backend")
+    card = next((finding.value for finding in checkup.findings if finding.name == "model"), "the GPU")
+    where = f"on {card}" if checkup.device == "cuda" else "on the CPU, where Triton and Helion kernels are interpreted"
+    return f"DOCTOR {backends} of {counted(len(checkup.operators), 'operator')} can be measured {where}"
 
 
-def _tell_one(finding: Finding) -> None:
+def _write_finding(finding: Finding) -> None:
     click.echo(printable(f"- {finding.area}, {finding.name}: {finding.value}. {finding.why or ''}"))
     if finding.command:
         click.echo(f"    {printable_command(finding.command)}")
 
 
 def printable_command(command: str) -> str:
-    """As it is typed: only characters that steer a terminal are taken out, spaces stay."""
+    """Return a command without control characters, but with its spaces, so that it can be pasted."""
     return "".join(char for char in command if char.isprintable())

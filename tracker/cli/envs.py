@@ -1,4 +1,4 @@
-"""`groupbench envs`: where was measured, and what differs between such places."""
+"""`groupbench envs`: list the environments of the results and how they differ."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COLUMNS = (
     Column("torch", "torch"),
     Column("triton", "triton"),
     Column("helion", "helion"),
-    Column("differs from the one before", "differs", "; ".join, wraps=True),
+    Column("differs from the previous one", "differs", "; ".join, wraps=True),
 )
 
 
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[A B]")
-@click.option("--hardware", multiple=True, metavar="NAME", help="Only this model; * and ? are wildcards.")
+@click.option("--hardware", multiple=True, metavar="NAME", help="Only this GPU or CPU model; * and ? are wildcards.")
 @commit_filters
 @output_formats
 @click.pass_obj
@@ -41,9 +41,10 @@ def envs(
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
-    """List the environments, or with A and B (the starts of two) what differs between these.
+    """List the environments, or the differences between A and B.
 
-    Results are compared within an environment alone. A change of one of its declared fields makes another.
+    A and B are the starts of environment ids. Results are compared only within one environment; a change of any of its
+    declared fields makes a new one.
     """
     from groupbench.tracker.environment import declared
     from groupbench.tracker.query import listing
@@ -51,20 +52,20 @@ def envs(
     from groupbench.tracker.query.rows import EnvironmentSummary
 
     if len(pair) not in (0, 2):
-        raise click.UsageError("give two environments, or none")
+        raise click.UsageError("give two environments or none")
     with reading(db) as session:
         if pair:
             a, b = (declared(listing.find_environment(session, text).facts) for text in pair)
             fields_of = [*a, *(name for name in b if name not in a)]
             rows = [{"fact": n, "a": a.get(n), "b": b.get(n)} for n in fields_of if a.get(n) != b.get(n)]
             if not rows:
-                say("they are alike")
+                say("the environments are equal")
             write_table([Column("fact", "fact"), Column("A", "a"), Column("B", "b")], rows, form)
             return
-        found = listing.environments(session, Filter(**fields, since=since, until=until))
-    if not found:
-        say("no environment matches")
-    rows = [row.flat() for row in found]
+        matches = listing.environments(session, Filter(**fields, since=since, until=until))
+    if not matches:
+        say("no environments match")
+    rows = [environment.flat() for environment in matches]
     if form in ("json", "csv"):
         write_table(plain(EnvironmentSummary.columns()), rows, form)
         return

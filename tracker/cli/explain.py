@@ -1,4 +1,4 @@
-"""`groupbench explain`: what happened to the kernels between two commits, runs, toolchains or backends."""
+"""`groupbench explain`: explain how the kernels of two commits, runs, toolchains or backends differ."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from groupbench.tracker.kernel_files import KernelFolder
 
 GROUPS = 10
+"""Most groups of cells that are printed."""
 OPERATIONS = 8
-"""Of a diff's summary, in its line."""
+"""Most operations listed in the summary line of a diff."""
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b", required=False)
 @series_filters
-@click.option("--against", metavar="BACKEND", help="Compare each problem in A with this backend's in B, or in A.")
+@click.option("--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted.")
 @click.option(
     "--kernels", "folder", type=click.Path(path_type=Path), envvar="GROUPBENCH_KERNELS", show_envvar=True,
-    help="Folder with the code of kernels. [kernels next to the records, or here]",
+    help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
 )  # fmt: skip
 @click.option("--lines", type=click.IntRange(min=0), default=30, show_default=True, metavar="N",
-              help="Show N lines of each diff; 0 shows none.")  # fmt: skip
+              help="Number of lines to show of each diff; 0 shows none.")  # fmt: skip
 @output_formats
 @click.pass_context
 def explain(
@@ -45,17 +46,17 @@ def explain(
     form: Format | None,
     **fields: Any,
 ) -> None:
-    """Say what happened to the kernels between A and B: configs, static facts and code, side by side.
+    """Explain how the kernels of A and B differ: configs, static facts and code, next to each other.
 
-    A and B are what `compare` takes: commits, branches, `latest`, `previous`, run:ID, dates. Two runs of one commit
-    with other versions of Triton explain a toolchain; --against explains one backend by another.
+    A and B are what `compare` takes: a commit, branch, `latest`, `previous`, run:ID or date. To explain a toolchain,
+    compare two runs of one commit with different versions of Triton. To explain one backend by another, use --against.
 
     \b
     groupbench explain previous latest
     groupbench explain run:3f2a run:91bc --backend triton_flat
     groupbench explain latest --backend triton_flat --against helion_worklist
 
-    The first lines are the cause. Exits with 3 where both sides have no cell with known kernels in common.
+    The first lines name the cause. Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.explanation import explain as explain_sides
@@ -65,24 +66,24 @@ def explain(
     from groupbench.tracker.query.series import narrowed
 
     if b is None and against is None:
-        raise click.UsageError("name B as well, or a backend by --against")
+        raise click.UsageError("give B, or a backend with --against")
     where = Filter(**fields)
     with reading(context.obj) as session:
-        found: list[ComparedSide] = []
+        pair: list[ComparedSide] = []
         for word in (a, b or a):
             side = sides.find_side(session, word)
-            keep = where if against is None or len(found) == 0 else Filter(**{**fields, "backend": (against,)})
+            keep = where if against is None or not pair else Filter(**{**fields, "backend": (against,)})
             wanted = {row.sort_key for row in narrowed([p.series for p in side.points], keep, exact=True)}
-            kept = tuple(point for point in side.points if point.series.sort_key in wanted)
-            found.append(ComparedSide(side.title, kept, side.state))
-        explanation = explain_sides(session, found[0], found[1], against)
+            points = tuple(point for point in side.points if point.series.sort_key in wanted)
+            pair.append(ComparedSide(side.title, points, side.state))
+        explanation = explain_sides(session, pair[0], pair[1], against)
     kernels = KernelFolder(folder or _folder())
     if form == "json":
         write_json(_json(explanation, kernels))
     else:
         _write(explanation, kernels, lines, form)
-    known = explanation.groups or explanation.same
-    context.exit(ExitCode.OK if known else ExitCode.INCOMPLETE)
+    comparable = explanation.groups or explanation.same
+    context.exit(ExitCode.OK if comparable else ExitCode.INCOMPLETE)
 
 
 def _folder() -> Path:
@@ -90,19 +91,19 @@ def _folder() -> Path:
     from groupbench.tracker.kernel_files import FOLDER
 
     here = project.load()
-    beside = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER
-    return beside if beside.is_dir() else Path(FOLDER)
+    next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER
+    return next_to_records if next_to_records.is_dir() else Path(FOLDER)
 
 
-def _write(found: Explanation, kernels: KernelFolder, lines: int, form: Format | None) -> None:
-    for group in found.groups[:GROUPS]:
+def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format | None) -> None:
+    for group in explanation.groups[:GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
-    if len(found.groups) > GROUPS:
-        click.echo(f"and {len(found.groups) - GROUPS} more groups; --json has all")
-    click.echo(printable(found.head))
-    if found.environment:
-        click.echo(printable(f"environment: {'; '.join(found.environment)}"))
-    for group in found.groups[:GROUPS]:
+    if len(explanation.groups) > GROUPS:
+        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --json has all")
+    click.echo(printable(explanation.head))
+    if explanation.environment:
+        click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
+    for group in explanation.groups[:GROUPS]:
         _write_group(group, kernels, lines, form)
 
 
@@ -125,10 +126,10 @@ def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Form
         write_table(columns, rows, form)
         made = diffs(pair, kernels)
         if made is None:
-            click.echo("its code is not kept on both sides")
+            click.echo("no diff: the code of A or B was not kept")
         for diff in made or ():
-            told = "; ".join(diff.summary[:OPERATIONS]) or "no operation more or less"
-            click.echo(printable(f"\n{diff.language}: +{diff.added} -{diff.removed} lines: {told}"))
+            summary = "; ".join(diff.summary[:OPERATIONS]) or "no operation added or removed"
+            click.echo(printable(f"\n{diff.language}: +{diff.added} -{diff.removed} lines: {summary}"))
             for line in diff.lines[:lines]:
                 click.echo(printable(f"  {line}"))
             if lines and len(diff.lines) > lines:
@@ -139,15 +140,15 @@ def _shown(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _json(found: Explanation, kernels: KernelFolder) -> dict[str, Any]:
+def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
     from groupbench.tracker.compare.explanation import diffs, side_by_side
 
     return {
-        "a": found.a,
-        "b": found.b,
-        "same": found.same,
-        "unknown": found.unknown,
-        "environment": found.environment,
+        "a": explanation.a,
+        "b": explanation.b,
+        "same": explanation.same,
+        "unknown": explanation.unknown,
+        "environment": explanation.environment,
         "groups": [
             {
                 "summary": group.text,
@@ -166,6 +167,6 @@ def _json(found: Explanation, kernels: KernelFolder) -> dict[str, Any]:
                     for pair in group.pairs()
                 ],
             }
-            for group in found.groups
+            for group in explanation.groups
         ],
     }

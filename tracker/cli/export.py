@@ -1,4 +1,4 @@
-"""`groupbench export`: what is stored, for keeping and for other programs."""
+"""`groupbench export`: write every stored point, as a backup or for other programs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,28 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: what the name of FILE ends in.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Format to write. Default: by the ending of FILE, jsonl for `-`.",
+)
 @click.option(
     "--csv-safe",
     is_flag=True,
-    help="Write CSV for a spreadsheet: texts that it would take for formulas begin with an apostrophe.",
+    help="Write CSV for a spreadsheet: prefix texts that it would read as formulas with an apostrophe.",
 )
 @click.pass_obj
 def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
     """Write every point to FILE; `-` is stdout.
 
-    jsonl is lossless: records as they were measured, samples as float32, which `ingest` takes back. csv has a line
-    for each point, without its samples; parquet has them, and needs pyarrow; v3 is for PyTorch's benchmark
-    dashboard. FILE is replaced once all is written.
+    \b
+    jsonl    the records as measured, with samples as float32; `ingest` reads them back
+    csv      one line per point, without samples
+    parquet  one row per point, with samples; needs pyarrow
+    v3       the format of PyTorch's benchmark dashboard
+
+    An existing FILE is replaced once the export is complete.
     """
     from groupbench.tracker.errors import StoreError
     from groupbench.tracker.text.files import whole_file
@@ -44,9 +53,9 @@ def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
     ending = "jsonl" if file == "-" else None
     form = form or ("csv" if csv_safe else _SUFFIXES.get(Path(file).suffix.lower(), ending))
     if form is None:
-        raise click.UsageError(f"{file}: no format has this ending; give --format {'|'.join(FORMATS)}")
+        raise click.UsageError(f"{file}: the ending names no format; give --format {'|'.join(FORMATS)}")
     if csv_safe and form != "csv":
-        raise click.UsageError(f"--csv-safe is of CSV, not of {form}")
+        raise click.UsageError(f"--csv-safe applies to CSV, not to {form}")
     write = _writer(form, csv_safe)
     with reading(db) as session:
         if file == "-":

@@ -1,7 +1,7 @@
-"""What an exception that no command foresaw says of the database: one line, or nothing where it is a bug.
+"""Explain an unexpected exception as a fault of the database, or report that it is a bug.
 
-Damage turns up wherever a value is used: a letter that flipped makes a number a text, a key a key of nothing. Such an
-exception is explained by looking at the database itself, so that no command has to expect each of them.
+Damage can appear wherever a value is used: one flipped bit turns a number into text, or a key into a dangling one.
+Checking the database after the exception spares every command from expecting each kind of damage.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from groupbench.tracker.errors import DamageError, TrackerError
 
 SECONDS = 30
-"""How long the database is searched for damage before the exception is taken for a bug."""
+"""Longest search of the database for damage, before the exception is treated as a bug."""
 
 
 def explained(error: Exception, location: str) -> TrackerError | None:
-    """Return what went wrong as an error of the command line, or None where the database is not the cause."""
+    """Return the fault of the database as an error for the command line, or None if the database is not the cause."""
     if "sqlalchemy" not in sys.modules:  # no database was opened
         return None
     from sqlalchemy.exc import DBAPIError
@@ -35,15 +35,15 @@ _DRIVERS = ("sqlite3", "psycopg")
 
 
 def _damage(location: str) -> str | None:
-    """Return the first damage that is found in a database within the time, as a line."""
+    """Return the first damage found in a database within SECONDS, as one line, or None."""
     from groupbench.tracker.store.engine import ADVICE, open_store, shown_name
     from groupbench.tracker.store.verify import verify
 
     try:
         with open_store(location, create=False, read_only=True) as store, store.read() as session:
-            found = verify(session, until=time.monotonic() + SECONDS)
-            problem = next((problem for problem in found if problem.kind != "orphan"), None)
-            return None if problem is None else f"{shown_name(location)}: is damaged: {problem}; {ADVICE}"
+            problems = verify(session, until=time.monotonic() + SECONDS)
+            damage = next((problem for problem in problems if problem.kind != "orphan"), None)
+            return None if damage is None else f"{shown_name(location)}: is damaged: {damage}; {ADVICE}"
     except DamageError as error:
         return error.message
     except TrackerError:

@@ -1,4 +1,4 @@
-"""`groupbench gains`: where is most to gain."""
+"""`groupbench gains`: list the problems with the most time left to gain."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--run", "run_id", metavar="ID", help="Look at this run, not the newest: start of its id.")
+@click.option("--run", "run_id", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run.")
 @series_filters
 @output_formats
 @click.pass_context
 def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
-    """List the problems of a run by how much time a call would gain at the speed of light.
+    """List the problems of a run by the time that one call would gain at the speed of light.
 
-    Of each problem the fastest backend counts. The speed of light is the least time at the rates that the canaries of
-    the same run reached on the same card, so the run must measure operator `canary` first. Name the products of a model
-    layer by --operator, --shape and --where: `share` says which of them is worth the work.
+    Each problem counts with its fastest backend. The speed of light is the shortest time at the rates that the canaries
+    of the same run reached on the same card, so the run must include the operator `canary`. To see which product of a
+    model layer is worth the work, select its products with --operator, --shape and --where and compare `share`.
 
-    Exits with 3 where no cell has a known speed of light.
+    Exit codes: 0 ok, 2 usage error, 3 no cell has a known speed of light.
     """
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.gains import Gain
@@ -49,10 +49,10 @@ def gains(context: click.Context, run_id: str | None, form: Format | None, **fie
     with reading(context.obj) as session:
         points = points_of_run(session, find_run(session, run_id))
         wanted = {row.sort_key for row in narrowed([p.series for p in points], Filter(**fields), exact=True)}
-        found = find(point for point in points if point.series.sort_key in wanted)
-    rows = [gain.flat() for gain in found]
+        gains_found = find(point for point in points if point.series.sort_key in wanted)
+    rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
     else:
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
-    context.exit(ExitCode.OK if found else ExitCode.INCOMPLETE)
+    context.exit(ExitCode.OK if rows else ExitCode.INCOMPLETE)

@@ -1,4 +1,4 @@
-"""`groupbench gate`: the verdict on a run, as an exit code."""
+"""`groupbench gate`: judge a run and return the verdict as an exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import Result
 
 LONGEST = 300
-"""Characters of a note in the table: a compiler's message may be megabytes. JSON and CSV have all of it."""
+"""Most characters of a note in the table, since a compiler's message may be megabytes. JSON and CSV have all of it."""
 
 
 REPROS = 3
-"""Commands that measure rows again, below the table. JSON and CSV have one for each row."""
+"""Most commands, printed below the table, that measure a row again. JSON and CSV have one for each row."""
 
 
 def shortened(text: str) -> str:
@@ -57,27 +57,33 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--run", "run_id", metavar="ID", help="Judge this run, not the newest: start of its id.")
+@click.option("--run", "run_id", metavar="ID", help="Judge the run whose id starts with ID. Default: the newest run.")
 @min_effect_option
-@click.option("--strict", is_flag=True, help="Acknowledged regressions fail, and series too young to judge are 3.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail on acknowledged regressions (exit code 1) and on series too new to judge (exit code 3).",
+)
 @click.option(
     "--window",
     type=click.IntRange(min=3),
     default=100,
     show_default=True,
     metavar="N",
-    help="How many earlier results of a series are looked at.",
+    help="Number of earlier results of a series to use.",
 )
-@click.option("--update", is_flag=True, help="Write alerts: open what is new, close what is fixed. Else only reads.")
+@click.option(
+    "--update", is_flag=True, help="Open alerts for new regressions and close fixed ones. Default: only read."
+)
 @click.option(
     "-o",
     "--output",
     "outputs",
     multiple=True,
     metavar="FORMAT[=FILE]",
-    help="Write for CI as well, may be repeated: summary, comment, junit, sarif, json, badge, atom, webhook.",
+    help="Also write the verdict for CI; may be repeated: summary, comment, junit, sarif, json, badge, atom, webhook.",
 )
-@click.option("--always", is_flag=True, help="Send the webhook although nothing changed.")
+@click.option("--always", is_flag=True, help="Send the webhook even if nothing changed.")
 @output_formats
 @click.pass_context
 def gate(
@@ -93,18 +99,20 @@ def gate(
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 
-    The first line says what was found, and counts every verdict; below it stands only what changed or could
-    not be judged, the gravest first. What history alone cannot decide is a suspect until `groupbench confirm` has
-    measured both commits in turns. Regressions whose alert was acknowledged are listed, and fail under --strict alone;
-    levels that are expected are judged by.
+    The first line is the verdict, with a count of each kind. The table lists only series that changed or could not be
+    judged, the most severe first. A change that history alone cannot decide is a suspect until `groupbench confirm`
+    has compared both commits in turns. Acknowledged regressions are listed, but fail only under --strict. Accepted
+    levels become the level to judge by.
 
-    With -o the verdict is written for CI, too; where that fails, the exit code is 2 after all else is done.
+    With -o, the verdict is also written for CI. If an output fails, the others are still written and the exit code is
+    2.
 
     \b
-    0  ok: nothing changed, or the better, or only what is acknowledged
-    1  a latency, an accuracy or a repeatability regressed, or a result is wrong
-    2  usage
-    3  incomplete: a suspect is not confirmed, a cell failed, is missing, or nothing was measured
+    Exit codes:
+    0  ok: nothing changed, something improved, or every regression is acknowledged
+    1  latency, accuracy or repeatability regressed, or a result is wrong
+    2  usage error, or an output failed
+    3  incomplete: an unconfirmed suspect, a failed or missing cell, or nothing measured
     4  a series moved on a machine that is new to it
     """
     from groupbench.tracker import git
@@ -117,68 +125,68 @@ def gate(
     updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = find_run(session, run_id)
-        found = gates.judge_run(
+        judged = gates.judge_run(
             session, run, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
         )
         if update:
             from groupbench.tracker.judge import alert_moves
 
-            updated = alert_moves.update(session, found)
-        result = _result(session, found, strict, updated) if targets else None
-    _write(found, form)
+            updated = alert_moves.update(session, judged)
+        result = _result(session, judged, strict, updated) if targets else None
+    _write(judged, form)
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []
-    for message in [f"groupbench: {failure}" for failure in failures] or found.notes:
+    for message in [f"groupbench: {failure}" for failure in failures] or judged.notes:
         say(message)
-    context.exit(ExitCode.USAGE if failures else found.exit_code)
+    context.exit(ExitCode.USAGE if failures else judged.exit_code)
 
 
 def _targets(outputs: tuple[str, ...]) -> list[Target]:
-    """Checked before anything is judged."""
+    """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
     from groupbench.tracker.outputs import parse
 
     targets = [parse(text) for text in outputs]
     files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
     for file in files:
         if files.count(file) > 1:
-            raise click.UsageError(f"two outputs cannot be one file: {file}")
+            raise click.UsageError(f"two outputs name the same file: {file}")
     return targets
 
 
-def _result(session: Session, found: Gate, strict: bool, updated: Updated | None) -> Result:
+def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None) -> Result:
     from groupbench.tracker.outputs import result, source
 
     place = result.ci_place(os.environ)
-    return result.gather(session, found, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
+    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
 
 
-def _write(found: Gate, form: Format | None) -> None:
+def _write(judged: Gate, form: Format | None) -> None:
     from groupbench.tracker.judge.verdicts import Judged
 
     if form == "json":
         from groupbench.tracker.outputs.verdict import verdict
 
-        write_json(verdict(found))
+        write_json(verdict(judged))
     elif form == "csv":
-        say(found.summary)
-        write_table(plain(Judged.columns()), [row.flat() for row in found.notable], form)
+        say(judged.summary)
+        write_table(plain(Judged.columns()), [row.flat() for row in judged.notable], form)
     else:
-        click.echo(printable(found.summary))
-        alike, rest = found.folded
+        click.echo(printable(judged.summary))
+        alike, rest = judged.folded
         for line in alike:
             click.echo(printable(shortened(line)))
         rows = [row.flat() | {"interval": interval(row), "was": was(row), "now": now(row)} for row in rest]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
-        again = [row.repro for row in rest if row.repro and row.verdict.exit is not ExitCode.OK]
-        for command in again[:REPROS]:
-            click.echo(printable(f"again: {command}"))
+        commands = [row.repro for row in rest if row.repro and row.verdict.exit is not ExitCode.OK]
+        for command in commands[:REPROS]:
+            click.echo(printable(f"reproduce: {command}"))
 
 
 def was(row: Judged) -> str:
-    """Return the level before the change: ms, or with its unit what is no latency."""
+    """Return the level before the change: a latency in ms, any other metric with its unit."""
     return (
         row.metric.text(row.level_before)
         if row.metric is not None and row.further
@@ -187,7 +195,7 @@ def was(row: Judged) -> str:
 
 
 def now(row: Judged) -> str:
-    """Return the level now, which `before` and `change` lead to."""
+    """Return the level now, so that it agrees with the columns `before ms` and `change`."""
     if row.metric is not None and row.further:
         return row.metric.text(row.level_now)
     if row.point is None:
@@ -197,7 +205,7 @@ def now(row: Judged) -> str:
 
 
 def interval(row: Judged) -> str:
-    """Of the change: `+2.1% .. +3.9%`."""
+    """Return the interval of the change: `+2.1% .. +3.9%`."""
     if row.effect.low is None or row.effect.high is None:
         return ""
     return f"{signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}"

@@ -1,4 +1,4 @@
-"""The groupbench.toml that a command goes by."""
+"""The groupbench.toml that a command uses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _PROJECT = "groupbench.project"
 
 
 def find_project(context: click.Context, config: Path | None) -> Project:
-    """Return the project of a file, or of this folder, and have every command of this invocation use it.
+    """Return the project of `config`, or of this folder, and keep it for every command of this invocation.
 
     Raises ProjectError.
     """
-    context.meta[_PROJECT] = found = load(config)
-    return found
+    context.meta[_PROJECT] = project = load(config)
+    return project
 
 
 def this_project(context: click.Context) -> Project:
-    """Return the groupbench.toml that this invocation goes by; every default where there is none."""
+    """Return the project of this invocation; without a groupbench.toml, one with every default."""
     return context.meta.get(_PROJECT) or Project()
 
 
 def recipe_of(context: click.Context, setup: str | None) -> Recipe:
-    """Return how commits become folders: by groupbench.toml, and --setup where it is given."""
+    """Return how to turn a commit into a folder to measure: as groupbench.toml says, or `setup` if given."""
     settings = this_project(context).settings
     return Recipe(setup or settings.setup, settings.benchmarks, settings.pythonpath)

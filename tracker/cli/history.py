@@ -1,4 +1,4 @@
-"""`groupbench history`: a line for each series and run."""
+"""`groupbench history`: show each series, one line per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from groupbench.tracker.text.wording import (
     yes_or_no,
 )
 
-_WHAT = (
+_SERIES = (
     Column("date", "started", date),
     Column("commit", "commit", commit_text),
     Column("operator", "operator"),
@@ -37,11 +37,11 @@ _SHOWS: dict[str, Callable[[Any], str]] = {
     "repeatable": yes_or_no,
 }
 _GROUPS = {"accuracy": ("rms", "max_abs", "worst_block_rms", "mismatch", "repeatable")}
-"""Names of `--metrics` that stand for several."""
+"""Names that `--metrics` expands to several metrics."""
 
 
 def known_metrics() -> tuple[str, ...]:
-    """Return what `--metrics` takes: every metric, `speedup`, and the names of groups."""
+    """Return the names that `--metrics` takes: every metric, `speedup`, and the names of groups."""
     return (*METRICS, "speedup", *_GROUPS)
 
 
@@ -69,7 +69,7 @@ _REST = (
 )
 _DEFAULT = ("latency", "tflops", "rms")
 _RARE = {"environment_changed", "message", "tflops", "gbps", "change", "speedup"}
-"""Left out where they hold nothing."""
+"""Keys of columns that are left out if they are empty."""
 
 
 class Metrics(click.ParamType[tuple[str, ...]]):
@@ -81,19 +81,24 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         names = value if isinstance(value, tuple) else tuple(name.strip() for name in str(value).split(","))
         for name in names:
             if name not in known_metrics():
-                self.fail(f"no metric {name!r}; known: {', '.join(known_metrics())}", param, ctx)
+                self.fail(f"no metric {name!r}; metrics: {', '.join(known_metrics())}", param, ctx)
         return tuple(dict.fromkeys(names))
 
 
 @click.command()
 @series_filters
 @commit_filters
-@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend, in the same run.")
-@click.option("--metrics", type=Metrics(), metavar="LIST", help=f"Of {', '.join(known_metrics())}; programs get all.")
-@click.option("--ids", is_flag=True, help="Show each point's id, which `show` takes.")
-@limit_option("Only the newest N of each series.")
+@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run.")
+@click.option(
+    "--metrics",
+    type=Metrics(),
+    metavar="LIST",
+    help=f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always have all.",
+)
+@click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
+@limit_option("Show only the newest N points of each series.")
 @click.option("--plot", is_flag=False, flag_value="", metavar="[FILE]",
-              help="Draw the first metric in the terminal, or into FILE.png or FILE.svg.")  # fmt: skip
+              help="Plot the first metric in the terminal, or to FILE.png or FILE.svg.")  # fmt: skip
 @output_formats
 @click.pass_obj
 def history(
@@ -108,27 +113,27 @@ def history(
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
-    """How each series went from commit to commit.
+    """Show how each series changed from commit to commit.
 
-    Δ is against the latest earlier speed of the series in the same environment. `interpreted` timings are no
-    speed: they have no Δ, no tflops and no speed-up.
+    Δ compares a latency with the previous one of the series in the same environment. `interpreted` timings do not
+    measure speed: they have no Δ, tflops or speed-up.
     """
     from groupbench.tracker.query import history as histories
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import HistoryRow
 
     if metrics and "speedup" in metrics and baseline is None:
-        raise click.UsageError("--metrics speedup needs --baseline BACKEND")
+        raise click.UsageError("--metrics speedup requires --baseline BACKEND")
     if plot is not None:
         from groupbench.tracker.cli.history_plot import check
 
         check(plot, form)
     with reading(db) as session:
         where = Filter(**fields, since=since, until=until)
-        found = histories.history(session, where, baseline=baseline, limit=limit)
-    if not found:
-        say("no point matches")
-    rows = [row.flat() for row in found]
+        points = histories.history(session, where, baseline=baseline, limit=limit)
+    if not points:
+        say("no points match")
+    rows = [point.flat() for point in points]
     if plot is not None:
         from groupbench.tracker.cli.history_plot import draw_history
 
@@ -138,6 +143,6 @@ def history(
         write_table(plain(HistoryRow.columns()), rows, form)
         return
     names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
-    chosen = dict.fromkeys(column for name in names for column in metric_columns(name))
-    columns = [*([Column("id", "id")] if ids else []), *_WHAT, *chosen, *_REST]
+    values = dict.fromkeys(column for name in names for column in metric_columns(name))
+    columns = [*([Column("id", "id")] if ids else []), *_SERIES, *values, *_REST]
     write_table([c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)], rows, form)

@@ -1,4 +1,4 @@
-"""`groupbench history --plot`: from the rows of a history to panels, a problem each, a line for each backend."""
+"""`groupbench history --plot`: plot a history, one panel per problem and one line per backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from groupbench.tracker.text.wording import commit_text, printable
 
 
 def drawn(name: str) -> tuple[str, str]:
-    """Return (key of a row, unit) of what is drawn of each of `history --metrics`."""
+    """Return (row key, unit) of the value to plot for a name of `history --metrics`."""
     if name == "latency":
         return "latency_ms", "ms"
     if name == "speedup":
@@ -27,9 +27,9 @@ def drawn(name: str) -> tuple[str, str]:
 
 
 def check(plot: str, form: str | None) -> None:
-    """Raises UsageError, before the database is read, where nothing could be drawn."""
+    """Check, before the database is read, that a plot can be made. Raises UsageError."""
     if form is not None:
-        raise click.UsageError(f"--plot draws and --{form} lists: give one of them")
+        raise click.UsageError(f"--plot and --{form} cannot be combined")
     try:
         plots.check(plot)
     except plots.DrawError as error:
@@ -37,13 +37,13 @@ def check(plot: str, form: str | None) -> None:
 
 
 def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None:
-    """In the terminal where `plot` is empty, else into that file. Raises UsageError."""
+    """Plot in the terminal if `plot` is empty, else to that file. Raises UsageError."""
     import sys
 
     panels = trends(rows, metric)
     if len(panels) > plots.PANELS:
         left = len(panels) - plots.PANELS
-        say(f"left out: {left} of {len(panels)} problems; narrow them by --shape or --where")
+        say(f"left out: {left} of {len(panels)} problems; select fewer with --shape or --where")
     if not panels:
         return
     try:
@@ -55,19 +55,21 @@ def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None
 
 
 def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
-    """A panel for each problem, in the order of the rows. Latencies that are no speed, and results that are wrong, are
-    gaps; a tick is a run, so that two of one commit stand beside each other."""
+    """Return a panel for each problem, in the order of the rows.
+
+    Interpreted latencies and wrong results are gaps. A tick is a run, so that two runs of one commit are two ticks.
+    """
     key, unit = drawn(metric)
     problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         problems.setdefault(tuple(str(row[name]) for name in PROBLEM), []).append(row)
     varying = {i for i in range(4, 8) if len({problem[i] for problem in problems}) > 1}
-    found = []
+    panels = []
     for problem, points in problems.items():
         operator, shape, dtype, mode = problem[:4]
         title = " ".join([operator, mode, dtype, shape, *(problem[i] for i in sorted(varying))])
-        found.append(_trend(printable(title), points, key, unit))
-    return found
+        panels.append(_trend(printable(title), points, key, unit))
+    return panels
 
 
 def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Trend:
@@ -78,14 +80,14 @@ def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Tre
         backends.setdefault(row["backend"], {})[place[row["run"]]] = row
     curves = []
     for name, at in backends.items():
-        told = {i: row[key] for i, row in at.items() if _counts(row, key)}
+        values = {i: row[key] for i, row in at.items() if _counts(row, key)}
         bounded = key == "latency_ms"
         curves.append(
             Curve(
                 name,
-                tuple(told.get(i) for i in range(len(runs))),
-                tuple(at[i]["low_ms"] if i in told else None for i in range(len(runs))) if bounded else (),
-                tuple(at[i]["high_ms"] if i in told else None for i in range(len(runs))) if bounded else (),
+                tuple(values.get(i) for i in range(len(runs))),
+                tuple(at[i]["low_ms"] if i in values else None for i in range(len(runs))) if bounded else (),
+                tuple(at[i]["high_ms"] if i in values else None for i in range(len(runs))) if bounded else (),
             )
         )
     breaks = {place[row["run"]]: "; ".join(row["environment_changed"]) for row in points if row["environment_changed"]}
@@ -94,5 +96,5 @@ def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Tre
 
 
 def _counts(row: dict[str, Any], key: str) -> bool:
-    """Whether a row's value is one: of a result that is right, and no interpreter's latency."""
+    """Return whether to plot a row's value: its result is correct, and its latency is not an interpreter's."""
     return row[key] is not None and row["status"] == "ok" and (key != "latency_ms" or row["timing"] != "interpreted")

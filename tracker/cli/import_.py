@@ -1,4 +1,4 @@
-"""`groupbench import`: files that other benchmarks wrote, into the database."""
+"""`groupbench import`: import files written by other benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Mapping(click.ParamType[dict[str, str]]):
-    """`latency_ms=time,operator=op`: a field of the record, and the column that holds it."""
+    """Fields of the record and the columns that hold them: `latency_ms=time,operator=op`."""
 
     name = "mapping"
 
@@ -27,7 +27,7 @@ class Mapping(click.ParamType[dict[str, str]]):
         for part in str(value).split(","):
             field, equals, column = (text.strip() for text in part.partition("="))
             if not (equals and field and column):
-                self.fail(f"{part.strip()!r} is no FIELD=COLUMN", param, ctx)
+                self.fail(f"{part.strip()!r} is not FIELD=COLUMN", param, ctx)
             if field in pairs:
                 self.fail(f"{field} is mapped twice", param, ctx)
             pairs[field] = column
@@ -36,28 +36,34 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 @click.command(name="import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "format_name", metavar="NAME", help="Read it as this format rather than recognise it.")
-@click.option("--commit", metavar="HASH", help="What was measured, where the file does not say.")
+@click.option("--format", "format_name", metavar="NAME", help="Format of the files. Default: detected for each file.")
+@click.option("--commit", metavar="HASH", help="Commit that was measured, if the file does not name it.")
 @click.option("--branch", metavar="NAME", help="Branch of that commit.")
-@click.option("--dirty", is_flag=True, help="The tree differed from that commit.")
-@click.option("--date", type=When(), metavar="DATE", help="When it was measured, where the file does not say.")
-@click.option("--gpu", metavar="NAME", help="GPU model that it was measured on.")
-@click.option("--cpu", metavar="NAME", help="Processor model that it was measured on, where there was no GPU.")
+@click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit.")
+@click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it.")
+@click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it.")
+@click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU.")
 @click.option(*OPERATOR, metavar="NAME", help="Operator of all results.")
 @click.option(*BACKEND, metavar="NAME", help="Backend of all results.")
-@click.option("--mode", metavar="NAME", help="fwd, bwd or fwd_bwd.")
+@click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd.")
 @click.option(*DTYPE, metavar="NAME", help="Dtype of all results.")
-@click.option("--plan", metavar="NAME", help="Plan that the run belongs to, for the gate.")
+@click.option("--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan.")
 @click.option(
     "--commit-of",
     default="tritonbench",
     show_default=True,
     metavar="NAME",
-    help="Which of the repositories that TritonBench names is tracked: tritonbench, triton or pytorch.",
+    help="Repository whose commit to use from a TritonBench file: tritonbench, triton or pytorch.",
 )
-@click.option("--map", "mapping", type=Mapping(), metavar="FIELD=COLUMN,...", help="Columns of a plain CSV.")
+@click.option(
+    "--map",
+    "mapping",
+    type=Mapping(),
+    metavar="FIELD=COLUMN,...",
+    help="Columns of a plain CSV, by field of the record: latency_ms=time,operator=op.",
+)
 @click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms.")
-@click.option("--dry-run", is_flag=True, help="Store nothing; write the records to stdout.")
+@click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
 @click.pass_obj
 def import_(
     db: str,
@@ -66,19 +72,19 @@ def import_(
     date: datetime | None,
     mapping: dict[str, str] | None,
     dry_run: bool,
-    **said: Any,
+    **defaults: Any,
 ) -> None:
-    """Store files that other benchmarks wrote.
+    """Import files written by other benchmarks.
 
-    Known: TritonBench's CSV, JSON and oss_ci_benchmark_v3 files, asv's result folders, Google Benchmark's and
-    pytest-benchmark's JSON, and plain CSV by --map. Each file is stored whole or not at all; importing it again
-    changes nothing. Text in place of a number, such as CUDA OOM, becomes a status, and never a latency.
+    Formats: TritonBench's CSV, JSON and oss_ci_benchmark_v3 files, asv's result folders, Google Benchmark's and
+    pytest-benchmark's JSON, and plain CSV with --map. Each file is stored completely or not at all; importing it again
+    changes nothing. Text instead of a number, such as "CUDA OOM", becomes a status, never a latency.
     """
     from groupbench.tracker.errors import IngestError, TrackerError
     from groupbench.tracker.formats import Options, load
     from groupbench.tracker.record import encode
 
-    options = Options(date=date, mapping=mapping or {}, **said)
+    options = Options(date=date, mapping=mapping or {}, **defaults)
     stored = 0
     try:
         for name in files:
@@ -109,6 +115,6 @@ def _store(db: str, name: str, loaded: Loaded) -> str:
     with open_store(db, create=True) as store:
         done = ingest(store, enumerate(loaded.records, 1), name)
     without = sum(record.status != "ok" for record in loaded.records)
-    failed = f", {without} of them without a good result" if without else ""
+    failed = f", {without} of them without a correct result" if without else ""
     lost = f"; {_left_out(loaded)}" if loaded.left_out else ""
     return f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.summary}{lost}"

@@ -1,4 +1,4 @@
-"""`groupbench ingest`: files of records into the database."""
+"""`groupbench ingest`: store files of records in the database."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.pass_obj
 def ingest(db: str, files: tuple[str, ...]) -> None:
-    """Store files of records (JSON lines); `-` is stdin.
+    """Store files of records (JSON lines) in the database; `-` is stdin.
 
-    Each file is stored whole or not at all. Records that are stored already change nothing. The database is
-    made if there is none.
+    Each file is stored completely or not at all. Records that are already stored are skipped. The database is created
+    if it does not exist.
     """
     from groupbench.tracker.errors import IngestError, TrackerError
 
@@ -40,7 +40,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
 
 
 def _store(db: str, name: str) -> Ingested:
-    """Check all of a file before the database is opened, then store it."""
+    """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
     from groupbench.tracker.errors import IngestError
     from groupbench.tracker.store.checked import Staged, read_checked
     from groupbench.tracker.store.engine import open_store

@@ -1,4 +1,4 @@
-"""`groupbench init`: the files by which a repository is measured."""
+"""`groupbench init`: write the files that measure a repository."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.project import NAME, ProjectError
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
-"""What runs leave, which is not for git."""
+"""Files that runs write and git should ignore."""
 
 
 @click.command()
-@click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of what is computed.")
-@click.option("--benchmark", metavar="FILE", help="An existing benchmark (.py), or where to write one. "
+@click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of the operator.")
+@click.option("--benchmark", metavar="FILE", help="Benchmark file (.py): an existing one, or the one to write. "
               "Default: bench_NAME.py.")  # fmt: skip
-@click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="Whose workflow to write. Default: that of "
-              "the remote, or github.")  # fmt: skip
+@click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
+              "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
 def init(operator: str, benchmark: str | None, ci: str | None) -> None:
-    """Write groupbench.toml, a first benchmark from a template and a workflow, in this folder of a repository.
+    """Write groupbench.toml, a benchmark from a template and a CI workflow, in this folder of a repository.
 
-    A file that exists is left as it is. What the runs leave behind is added to .gitignore.
+    Existing files are kept. Files that runs write are added to .gitignore.
     """
     if not operator.isidentifier() or keyword.iskeyword(operator):
-        raise click.UsageError(f"--operator {operator!r} is not a Python name")
+        raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
     folder = Path.cwd()
     top = Path((git.ask(folder, "rev-parse", "--show-toplevel") or str(folder)).strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
@@ -39,7 +39,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
     ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
     if ci == "github":
-        # GitHub looks for workflows at the top alone; the action is next to groupbench.toml.
+        # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
         written.append(_write(top / ".github/workflows/groupbench.yml", "workflow.yml", words))
         written.append(_write(folder / ".github/actions/groupbench/action.yml", "action.yml", words))
     elif ci == "gitlab":
@@ -55,7 +55,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
 
 
 def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
-    """Write a file from a template, unless there is one. Returns its name as it was printed; None where it is kept.
+    """Write a file from a template. Returns its name as printed, or None if the file existed and was kept.
 
     Raises ProjectError.
     """
@@ -76,7 +76,7 @@ def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
 
 
 def _ignore(path: Path) -> None:
-    """Add to .gitignore what is not in it. Raises ProjectError."""
+    """Add the missing lines of IGNORED to .gitignore. Raises ProjectError."""
     try:
         before = path.read_text() if path.exists() else ""
         missing = [line for line in IGNORED if line not in before.splitlines()]

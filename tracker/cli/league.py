@@ -1,4 +1,4 @@
-"""`groupbench league`: which backend is fastest, on what, and by how much."""
+"""`groupbench league`: rank the backends: which is fastest, on what, and by how much."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from groupbench.tracker.exits import ExitCode
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="WHAT...")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page to this file. Default: stdout.",
+)
 @series_filters
 @click.pass_context
 def league(context: click.Context, words: tuple[str, ...], as_json: bool, output: Path | None, **fields: Any) -> None:
-    """Who wins by how much: a page of Markdown with every backend, accuracy, memory, routing, versions and losses.
+    """Rank the backends in a Markdown page, with accuracy, memory, routing, versions and losses.
 
-    WHAT is what `compare` takes: a commit, run:ID, latest, a date, or a file of records, which needs no database.
-    Backends are compared on the same problem, card, toolchain and commit. Exits with 4 where nothing can be.
+    WHAT is what `compare` takes: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.
+    Backends are compared on the same problem, card, toolchain and commit.
+
+    Exit codes: 0 ok, 2 usage error, 4 nothing can be compared.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.league import league as tables_of
@@ -39,14 +46,14 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
         points = [point for word in words for point in sides.find_side(session, word).points]
     tables = tables_of(points, Filter(**fields))
     if as_json:
-        found = [(table.title, len(table.matches), [*map(asdict, table.standings)]) for table in tables]
-        write_json([dict(zip(("title", "problems", "standings"), row, strict=True)) for row in found])
+        rows = [(table.title, len(table.matches), [*map(asdict, table.standings)]) for table in tables]
+        write_json([dict(zip(("title", "problems", "standings"), row, strict=True)) for row in rows])
     elif output is None:
         click.echo(page(tables), nl=False)
     else:
         with whole_file(output, OutputError) as file:
             file.write(page(tables).encode())
-        say(f"league: {output}")
+        say(f"wrote {output}")
     if not tables:
-        print("no problem was measured with two backends on one card at one commit", file=sys.stderr)
+        print("nothing to compare: no problem has two backends on one card at one commit", file=sys.stderr)
         context.exit(ExitCode.INCOMPARABLE)

@@ -1,4 +1,4 @@
-"""`groupbench merge`: another database into this one."""
+"""`groupbench merge`: add another database to this one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from groupbench.tracker.text.wording import counted, printable
 @click.argument("other", metavar="FILE|URL")
 @click.pass_obj
 def merge(db: str, other: str) -> None:
-    """Add what another database holds to this one, which is made if there is none.
+    """Add every point of another database to this one, which is created if it does not exist.
 
-    All of it is added or nothing. What both hold changes nothing; a run that they tell differently is refused.
+    Either everything is added or nothing. Points that both databases hold are skipped. A run that the two describe
+    differently is an error.
     """
     from groupbench.tracker.store import maintenance
     from groupbench.tracker.store.engine import open_store
 
-    with open_store(other, create=False) as theirs, open_store(db, create=True) as store:
-        done = maintenance.merge(store, theirs)
+    with open_store(other, create=False) as source, open_store(db, create=True) as store:
+        done = maintenance.merge(store, source)
         nothing = " (nothing new)" if not done.added else ""
         click.echo(
             printable(
-                f"{theirs.name}: {counted(done.records, 'point')} in {counted(len(done.runs), 'run')}: "
+                f"{source.name}: {counted(done.records, 'point')} in {counted(len(done.runs), 'run')}: "
                 f"{done.added} added, {done.known} already known{nothing}, {done.new_series} series new"
             )
         )

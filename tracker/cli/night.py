@@ -1,4 +1,4 @@
-"""`groupbench night`: measure what groupbench.toml holds, store it, confirm suspects, judge, report, post."""
+"""`groupbench night`: run the nightly job: measure, store, confirm suspects, judge, report and post."""
 
 from __future__ import annotations
 
@@ -31,40 +31,53 @@ ARTIFACTS = {
     "badge": ("badge.svg", "badge.json"),
     "atom": ("alerts.atom",),
 }
-"""What CI shows, by the gate's name of its format."""
+"""Names of the files for CI, by output format of the gate."""
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
-OURS = {"--records": "GROUPBENCH_RECORDS or `records` in groupbench.toml names the folder",
-        "--plan": "name another groupbench.toml by `groupbench --config FILE night`",
-        "--resume": "a run that was interrupted is always continued"}  # fmt: skip
+OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
+               "--plan": "name another groupbench.toml with `groupbench --config FILE night`",
+               "--resume": "an interrupted run is always continued"}  # fmt: skip
+"""Options of `tritonbench` that `night` sets itself, each with what to do instead."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), help="Where to measure. Default: auto.")
-@click.option("--wait", type=Duration("m", most=6e5), help="Wait so long for another run on the device to end.")
 @click.option(
-    "--confirm", type=Duration("m", most=6e6), help="Time for suspects; 0 leaves them suspects. Default: 30m."
+    "--device",
+    "-d",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+)
+@click.option(
+    "--wait",
+    type=Duration("m", most=6e5),
+    help="Wait up to this long for another run on the device to end. A plain number is minutes. Default: 0.",
+)
+@click.option(
+    "--confirm",
+    type=Duration("m", most=6e6),
+    help="Spend up to this long on confirming suspects; 0 skips it. A plain number is minutes. Default: 30m.",
 )
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
 @click.pass_context
 def night(
     context: click.Context, device: str | None, wait: float | None, confirm: float | None, rest: tuple[str, ...]
 ) -> None:
-    """Measure what groupbench.toml holds, store it, confirm suspects, judge, report and post.
+    """Measure everything in groupbench.toml, store it, confirm suspects, judge, report and post.
 
     \b
     groupbench night
     groupbench night --budget 2h --device cpu
 
-    Other options go to `tritonbench`. A run that is interrupted is continued by the same command, on the same commit
-    and within a day; what a budget left out is what the next run begins with. One run at a time measures on a device.
+    Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
+    within a day. Cells that the budget left out are measured first in the next run. Only one run at a time measures on
+    a device.
 
-    Leaves the database, report.html, the run's records in records/, and the verdict in CI's formats in artifacts/. The
-    fields of groupbench.toml and GROUPBENCH_DB, _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES, _WAIT_MINUTES, _POST,
-    _WEBHOOK name other places and times.
+    Writes the database, report.html, the run's records in records/, and the verdict for CI in artifacts/. To change
+    places and times, set fields of groupbench.toml or GROUPBENCH_DB, _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES,
+    _WAIT_MINUTES, _POST and _WEBHOOK.
 
-    Exit codes: the gate's (0 nothing got worse, 1 a regression or a wrong result, 2 usage, 3 incomplete, 4 not
-    comparable), 75 another run measures on this device, 130 interrupted.
+    Exit codes: those of the gate (0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete, 4 not comparable),
+    75 another run holds this device, 130 interrupted.
     """
     from groupbench.tracker.night.files import NightFiles
     from groupbench.tracker.night.measuring import ensure_alone
@@ -94,23 +107,25 @@ def here(context: click.Context) -> Project:
     """Return the project of this invocation. Raises ProjectError where there is no groupbench.toml."""
     project = this_project(context)
     if project.file is None:
-        raise ProjectError(f"no {NAME} here or above; `groupbench init` writes one, --config names one elsewhere")
+        raise ProjectError(
+            f"no {NAME} in this folder or a parent; `groupbench init` writes one, `groupbench --config FILE` names one"
+        )
     if not project.settings.measure:
-        raise ProjectError(f"{project.file}: no [[measure]] says what to measure")
+        raise ProjectError(f"{project.file}: nothing to measure; add a [[measure]] table")
     return project
 
 
 def _check(rest: tuple[str, ...]) -> None:
-    """Raises UsageError for options of `tritonbench` that are not for here."""
+    """Refuse options of `tritonbench` that do not fit a nightly run. Raises UsageError."""
     for flag in (option.partition("=")[0] for option in rest):
         if flag in PRINTS:
-            raise click.UsageError(f"{flag} prints, and measures nothing: tritonbench {flag}")
-        if flag in OURS:
-            raise click.UsageError(f"{flag} does not go with `night`: {OURS[flag]}")
+            raise click.UsageError(f"{flag} only prints and measures nothing; use `tritonbench {flag}`")
+        if flag in OWN_OPTIONS:
+            raise click.UsageError(f"{flag} cannot be used with `night`: {OWN_OPTIONS[flag]}")
 
 
 def _seconds(variable: str, option: float | None, field: Any) -> float:
-    """Return a time of an option, else of an environment variable in minutes, else of the file."""
+    """Return a duration in seconds: the option's, else the environment variable's (minutes), else the file's."""
     if option is not None:
         return option
     try:
@@ -120,19 +135,19 @@ def _seconds(variable: str, option: float | None, field: Any) -> float:
 
 
 def interrupt(number: int, frame: Any) -> None:
-    """As a handler of SIGTERM: what CI sends to end a job is an interrupt."""
+    """Handle SIGTERM, which CI sends to end a job, as an interrupt."""
     raise KeyboardInterrupt
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:
-    """Run another command of `groupbench`, as if it had been typed. Returns its exit code."""
-    above = context.parent
-    assert above is not None and isinstance(above.command, click.Group)
-    above.obj = database
-    command = above.command.get_command(above, name)
+    """Run another command of `groupbench` as if it had been typed. Returns its exit code."""
+    parent = context.parent
+    assert parent is not None and isinstance(parent.command, click.Group)
+    parent.obj = database
+    command = parent.command.get_command(parent, name)
     assert command is not None
     try:
-        with command.make_context(name, list(arguments), parent=above) as inner:
+        with command.make_context(name, list(arguments), parent=parent) as inner:
             command.invoke(inner)
     except click.exceptions.Exit as done:
         return done.exit_code
@@ -142,18 +157,21 @@ def run_command(context: click.Context, database: str, name: str, *arguments: st
 
 
 class Places:
-    """Where the results go, as the project's folder has it. What a command line names is relative to where it runs."""
+    """Paths of the results, relative to the project's folder.
+
+    A path on the command line is relative to the folder in which the command runs.
+    """
 
     def __init__(self, database: str, records: Path, artifacts: Path, report: str) -> None:
         self.database, self.records, self.artifacts, self.report = database, records, artifacts, report
 
     @classmethod
     def of(cls, context: click.Context, project: Project) -> Places:
-        """By environment variables, else by the file."""
+        """Return the paths that environment variables name, else those of the file."""
 
         def named(variable: str, field: str) -> str:
-            given = os.environ.get(variable)
-            return field if not given else given if Path.cwd() == project.folder else str(Path(given).absolute())
+            path = os.environ.get(variable)
+            return field if not path else path if Path.cwd() == project.folder else str(Path(path).absolute())
 
         settings, database = project.settings, str(context.obj)
         if database == project.database:
@@ -168,18 +186,18 @@ class Places:
         )
 
     def make(self) -> None:
-        """Make the folders of what is kept. Raises ProjectError."""
+        """Create the folders for records and database. Raises ProjectError."""
         try:
             self.records.mkdir(parents=True, exist_ok=True)
             if "://" not in self.database:
                 Path(self.database).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProjectError(f"{error.filename}: {error.strerror}") from error
-        if Path(self.database).is_dir():  # found out now, not when everything is measured
+        if Path(self.database).is_dir():  # checked now rather than after hours of measuring
             raise ProjectError(f"{self.database}: is a directory, not a database")
 
     def clear(self) -> None:
-        """Remove an earlier verdict, which could be taken for this run's. Raises ProjectError."""
+        """Remove an earlier run's verdict, which CI could mistake for this run's. Raises ProjectError."""
         try:
             self.artifacts.mkdir(parents=True, exist_ok=True)
             for name in (name for names in ARTIFACTS.values() for name in names):
@@ -199,23 +217,23 @@ class Night:
         self._new = False
 
     def __call__(self, confirm_s: float) -> int:
-        """Return the exit code."""
+        """Run every step and return the exit code."""
         for path in self._files.set_aside_unreadable():
-            say(f"groupbench: set aside as {path}, which cannot be read; a new run begins")
+            say(f"groupbench: unreadable records were moved to {path}; a new run begins")
         measured, file = self._measure()
         run = self._store(file)
         if confirm_s > 0:
-            with self._going_on():  # what stays undecided is the gate's to say
+            with self._errors_printed():  # the gate reports what stays undecided
                 self.step("confirm", run, "--budget", f"{confirm_s}s")
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         self.step("report", "--run", run, "-o", self._places.report)
-        with self._going_on():  # the run is judged: that a server is away does not change the verdict
+        with self._errors_printed():  # the run is judged: a server that cannot be reached does not change the verdict
             self._post()
         self._files.end()
         return measured if judged == ExitCode.OK else judged
 
     def _measure(self) -> tuple[int, Path]:
-        """Return the exit code of measuring, and the file of records. Raises Unmeasured."""
+        """Measure; return the exit code and the file of records. Raises Unmeasured if there are none."""
         from groupbench.tracker.ab.worktree import run_setup
         from groupbench.tracker.night.measuring import Unmeasured
 
@@ -224,15 +242,15 @@ class Night:
             run_setup(Path(), self._project.settings.setup, "this checkout")
         file = self._files.unfinished or self._begin()
         code = self._tritonbench(file)
-        if code == ExitCode.INCOMPARABLE:  # another commit's: stored as far as it came, and a new one begins
+        if code == ExitCode.INCOMPARABLE:  # the unfinished run is another commit's: store its part and begin a new one
             self.step("ingest", str(file))
             file = self._begin()
             code = self._tritonbench(file)
         if code == ExitCode.USAGE or not file.is_file() or not file.stat().st_size:
             if self._new:
                 self._files.forget()
-            else:  # a misspelled word must not cost what was measured
-                say(f"groupbench: the interrupted run is kept; to begin another, remove {self._files.pointer}")
+            else:  # a misspelled option must not discard results
+                say(f"groupbench: the interrupted run is kept; to begin a new one, remove {self._files.pointer}")
             raise Unmeasured("nothing was measured")
         return code, file
 
@@ -254,7 +272,7 @@ class Night:
         return code
 
     def _store(self, file: Path) -> str:
-        """Return the id of the run: the database may hold other machines' runs, whose clocks may be ahead."""
+        """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""
         from groupbench.tracker.night.files import run_of
 
         click.echo()
@@ -280,8 +298,8 @@ class Night:
         return run_command(self._context, self._places.database, name, *arguments)
 
     @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Print an error of a step that the verdict does not depend on."""
+    def _errors_printed(self) -> Iterator[None]:
+        """Print an error instead of raising it, in a step that the verdict does not depend on."""
         try:
             yield
         except (TrackerError, click.ClickException) as error:

@@ -1,4 +1,4 @@
-"""What commands share: opening the database, filters, dates."""
+"""Options that commands share: filters, dates and percentages; and how a command opens the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# This program's name of an option, and the name that `tritonbench` has of TritonBench: both programs take both.
+# The first spelling is this program's, the second is TritonBench's. `groupbench` and `tritonbench` accept both.
 OPERATOR = ("--operator", "--op", "operator")
 BACKEND = ("--backend", "--only", "backend")
 SHAPE = ("--shape", "--shapes", "shape")
@@ -23,7 +23,7 @@ DTYPE = ("--dtype", "--precision", "dtype")
 
 @contextmanager
 def reading(location: str) -> Iterator[Session]:
-    """A session on the database that `--db` names. Nothing is created."""
+    """Open a read-only session on the database that `--db` names. Raises StoreError if there is none."""
     from groupbench.tracker.store.engine import open_store
 
     with open_store(location, create=False) as store, store.read() as session:
@@ -31,7 +31,7 @@ def reading(location: str) -> Iterator[Session]:
 
 
 class Percent(click.ParamType[float]):
-    """`2` or `2%`: given as 0.02."""
+    """A percentage: `2` and `2%` both become 0.02."""
 
     name = "percent"
 
@@ -48,7 +48,7 @@ class Percent(click.ParamType[float]):
 
 
 class When(click.ParamType[datetime]):
-    """A date, a date and time (UTC unless it says otherwise), or how long ago: 7d, 12h."""
+    """A date, a date and time (UTC unless it has an offset), or an age: 7d, 12h."""
 
     name = "date"
 
@@ -72,38 +72,41 @@ def min_effect_option(command: F) -> F:
         "--min-effect",
         type=Percent(),
         metavar="PCT",
-        help="Changes below this are ok. Default: 1 on a GPU, 10 on a CPU.",
+        help="Smallest relative change, in percent, that counts. Default: 1 on a GPU, 10 on a CPU.",
     )(command)
 
 
 def series_filters(command: F) -> F:
-    """Which series: each option may be given several times."""
+    """Add the options that select series. Each may be repeated."""
     options = (
         (OPERATOR, "NAME", "Only this operator."),
         (BACKEND, "NAME", "Only this backend."),
-        (("--mode",), "NAME", "fwd, bwd or fwd_bwd."),
+        (("--mode",), "NAME", "Only this mode: fwd, bwd or fwd_bwd."),
         (DTYPE, "NAME", "Only this dtype."),
-        (SHAPE, "TEXT", "Only this shape (* and ? are wildcards), its numbers, or sizes as --where takes them."),
-        (("--where",), "SIZES", "Only these sizes: M>=4096, N=4096, G=8..64, joined by commas. All must hold."),
-        (("--host",), "NAME", "builtin or tritonbench."),
-        (("--protocol",), "NAME", "Only latencies taken this way."),
-        (("--hardware",), "NAME", "Only this GPU or processor model; * and ? are wildcards."),
+        (SHAPE, "TEXT", "Only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where."),
+        (("--where",), "SIZES", "Only shapes for which all these sizes hold: M>=4096,N=4096,G=8..64."),
+        (("--host",), "NAME", "Only results of this benchmark harness: builtin or tritonbench."),
+        (("--protocol",), "NAME", "Only results of this timing protocol, as `series` lists it."),
+        (("--hardware",), "NAME", "Only this GPU or CPU model; * and ? are wildcards."),
     )
     return _repeatable(options, command)
 
 
 def commit_filters(command: F) -> F:
-    """Which runs: by commit and date."""
-    command = click.option("--until", type=When(end=True), metavar="DATE|AGO", help="Runs that began before its end.")(
-        command
-    )
+    """Add the options that select runs by commit and date."""
     command = click.option(
-        "--since", type=When(), metavar="DATE|AGO", help="Runs that began at or after it: 2026-01-31, 7d."
+        "--until", type=When(end=True), metavar="DATE|AGO", help="Only runs started before this date (inclusive)."
+    )(command)
+    command = click.option(
+        "--since",
+        type=When(),
+        metavar="DATE|AGO",
+        help="Only runs started on or after this date, or within this time: 2026-01-31, 7d.",
     )(command)
     options = (
         (("--branch",), "NAME", "Only commits measured on this branch."),
-        (("--commit",), "NAME", "Only this commit: start of its hash, branch, tag, latest or previous."),
-        (("--commits",), "A..B", "Only commits after A, up to and with B; either end may be left out."),
+        (("--commit",), "NAME", "Only this commit: a hash prefix, branch, tag, latest or previous."),
+        (("--commits",), "A..B", "Only commits after A up to and including B; either end may be omitted."),
     )
     return _repeatable(options, command)
 

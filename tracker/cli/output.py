@@ -1,4 +1,4 @@
-"""Tables for people and for programs: text, JSON, CSV, Markdown. Data goes to stdout, talk to stderr."""
+"""Write tables as text, JSON, CSV or Markdown. Data goes to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LONGEST = 44
-"""Columns that a text may take before its middle is left out."""
+"""Longest text, in characters, whose middle is not left out on a terminal."""
 
 _COLOURS = {str(verdict): verdict.tone.terminal for verdict in Verdict}
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` names it for programs, `header` for people."""
+    """A column of a table: `key` names it in JSON and CSV, `header` in text and Markdown."""
 
     header: str
     key: str
     show: Callable[[Any], str] = lambda value: "" if value is None else str(value)
     right: bool = False
-    wraps: bool = False  # may be folded where a terminal is narrow
-    middle: bool = False  # its middle is left out where it is long, on a terminal alone
-    varies: bool = False  # left out where it says the same in every row
+    wraps: bool = False  # may be folded on a narrow terminal
+    middle: bool = False  # on a terminal, the middle of a long text is left out
+    varies: bool = False  # left out if every row has the same value
 
 
 HARDWARE = Column("hardware", "hardware", wraps=True, varies=True)
@@ -43,16 +43,16 @@ HOST = Column("host", "host", varies=True)
 PROTOCOL = Column("protocol", "protocol", varies=True)
 SEED = Column("seed", "seed", right=True, varies=True)
 APART = (HARDWARE, HOST, PROTOCOL, SEED)
-"""What keeps two series of one operator, backend, mode, shape and dtype apart."""
+"""Columns that distinguish series of the same operator, backend, mode, shape and dtype."""
 
 
 def plain(keys: Sequence[str]) -> list[Column]:
-    """Columns for programs: every key, its values as they are."""
+    """Return a column for each key, with its values unformatted, for JSON and CSV."""
     return [Column(key, key) for key in keys]
 
 
 def output_formats(command: F) -> F:
-    """`--json`, `--csv`, `--md`: gives the command `form`. More than one of them is wrong usage."""
+    """Add `--json`, `--csv` and `--md`, which set the command's parameter `form`. Giving two is a UsageError."""
     for name, text in (("md", "Markdown"), ("csv", "CSV"), ("json", "JSON")):
         command = click.option(
             f"--{name}", f"as_{name}", is_flag=True, expose_value=False, callback=_take_format, help=f"Write {text}."
@@ -62,24 +62,24 @@ def output_formats(command: F) -> F:
         is_flag=True,
         expose_value=False,
         callback=_take_safe,
-        help="Write CSV for a spreadsheet: texts that it would take for formulas begin with an apostrophe.",
+        help="Write CSV for a spreadsheet: prefix texts that it would read as formulas with an apostrophe.",
     )(command)
 
 
-def _take_safe(context: click.Context, option: click.Parameter, given: bool) -> None:
-    if given and context.params.get("form") != "csv":
+def _take_safe(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and context.params.get("form") != "csv":
         _take_format(context, click.Option(["--csv", "as_csv"]), True)
-    context.meta[_SAFE] = given
+    context.meta[_SAFE] = value
 
 
 _SAFE = f"{__name__}.csv_safe"
 
 
-def _take_format(context: click.Context, option: click.Parameter, given: bool) -> None:
+def _take_format(context: click.Context, option: click.Parameter, value: bool) -> None:
     form, name = context.params.setdefault("form", None), (option.name or "").removeprefix("as_")
-    if given and form is not None:
-        raise click.UsageError(f"--{form} and --{name}: give one of them")
-    if given:
+    if value and form is not None:
+        raise click.UsageError(f"--{form} and --{name} cannot be combined")
+    if value:
         context.params["form"] = name
 
 
@@ -90,12 +90,12 @@ def write_json(value: Any) -> None:
 
 
 def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form: Format | None) -> None:
-    """Rows by key, as `form` says."""
+    """Write rows to stdout in the given format; None is text."""
     columns = [column for column in columns if not column.varies or len({row[column.key] for row in rows}) > 1]
     if form == "json":
         write_json(rows)
     elif form == "csv":
-        click.echo(_csv(columns, rows), nl=False, color=True)  # or click drops what looks like a colour
+        click.echo(_csv(columns, rows), nl=False, color=True)  # else click drops text that looks like a colour code
     elif form == "md":
         click.echo(_markdown(columns, rows))
     elif rows and sys.stdout.isatty():
@@ -105,7 +105,7 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
 
 
 def say(text: str) -> None:
-    """Talk, for a person."""
+    """Write a message for the user to stderr."""
     click.echo(printable(text), err=True)
 
 
@@ -114,7 +114,7 @@ def _cells(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[li
 
 
 def _plain(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """As wide as it needs: whoever reads a pipe cuts it themselves."""
+    """Return a table for a pipe, whose reader can cut it: as wide as it needs to be."""
     lines = [[column.header for column in columns], *_cells(columns, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
@@ -127,7 +127,10 @@ def _plain(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """As wide as the terminal. Where that is too narrow for a line a row, what all rows share is told once, above."""
+    """Print a table as wide as the terminal.
+
+    If a row does not fit in one line, the values that all rows share are printed once, above the table.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -136,7 +139,7 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
 
     console = Console()
     cells = _cells(columns, rows)
-    own, shared = _shared(columns, cells)
+    varying, shared = _shared(columns, cells)
     for i in (i for i, column in enumerate(columns) if column.middle):
         for line in cells:
             line[i] = shortened(line[i], _LONGEST)
@@ -144,8 +147,8 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     layout = lay_out(heads, cells, console.width)
     lines = []
     if len(layout.lines) > 1 and len(rows) > 1:
-        cells = [[line[i] for i in own] for line in cells]
-        layout = lay_out([heads[i] for i in own], cells, console.width)
+        cells = [[line[i] for i in varying] for line in cells]
+        layout = lay_out([heads[i] for i in varying], cells, console.width)
         lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
     for line in cells:
@@ -154,10 +157,10 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
 
 
 def _shared(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int], str]:
-    """Return (the columns in which rows differ, and the first; what all rows hold in the others)."""
-    own = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
-    others = [i for i in range(len(columns)) if i not in own and cells[0][i]]
-    return own, ", ".join(f"{columns[i].header} {cells[0][i]}" for i in others)
+    """Return (the first column and those in which rows differ, the shared values of the others as text)."""
+    varying = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
+    others = [i for i in range(len(columns)) if i not in varying and cells[0][i]]
+    return varying, ", ".join(f"{columns[i].header} {cells[0][i]}" for i in others)
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:

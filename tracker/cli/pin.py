@@ -1,4 +1,4 @@
-"""`groupbench pin`, `pins` and `unpin`: commits that every run is compared with, besides its history."""
+"""`groupbench pin`, `pins` and `unpin`: fixed commits that every run is compared with, in addition to its history."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _COLUMNS = (
 
 @click.command()
 @click.argument("commit")
-@click.option("--max-slowdown", type=Percent(), required=True, metavar="PERCENT", help="Largest slowdown allowed.")
-@click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as it is given.")
-@click.option("--who", metavar="NAME", help="Name of the person. Default: git's user, or the one logged in.")
+@click.option(
+    "--max-slowdown", type=Percent(), required=True, metavar="PERCENT", help="Largest slowdown allowed, in percent."
+)
+@click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed.")
+@click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")
 @click.pass_obj
 def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | None) -> None:
-    """Compare every later run with COMMIT, besides its history.
+    """Compare every later run with COMMIT, in addition to its history.
 
-    The gate fails for a series that is slower than it was at COMMIT by more than --max-slowdown, however slowly it got
-    there. COMMIT must have been measured in the same environment. A pin of the same name is replaced.
+    The gate fails a series that is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
+    COMMIT must have been measured in the same environment. A pin with the same name is replaced.
     """
     from groupbench.tracker.git import user
     from groupbench.tracker.judge import pins
@@ -38,10 +40,8 @@ def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | 
 
     person = who or user() or os.environ.get("USER") or "unknown"
     with open_store(db, create=False) as store, store.write() as session:
-        made = pins.pin(session, commit, max_slowdown, name, person)
-    click.echo(
-        printable(f"pinned {made.name}: {commit_text(made.commit)}, at most {signed_percent(made.max_slowdown)}")
-    )
+        row = pins.pin(session, commit, max_slowdown, name, person)
+    click.echo(printable(f"pinned {row.name}: {commit_text(row.commit)}, at most {signed_percent(row.max_slowdown)}"))
 
 
 @click.command()
@@ -56,7 +56,7 @@ def pins(db: str, everything: bool, form: Format | None) -> None:
         rows = [row.flat() for row in find(session, ended=everything)]
     write_table(plain(PinRow.columns()) if form in ("json", "csv") else _COLUMNS, rows, form)
     if form is None and not rows:
-        say("no pin; `groupbench pin COMMIT --max-slowdown 3%` makes one")
+        say("no pins; `groupbench pin COMMIT --max-slowdown 3%` adds one")
 
 
 @click.command()

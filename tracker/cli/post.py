@@ -1,4 +1,4 @@
-"""`groupbench post`: a comment on a pull request, edited in place."""
+"""`groupbench post`: post a comment on a pull request, or update it in place."""
 
 from __future__ import annotations
 
@@ -13,16 +13,33 @@ from groupbench.tracker.cli.output import say
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--pr", "number", type=click.IntRange(min=1), metavar="N", help="Number of the request, if CI says none.")
-@click.option("--repo", "repository", metavar="NAME", help="OWNER/NAME on GitHub, a project's ID or path on GitLab.")
-@click.option("--on", "kind", type=click.Choice(("github", "gitlab")), help="Default: what CI's variables say.")
-@click.option("--key", default="comment", metavar="NAME", help="Tells comments apart, of text that gate did not write.")
-@click.option("--dry-run", is_flag=True, help="Print what would be posted, and post nothing.")
+@click.option(
+    "--pr",
+    "number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of the pull or merge request. Default: from CI.",
+)
+@click.option(
+    "--repo",
+    "repository",
+    metavar="NAME",
+    help="Repository: OWNER/NAME on GitHub, project ID or path on GitLab. Default: from CI.",
+)
+@click.option("--on", "kind", type=click.Choice(("github", "gitlab")), help="Service to post to. Default: from CI.")
+@click.option(
+    "--key",
+    default="comment",
+    show_default=True,
+    metavar="NAME",
+    help="Identifier of the comment, so that several can coexist on one pull request. Ignored for text from `gate`.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the comment instead of posting it.")
 def post(file: Path, number: int | None, repository: str | None, kind: str | None, key: str, dry_run: bool) -> None:
-    """Post Markdown on a pull request of GitHub or a merge request of GitLab, or edit the comment that is there.
+    """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
-    The token is GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN. FILE is what `gate -o comment=FILE` wrote, or any Markdown;
-    - reads it from a pipe.
+    FILE is the Markdown that `gate -o comment=FILE` wrote, or any other; `-` reads standard input. The token is read
+    from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
     from groupbench.tracker.errors import OutputError
     from groupbench.tracker.outputs import comment
@@ -33,7 +50,7 @@ def post(file: Path, number: int | None, repository: str | None, kind: str | Non
     except OSError as cause:
         raise OutputError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
     if not text.strip():
-        raise OutputError(f"{file}: is empty; `groupbench gate -o comment={file}` writes one")
+        raise OutputError(f"{file}: the file is empty; `groupbench gate -o comment={file}` writes a comment")
     text = text.removeprefix("\ufeff")
     mark = comment.mark_of(text)
     if mark is None:

@@ -1,4 +1,4 @@
-"""`groupbench prune`: let old points go."""
+"""`groupbench prune`: remove old points."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from groupbench.tracker.text.wording import counted
 
 @click.command()
 @click.option("--all", "all_days", type=click.IntRange(min=0), default=90, show_default=True, metavar="DAYS",
-              help="Keep every point of the newest days.")  # fmt: skip
+              help="Keep every point of the newest DAYS days.")  # fmt: skip
 @click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
-              help="Of what is older, keep one night in so many days.")  # fmt: skip
-@click.option("--apply", "really", is_flag=True, help="Remove them. Without it, only say what would be removed.")
-@click.option("--compact", is_flag=True, help="With --apply: give the space back to the file system (SQLite).")
+              help="Of older points, keep those of one nightly run in DAYS days.")  # fmt: skip
+@click.option("--apply", "really", is_flag=True, help="Remove the points. Default: only print what would be removed.")
+@click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
 @click.pass_obj
 def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
-    """Thin out old points. Says what it would do, and does it with --apply.
+    """Thin out old points. A dry run unless --apply is given.
 
-    The first and the last point of each stretch of a series in one environment, status and timing always stay, and so
-    do what an alert rests on and the points of pinned commits. Age is counted from the newest run. Pruned records come
+    A stretch is a part of a series with one environment, status and timing. Its first and last points always stay, as
+    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. Pruned records come
     back if their file is ingested again.
     """
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.prune import Policy, Pruning, apply_pruning, plan_pruning
 
-    def tell(pruning: Pruning) -> None:
+    def print_plan(pruning: Pruning) -> None:
         kept = pruning.points - pruning.removed
         young, periodic = counted(all_days, "day"), counted(every_days, "day")
         click.echo(
@@ -39,12 +39,12 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
     policy = Policy(all_days, every_days)
     if not really:
         with reading(db) as session:
-            tell(plan_pruning(session, policy))
+            print_plan(plan_pruning(session, policy))
         return
     with open_store(db, create=False) as store:
         with store.write() as session:
             pruning = plan_pruning(session, policy)
             apply_pruning(session, pruning)
-        tell(pruning)
+        print_plan(pruning)
         if compact:
             store.compact()

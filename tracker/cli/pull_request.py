@@ -1,4 +1,4 @@
-"""`groupbench pull-request`: a change next to the commit it is based on, in everything that groupbench.toml holds."""
+"""`groupbench pull-request`: compare a change with its merge base, in everything that groupbench.toml measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
     from groupbench.tracker.project import Project
 
-WORDS = {ExitCode.OK: "nothing got worse", ExitCode.FAILED: "something got worse"}
+CONCLUSIONS = {ExitCode.OK: "nothing got worse", ExitCode.FAILED: "something got worse"}
 KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change", "change_low",
         "change_high", "message")  # fmt: skip
 
@@ -32,13 +32,28 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 @click.command("pull-request")
 @click.argument("base")
 @click.argument("head", default="HEAD")
-@click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), help="Where to measure. Default: auto.")
-@click.option("--budget", type=Duration(least=1, most=86_400), default="60s", show_default=True, help="For each cell.")
 @click.option(
-    "--min-effect", type=Percent(), metavar="PCT", help="Less is the same. Default: as `groupbench ab` has it."
+    "--device",
+    "-d",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+)
+@click.option(
+    "--budget",
+    type=Duration(least=1, most=86_400),
+    default="60s",
+    show_default=True,
+    help="Stop measuring a cell after this time. A plain number is seconds.",
+)
+@click.option(
+    "--min-effect",
+    type=Percent(),
+    metavar="PCT",
+    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
+    "Default: as in `groupbench ab`.",
 )
 @click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True,
-              help="Wait so long for another run on the device.")  # fmt: skip
+              help="Wait up to this long for another run on the device to end. A plain number is minutes.")  # fmt: skip
 @click.pass_context
 def pull_request(
     context: click.Context,
@@ -49,16 +64,18 @@ def pull_request(
     min_effect: float | None,
     wait: float,
 ) -> None:
-    """Compare HEAD with its merge base with BASE, in turns on one device, in all that groupbench.toml measures.
+    """Compare HEAD with the merge base of HEAD and BASE, in everything that groupbench.toml measures.
 
-    Neither history nor a database is needed. Cells whose compiled kernels did not change are not timed. Leaves
-    artifacts/comment.md for `groupbench post`, and adds each comparison to artifacts/comparisons.jsonl.
+    Both commits are measured in turns on one device. No history and no database are needed. Cells whose compiled
+    kernels did not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison
+    to artifacts/comparisons.jsonl.
 
     \b
+    Exit codes:
     0  nothing got worse
-    1  something is slower, less accurate or wrong
-    2  usage
-    3  something failed or was not resolved within its budget
+    1  a cell is slower, less accurate or wrong
+    2  usage error
+    3  a cell failed or was not resolved within its budget
     """
     from groupbench.tracker.ab.bench import Bench, exit_code, open_sides
     from groupbench.tracker.night.measuring import ensure_alone
@@ -92,28 +109,28 @@ def pull_request(
 
 
 def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
-    """Return the merge base and the head, as hashes. Raises WorktreeError, UsageError."""
+    """Return the hashes of the merge base and the head. Raises WorktreeError, UsageError."""
     from groupbench.tracker import git
     from groupbench.tracker.ab.worktree import resolve
 
     first, last = resolve(folder, base), resolve(folder, head)
     common = (git.ask(folder, "merge-base", first, last) or "").strip()
     if not common:
-        raise click.UsageError(f"{base} and {last[:10]} have no common commit here; fetch the whole history")
+        raise click.UsageError(f"{base} and {last[:10]} have no common commit here; fetch the full history")
     if common == last:
         raise click.UsageError(
-            f"{base} holds {last[:10]} already: there is nothing to compare. Name an earlier commit, HEAD~1 say; "
-            "what is not committed yet: groupbench ab HEAD . --operator NAME"
+            f"{base} already contains {last[:10]}: nothing to compare. Give an earlier commit, such as HEAD~1; "
+            "for uncommitted changes use `groupbench ab HEAD . --operator NAME`"
         )
     return common, last
 
 
 def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
-    """Return every cell of the file that both commits have, each once."""
-    found: dict[AbCell, None] = {}
-    where = bench.start(device)
+    """Return every cell of groupbench.toml that both commits have, without duplicates."""
+    unique: dict[AbCell, None] = {}
+    running_on = bench.start(device)
     for entry in project.settings.measure:
-        if entry.device not in (None, where):
+        if entry.device not in (None, running_on):
             continue
         selection: dict[str, Any] = {
             "operator": entry.operator,
@@ -124,19 +141,19 @@ def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
             "mode": entry.mode,
             "plugins": project.plugins(),
         }
-        cells, notes = bench.cells(where, **selection)
+        cells, notes = bench.cells(running_on, **selection)
         for line in left_out(notes):
             say(line)
-        found |= dict.fromkeys(cell for cell in cells if cell.backend not in entry.skip)
-    return list(found)
+        unique |= dict.fromkeys(cell for cell in cells if cell.backend not in entry.skip)
+    return list(unique)
 
 
 def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
-    """Return Markdown: the verdict, then a row for each cell, the changes first."""
-    words = WORDS.get(ExitCode(code), "not everything could be decided")
+    """Return the comment as Markdown: the verdict, then a row for each cell, changes first."""
+    conclusion = CONCLUSIONS.get(ExitCode(code), "not everything could be decided")
     shown = sorted(results, key=lambda result: (result.verdict == "same", -(result.change or 0.0)))
     table = io.StringIO()
     with redirect_stdout(table):
         write_table([column for column in COLUMNS if column.key in KEPT], [as_row(each) for each in shown], "md")
-    first = f"**groupbench: {words}.** `{head[:10]}` next to its merge base `{base[:10]}`, in turns on one device."
+    first = f"**groupbench: {conclusion}.** `{head[:10]}` compared with its merge base `{base[:10]}` on one device."
     return f"{first}\n\n{table.getvalue()}"

@@ -1,4 +1,4 @@
-"""`groupbench repair`: what can be read of a damaged database, in a new one."""
+"""`groupbench repair`: recover the readable part of a damaged database."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from groupbench.tracker.text.wording import counted, printable
 @click.command()
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Losses listed.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of losses to list.",
+)
 @click.pass_context
 def repair(context: click.Context, damaged: Path, new: Path, limit: int) -> None:
-    """Save what can be read of the SQLite file DAMAGED into the new file NEW, and list what was lost.
+    """Recover the readable part of the SQLite file DAMAGED into the new file NEW, and list what was lost.
 
-    DAMAGED stays as it is. Every result in NEW has the hash that was stored with it: `verify` finds nothing there.
-    Exit codes: 0 nothing was lost, 2 usage or nothing could be saved, 3 something was lost.
+    DAMAGED does not change. Every result in NEW matches the hash that was stored with it, so `verify` passes.
+
+    Exit codes: 0 nothing was lost, 2 usage error or nothing could be recovered, 3 something was lost.
     """
     from groupbench.tracker.store.repair import repair as save
 
@@ -28,7 +36,7 @@ def repair(context: click.Context, damaged: Path, new: Path, limit: int) -> None
         click.echo(printable(line))
     if len(done.losses) > limit:
         click.echo(f"… and {len(done.losses) - limit} more")
-    saved = f"{new}: {counted(done.points, 'point')} saved"
+    saved = f"{new}: {counted(done.points, 'point')} recovered"
     if done.lost:
         click.echo(f"REPAIR {saved}; lost: {done.lost}")
         context.exit(ExitCode.INCOMPLETE)

@@ -1,4 +1,4 @@
-"""`groupbench report`: one HTML page."""
+"""`groupbench report`: write a report as one HTML file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from groupbench.tracker.cli.output import say
     default="report.html",
     show_default=True,
     metavar="FILE|DIR",
-    help="Where to write it; into a directory as report.html.",
+    help="File to write; in a directory, report.html. `-` writes to stdout.",
 )
-@click.option("--run", metavar="ID", help="Report on this run, not the newest: start of its id.")
+@click.option("--run", metavar="ID", help="Report on the run whose id starts with ID. Default: the newest run.")
 @click.option(
     "--runs",
     "limit",
@@ -28,15 +28,15 @@ from groupbench.tracker.cli.output import say
     default=200,
     show_default=True,
     metavar="N",
-    help="How many of the newest runs the plots hold.",
+    help="Number of the newest runs to plot.",
 )
 @min_effect_option
 @click.pass_obj
 def report(db: str, output: str, run: str | None, limit: int, min_effect: float | None) -> None:
-    """Write one HTML page that works offline.
+    """Write a report as one HTML file that works offline.
 
-    First the verdict on the newest run and what changed, each with its first commit; then a page for each operator:
-    speed-up by shape and backend over a baseline of your choice, roofline, and the history of every series.
+    It begins with the verdict on the run and the changes, each with its first commit. A page for each operator follows:
+    speed-up by shape and backend over a selectable baseline, roofline, and the history of every series.
     """
     from groupbench.tracker import git
     from groupbench.tracker.errors import ReportError

@@ -1,4 +1,4 @@
-"""`groupbench runs`: what is stored, newest first."""
+"""`groupbench runs`: list the newest runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
 
 @click.command()
 @commit_filters
-@limit_option("How many.", default=20)
+@limit_option("Number of runs to list.", default=20)
 @output_formats
 @click.pass_obj
 def runs(
@@ -36,14 +36,14 @@ def runs(
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
-    """List the newest runs."""
+    """List the newest runs, newest first."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.record import STATUSES
 
     with reading(db) as session:
-        found = listing.runs(session, limit, Filter(**fields, since=since, until=until))
-    rows = [row.flat() for row in found]
+        matches = listing.runs(session, limit, Filter(**fields, since=since, until=until))
+    rows = [run.flat() for run in matches]
     for row in rows:
         counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}
         row["counts"] = [f"{n} {status}" for status, n in counts.items()] if form == "csv" else counts

@@ -1,4 +1,4 @@
-"""Tables as wide as a terminal: a row takes several lines where one is too short. Nothing is left out."""
+"""Lay out tables for a terminal: a row that does not fit takes several lines, so that nothing is left out."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.cells import cell_len
 from rich.text import Text
 
 BETWEEN = 2
-"""Columns of the terminal that stand between two of the table's."""
+"""Blanks between two columns of the table."""
 
 INDENT = 4
-"""Columns by which the further lines of a row begin later."""
+"""Indentation of the second and later lines of a row, in characters."""
 
 NARROWEST = 32
-"""Columns that a text is folded to before it goes to a line of its own."""
+"""Narrowest width, in characters, that a text is folded to before it moves to the next line of its row."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What of a column matters here."""
+    """The properties of a column that its layout depends on."""
 
     header: str
     right: bool = False
@@ -30,7 +30,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where columns stand: lines of a row, of each the columns in it with their widths."""
+    """The position of each column: for each line of a row, the columns in it with their widths."""
 
     columns: Sequence[Head]
     lines: tuple[Mapping[int, int], ...]
@@ -47,23 +47,23 @@ class Layout:
             yield text
 
     def row(self, cells: Sequence[str], colours: Mapping[str, str] | None = None) -> Iterator[Text]:
-        """The lines of a row, but for empty ones at its end."""
+        """Yield the lines of a row, without empty ones at its end."""
         last = max((at for at, line in enumerate(self.lines) if any(cells[i] for i in line)), default=0)
         for at, line in enumerate(self.lines[: last + 1]):
             parts = (folded(cells[i], width) for i, width in line.items())
             for texts in zip_longest(*parts, fillvalue=""):
-                told = Text(" " * INDENT if at else "")
+                rendered = Text(" " * INDENT if at else "")
                 for text, (i, width) in zip(texts, line.items(), strict=True):
                     blank = " " * (width - cell_len(text))
                     styled = Text(text, style=(colours or {}).get(cells[i], ""))
-                    told.append_text(Text(blank) + styled if self.columns[i].right else styled + Text(blank))
-                    told.append(" " * BETWEEN)
-                told.rstrip()
-                yield told
+                    rendered.append_text(Text(blank) + styled if self.columns[i].right else styled + Text(blank))
+                    rendered.append(" " * BETWEEN)
+                rendered.rstrip()
+                yield rendered
 
 
 def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) -> Layout:
-    """As many columns in a line as there is room for, texts folded where that brings one more in."""
+    """Return a layout with as many columns in a line as fit, folding texts to fit one more."""
     wanted = [
         min(max(cell_len(column.header), *(cell_len(row[i]) for row in rows)), max(width - INDENT, 1))
         for i, column in enumerate(columns)
@@ -81,22 +81,22 @@ def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) 
     for at, line in enumerate(lines):
         fixed = {i: wanted[i] for i in line if not columns[i].wraps}
         room = width - INDENT * bool(at) - BETWEEN * (len(line) - 1) - sum(fixed.values())
-        given = fixed | _shared({i: wanted[i] for i in line if columns[i].wraps}, room)
-        placed.append({i: given[i] for i in line})
+        widths = fixed | _shared({i: wanted[i] for i in line if columns[i].wraps}, room)
+        placed.append({i: widths[i] for i in line})
     return Layout(columns, tuple(placed))
 
 
 def _shared(wanted: Mapping[int, int], room: int) -> dict[int, int]:
-    """To each what it wants, or else an equal part of what the smaller ones leave."""
-    given = {}
+    """Return the width of each column: what it wants, or an equal part of the room that narrower columns leave."""
+    widths = {}
     for at, i in enumerate(sorted(wanted, key=lambda i: wanted[i])):
-        given[i] = max(1, min(wanted[i], room // (len(wanted) - at)))
-        room -= given[i]
-    return given
+        widths[i] = max(1, min(wanted[i], room // (len(wanted) - at)))
+        room -= widths[i]
+    return widths
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken after a blank or a comma where one comes late enough."""
+    """Return lines of at most `width`, broken after a blank or comma in the second half of a line, if there is one."""
     lines = []
     while cell_len(text) > width:
         end = max(1, min(len(text), width))

@@ -1,4 +1,4 @@
-"""`groupbench selftest`: whether this installation catches what it should, on this machine."""
+"""`groupbench selftest`: check that this installation catches backends that cheat."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ MODULE = "groupbench.operators.integrity"
 
 @click.command()
 @click.option("--integrity", is_flag=True, help="Run backends that cheat, and print what catches each.")
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="Device to run them on.")
-@click.option("--cheats", "only", metavar="NAMES", help="Run these cheats alone, separated by commas.")
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
+              help="Device to run the backends on.")  # fmt: skip
+@click.option("--cheats", "only", metavar="NAMES", help="Run only these cheats, joined by commas.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def selftest(context: click.Context, integrity: bool, device: str, only: str | None, as_json: bool) -> None:
-    """Check that this installation catches backends that cheat, and leaves honest ones alone.
+    """Check that this installation catches backends that cheat, and accepts honest ones.
 
-    The cheats are those of docs/integrity.md: results that are cached, lazy or forged, clocks that are replaced, work
-    that is left out or left to a thread or a stream. It takes a minute or two and needs what measuring needs.
+    docs/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that is skipped or
+    moved to a thread or another stream. The test takes a minute or two and needs everything that measuring needs.
 
-    Exit codes: 0 all were caught, 1 one was not, or an honest backend was accused, 2 usage.
+    Exit codes: 0 every cheat was caught, 1 a cheat was missed or an honest backend was accused, 2 usage error.
     """
     if not integrity:
-        raise click.UsageError("say what to test: --integrity", context)
+        raise click.UsageError("nothing to test: give --integrity", context)
     command = [sys.executable, "-m", MODULE, "--device", device]
     command += ["--only", only] if only else []
     command += ["--json"] if as_json else []
@@ -37,5 +38,5 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     except OSError as error:
         raise TrackerError(f"cannot start {sys.executable}: {error.strerror}") from error
     if code not in (ExitCode.OK, ExitCode.FAILED):
-        raise TrackerError(f"the self-test did not run: its process ended with {code}")
+        raise TrackerError(f"the self-test did not run: its process ended with exit code {code}")
     context.exit(code)

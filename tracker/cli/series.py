@@ -1,4 +1,4 @@
-"""`groupbench series`: what is measured, and how often it was."""
+"""`groupbench series`: list the series with their number of points."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ COLUMNS = (
 def series(
     db: str, since: datetime | None, until: datetime | None, form: Format | None, **fields: tuple[str, ...]
 ) -> None:
-    """List the series: how many points each has, and the dates of the first and the last."""
+    """List the series, each with its number of points and the dates of the first and last."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import SeriesSummary
 
     with reading(db) as session:
-        found = listing.series(session, Filter(**fields, since=since, until=until))
-    if not found:
-        say("no series matches")
+        rows = listing.series(session, Filter(**fields, since=since, until=until))
+    if not rows:
+        say("no series match")
     columns = plain(SeriesSummary.columns()) if form in ("json", "csv") else COLUMNS
-    write_table(columns, [row.flat() for row in found], form)
+    write_table(columns, [row.flat() for row in rows], form)

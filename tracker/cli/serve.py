@@ -1,4 +1,4 @@
-"""`groupbench serve`: the dashboard, live from the database."""
+"""`groupbench serve`: serve a live dashboard of the database."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ class ServeError(TrackerError):
     default=8642,
     show_default=True,
     metavar="N",
-    help="0 takes any that is free.",
+    help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--write", is_flag=True, help="Let who has the token acknowledge, accept and close alerts.")
+@click.option("--write", is_flag=True, help="Let anyone with the token acknowledge, accept and close alerts.")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"Its first line is the token. Default: the environment's {TOKEN}.",
+    help=f"File whose first line is the token. Default: the environment variable {TOKEN}.",
 )
-@click.option("--name", "names", multiple=True, metavar="NAME", help="What else it is called, such as by a proxy.")
-@click.option("--https", "secure", is_flag=True, help="Reached through a proxy by HTTPS alone: cookies say so.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Also accept requests for this host name, such as a proxy's; may be repeated.",
+)
+@click.option("--https", "secure", is_flag=True, help="The server is only reachable over HTTPS (marks cookies Secure).")
 @click.pass_obj
 def serve(
     db: str, host: str, port: int, write: bool, token_file: Path | None, names: tuple[str, ...], secure: bool
 ) -> None:
-    """Show the database in a browser: what the report shows, live, with search, comparisons and alerts.
+    """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
 
-    Reads only, and answers nobody but this machine, unless told otherwise. Ends with ctrl-c.
+    By default the server is read-only and only this machine can reach it. Press Ctrl-C to stop it.
     """
     if token_file is not None and not write:
-        raise click.UsageError("--token-file goes with --write: reading needs no token")
+        raise click.UsageError("--token-file requires --write: reading needs no token")
     try:
         import uvicorn
 
@@ -56,7 +62,7 @@ def serve(
         from groupbench.tracker.serve.connection import MOST, Connection
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
     except ModuleNotFoundError as error:
-        raise ServeError(f"serve needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
+        raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
     token = _token(token_file) if write else None
     with _listening(host, port) as listener:
         alone = is_loopback(listener.getsockname()[0])
@@ -66,9 +72,9 @@ def serve(
         app = create_app(db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure)
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
-            f", {'alerts can be dealt with' if write else 'read-only'}; ctrl-c ends")  # fmt: skip
+            f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
         if not alone:
-            say(f"everybody who reaches {host} can read it")
+            say(f"anyone who can reach {host} can read the database")
         config = uvicorn.Config(
             app, http=Connection, ws="none", log_level="warning", access_log=False, server_header=False,
             proxy_headers=False, timeout_keep_alive=20, limit_concurrency=MOST, timeout_graceful_shutdown=3,
@@ -78,15 +84,15 @@ def serve(
 
 
 def _end(number: int, frame: object) -> None:
-    """After uvicorn has shut down it raises the signal again: the process ends as one that was asked to, and tidies up.
+    """Exit normally on the signal that uvicorn raises again after its shutdown.
 
-    By the signal itself it would leave its worker's semaphores for Python to complain about.
+    Death by the signal itself would leave the worker's semaphores behind, and Python would warn about them.
     """
     raise SystemExit(ExitCode.OK)
 
 
 def _token(file: Path | None) -> str:
-    """Raises UsageError where there is none: whoever writes must have shown one."""
+    """Return the token that a client must present to write. Raises UsageError if it is missing or too short."""
     from groupbench.tracker.serve.security import MAKE_TOKEN, SHORTEST_TOKEN
 
     if file is not None:
@@ -95,18 +101,20 @@ def _token(file: Path | None) -> str:
         except (OSError, ValueError) as error:
             raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
         if not token:
-            raise click.UsageError(f"{file}: its first line is empty, and is to be the token; {MAKE_TOKEN}")
+            raise click.UsageError(f"{file}: the first line, which should hold the token, is empty; {MAKE_TOKEN}")
     else:
         token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise click.UsageError(f"--write needs a token, in {TOKEN} or --token-file; {MAKE_TOKEN}")
     if len(token) < SHORTEST_TOKEN:
-        raise click.UsageError(f"the token has {len(token)} characters, {SHORTEST_TOKEN} are the least; {MAKE_TOKEN}")
+        raise click.UsageError(
+            f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}"
+        )
     return token
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ServeError."""
+    """Return a listening socket. Raises ServeError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -118,6 +126,6 @@ def _listening(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ServeError(f"cannot listen on {host}:{port}: {why}; give another --host or --port") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ServeError(f"cannot listen on {host}:{port}: {reason}; give another --host or --port") from error
     return listener

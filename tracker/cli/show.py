@@ -1,4 +1,4 @@
-"""`groupbench show`: all that is known of one point, or of one run."""
+"""`groupbench show`: show everything stored about a point or a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 @output_formats
 @click.pass_obj
 def show(db: str, what: str, form: Format | None) -> None:
-    """All that is known of a point (12.3, as `history --ids` shows it) or a run (run:ID, the start of its id)."""
+    """Show everything stored about a point or a run.
+
+    ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
+    """
     from groupbench.tracker.query.points import find_point
     from groupbench.tracker.query.resolve import find_run
 
@@ -70,15 +73,15 @@ def _run(session: Session, run: RunRow, form: Format | None) -> None:
     environments = {point.environment.identity: point.environment for point in points}
     rows = [point.flat() for point in points]
     if form == "json":
-        known = [{"environment": i, **_builtins(row.facts)} for i, row in environments.items()]
-        write_json({"run": _run_facts(run), "environments": known, "points": rows})
+        described = [{"environment": i, **_builtins(row.facts)} for i, row in environments.items()]
+        write_json({"run": _run_facts(run), "environments": described, "points": rows})
     elif form == "csv":
         write_table(plain(PointRow.columns()), rows, form)
     else:
         facts = _run_facts(run) | _counts(points)
         for row in environments.values():
-            alike = {name: value for name, value in declared(row.facts).items() if value is not None}
-            facts[f"environment {row.identity[:10]}"] = ", ".join(f"{name} {value}" for name, value in alike.items())
+            fields = {name: value for name, value in declared(row.facts).items() if value is not None}
+            facts[f"environment {row.identity[:10]}"] = ", ".join(f"{name} {value}" for name, value in fields.items())
         _write_facts(facts, form)
         click.echo()
         write_table(_CELLS, rows, form)
@@ -176,7 +179,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:
-    """(title, columns, rows) of what a point has many of."""
+    """Yield (title, columns, rows) of a point's environment, kernels and bursts."""
     facts = {name: value for name, value in _builtins(detail.point.environment.facts).items() if value}
     settings = facts.pop("settings", {})
     facts |= {f"setting {name}": value for name, value in settings.items()}
@@ -219,12 +222,12 @@ def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
     rows = []
     for i, burst in enumerate(detail.bursts_ms):
         median = statistics.median(burst)
-        of_all = detail.point.median_ms
+        overall = detail.point.median_ms
         row: dict[str, Any] = {"burst": i + 1, "samples": len(burst), "median_ms": median}
-        row["change"] = median / of_all - 1 if of_all else None
+        row["change"] = median / overall - 1 if overall else None
         if detail.telemetry:
-            beside = detail.telemetry[i]
-            row |= {name: getattr(beside, name) for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle")}
+            sample = detail.telemetry[i]
+            row |= {name: getattr(sample, name) for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle")}
         rows.append(row)
     return rows
 
@@ -239,12 +242,12 @@ def _histogram(detail: PointDetail) -> list[str]:
 
 
 def _write_facts(facts: dict[str, Any], form: Format | None) -> None:
-    given = {name: _shown(name, value) for name, value in facts.items() if value is not None}
+    texts = {name: _shown(name, value) for name, value in facts.items() if value is not None}
     if form == "md":
-        write_table(_FACTS, [{"fact": name, "value": value} for name, value in given.items()], form)
+        write_table(_FACTS, [{"fact": name, "value": value} for name, value in texts.items()], form)
         return
-    width = max(map(len, given))
-    for name, value in given.items():
+    width = max(map(len, texts))
+    for name, value in texts.items():
         click.echo(f"{printable(name):<{width}}  {printable(value)}")
 
 

@@ -1,4 +1,4 @@
-"""`groupbench sql`: one statement of your own, which can only read."""
+"""`groupbench sql`: run one read-only SQL statement."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 @output_formats
 @click.pass_obj
 def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format | None) -> None:
-    """One SQL statement of your own, which can only read; the tables are in docs/schema.md."""
+    """Run one read-only SQL statement. docs/schema.md describes the tables."""
     from groupbench.tracker.store.sql import ask
 
-    answer = ask(db, statement, dict(params))
-    rows = [{name: _value(value, form) for name, value in row.items()} for row in answer.flat()]
-    numbers = {n for n in answer.columns if rows and all(isinstance(row[n], int | float | None) for row in rows)}
-    write_table([Column(name, name, right=name in numbers, wraps=True) for name in answer.columns], rows, form)
+    result = ask(db, statement, dict(params))
+    rows = [{name: _value(value, form) for name, value in row.items()} for row in result.flat()]
+    numbers = {n for n in result.columns if rows and all(isinstance(row[n], int | float | None) for row in rows)}
+    write_table([Column(name, name, right=name in numbers, wraps=True) for name in result.columns], rows, form)
 
 
 def _value(value: Any, form: Format | None) -> Any:

@@ -1,4 +1,4 @@
-"""`groupbench tune`: the tuners of the operators, in a process of their own, since they import torch."""
+"""`groupbench tune`: run the operators' tuners in their own process, since they import torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,33 @@ MODULE = "groupbench.operators.tuners"
 @click.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("--list", "listed", is_flag=True, help="List the kernels and their suites.")
-@click.option("--suite", "suites", multiple=True, help="Suites to tune. By default the first of each kernel.")
-@click.option("--shape", "--shapes", "shapes", multiple=True, help="Shapes in place of suites.")
-@click.option(*DTYPE, help="Dtype of the operands. By default bf16.")
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
-@click.option("--limit", type=click.FloatRange(min=0), help="Seconds; a problem begun is ended.")
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    metavar="NAME",
+    help="Tune the shapes of this suite; may be repeated. Default: the first suite of each kernel.",
+)
+@click.option(
+    "--shape",
+    "--shapes",
+    "shapes",
+    multiple=True,
+    metavar="TEXT",
+    help="Tune this shape instead of a suite; may be repeated.",
+)
+@click.option(*DTYPE, metavar="NAME", help="Dtype of the operands. Default: bf16.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write to. Default: GROUPBENCH_CONFIGS, or ~/.cache/groupbench.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Start no new problem after this many seconds.",
+)
 def tune(
     kernels: tuple[str, ...],
     listed: bool,
@@ -30,15 +52,14 @@ def tune(
     folder: Path | None,
     limit: float | None,
 ) -> None:
-    """Find the fastest configs of the kernels on this GPU, and keep them for this user.
+    """Find the fastest kernel configs for this GPU and save them for this user.
 
-    Writes into the folder that GROUPBENCH_CONFIGS names, else ~/.cache/groupbench. Every file holds the GPU, Triton's
-    version, and by how much each config is faster than the default one.
+    Each file names the GPU and Triton's version, and holds the speed-up of each config over the default one.
     """
-    given = {"--dtype": dtype, "--folder": folder, "--limit": limit}
+    options = {"--dtype": dtype, "--folder": folder, "--limit": limit}
     arguments = [*kernels, *(["--list"] if listed else [])]
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]
-    arguments += [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
     done = subprocess.run([sys.executable, "-m", MODULE, *arguments])
     sys.exit(done.returncode)

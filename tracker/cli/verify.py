@@ -1,4 +1,4 @@
-"""`groupbench verify`: whether the database holds what it should."""
+"""`groupbench verify`: check the database for damage."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from groupbench.tracker.text.wording import counted, printable
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Leave out the hash of every result, which takes most of the time.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Problems shown.")
+@click.option("--quick", is_flag=True, help="Skip the hashes of the results, which take most of the time.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of problems to list.",
+)
 @click.pass_context
 def verify(context: click.Context, quick: bool, limit: int) -> None:
-    """Check the file, the references between tables, and every hash.
+    """Check the database file, the references between its tables, and every hash.
 
-    Exit codes: 0 all is well, 1 something is not, 2 usage.
+    Exit codes: 0 no problems, 1 problems found, 2 usage error.
     """
     from itertools import islice
 
@@ -33,13 +40,13 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
         with reading(context.obj) as session:
             problems = list(islice(problems_of(session, quick=quick), limit + 1))
             number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
-    except DamageError as error:  # so much that it cannot be opened
+    except DamageError as error:  # too damaged to be opened
         problems.append(DatabaseProblem("damage", error.message))
     for problem in problems[:limit]:
         click.echo(printable(str(problem)))
     if problems:
         more = f"; only the first {limit} are shown" if len(problems) > limit else ""
         shown = counted(len(problems[:limit]), "problem")
-        click.echo(f"VERIFY {shown}{more}; restore a backup, or `groupbench repair` what can be read")
+        click.echo(f"VERIFY {shown}{more}; restore a backup, or recover what is readable with `groupbench repair`")
         context.exit(ExitCode.FAILED)
-    click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", their hashes not looked at" if quick else ""))
+    click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", hashes not checked" if quick else ""))

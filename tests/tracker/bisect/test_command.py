@@ -124,8 +124,8 @@ def test_the_commit_is_named(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str
     assert second == f"  {hashes['c6']} Change c6 (A. Uthor)"
     assert "above 99.9 %" in result.stdout
     assert "the compiled kernel is another" in result.stdout
-    assert "15 commits on the line of first parents; 3 steps, 5 comparisons, 50 s of measuring" in result.stdout
-    assert "15 commits on the line of first parents of which 7 change kernels" in result.stderr
+    assert "15 commits on the first-parent line; 3 steps, 5 comparisons, 50 s of measuring" in result.stdout
+    assert "15 commits on the first-parent line, 7 of which change kernels" in result.stderr
     assert result.stderr.count("\n") == 6
     assert all(question.head != hashes["c7"] for question in lab.asked)
 
@@ -356,7 +356,11 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, s
         "plugins": [],
     }
     assert cli("bisect", hashes["c0"], hashes["c15"], "--series", "1.1", "--json").exit_code == 1
-    for more, word in ((("99",), "no series"), (("x",), "no series"), (("1", "--dtype", "fp16"), "does not go with")):
+    for more, word in (
+        (("99",), "no series"),
+        (("x",), "no series"),
+        (("1", "--dtype", "fp16"), "cannot be combined with"),
+    ):
         refused = cli("bisect", hashes["c0"], hashes["c15"], "--series", *more)
         assert refused.exit_code == 2
         assert word in refused.stderr
@@ -369,8 +373,8 @@ def test_usage(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: 
         ((hashes["c0"],), "GOOD and BAD"),
         (("nowhere", "HEAD", *CELL), "git knows no commit 'nowhere'"),
         (("", "HEAD", *CELL), "is no commit"),
-        (("--", "-x", "HEAD"), "say what is measured"),
-        ((hashes["c0"], "HEAD"), "say what is measured"),
+        (("--", "-x", "HEAD"), "nothing to measure"),
+        ((hashes["c0"], "HEAD"), "nothing to measure"),
         ((hashes["c0"], "HEAD", *CELL[:4]), "--shape"),
         ((hashes["c15"], hashes["c0"], *CELL), "give the older commit first"),
         ((hashes["c0"], "HEAD", *CELL, "--paths", "nothing/here"), "no commit of the range has 'nothing/here'"),

@@ -30,4 +30,4 @@ def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -
     assert [r["commit"][:3] for r in json.loads(cli("commits", "--limit", "1", "--json").stdout)] == ["002"]
     assert [r["commit"][:3] for r in json.loads(cli("commits", "--branch", "main", "--json").stdout)] == ["000"]
     assert "000ccccccc" in cli("commits").stdout
-    assert "no commit matches" in cli("commits", "--since", "2030-01-01").stderr
+    assert "no commits match" in cli("commits", "--since", "2030-01-01").stderr

@@ -160,7 +160,7 @@ def test_v3_is_read_back_by_import(cli: Cli, stored: Any, make: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("x.txt", "no format has this ending; give --format"), ("none/x.csv", "No such file"), (".", "no format")],
+    [("x.txt", "the ending names no format; give --format"), ("none/x.csv", "No such file"), (".", "no format")],
 )
 def test_mistakes_are_one_line(cli: Cli, filled: Any, tmp_path: Path, file: str, said: str) -> None:
     assert said in cli("export", tmp_path / file if file != "." else file).stderr

@@ -57,7 +57,7 @@ def test_a_night_after_a_night(cli: Cli, tmp_path: Path) -> None:
 
 def test_out_of_memory_is_counted(cli: Cli) -> None:
     result = cli("import", DATA / "tritonbench_grouped_gemm.csv", "--operator", "grouped_gemm", *SAID)
-    assert "6 results, 1 of them without a good result" in result.stdout
+    assert "6 results, 1 of them without a correct result" in result.stdout
     (oom,) = [r for r in history(cli) if r["status"] != "ok"]
     assert (oom["status"], oom["latency_ms"], oom["message"]) == ("oom", None, "CUDA OOM")
 
@@ -126,7 +126,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
         ((*SAID, "--format", "tritonbench-csv"), "no column BACKEND-latency"),
         ((*SAID, "--format", "csv"), "no column for the latency"),
         ((*SAID, "--commit-of", "x"), "--commit-of is one of tritonbench, triton, pytorch, not x"),
-        (("--map", "x"), "'x' is no FIELD=COLUMN"),
+        (("--map", "x"), "'x' is not FIELD=COLUMN"),
         (("--map", "a=b,a=c"), "a is mapped twice"),
         (("--date", "soon"), "is no date"),
     ],

@@ -56,7 +56,7 @@ def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> N
     stored([*quiet(make, 6), make(6, ms=1.05), make(7, ms=1.05)])
     assert cli("gate").exit_code == 1
     result = cli("alerts")
-    assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed ones\n")
+    assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed alerts\n")
 
 
 def test_an_alert_says_what_changed(slower: Cli, db: Any) -> None:

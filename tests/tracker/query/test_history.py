@@ -151,7 +151,7 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make()])
     result = cli("history", "--shape", "none*")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no point matches" in result.stderr
+    assert "no points match" in result.stderr
     assert cli("history", "--shape", "none*", "--json").stdout == "[]\n"
 
 

@@ -66,7 +66,7 @@ def test_sizes(cli: Cli, sized: None, args: list[str], found: list[int]) -> None
         (["--commits", "abc"], "no range of commits"),
         (["--commits", "zzz.."], "no commit or branch 'zzz'"),
         (["--metrics", "latency,speed"], "no metric 'speed'; known: latency, tflops, gbps, rms"),
-        (["--metrics", "speedup"], "needs --baseline"),
+        (["--metrics", "speedup"], "requires --baseline"),
         (["--baseline", "tritn"], "no backend 'tritn'; known: triton"),
     ],
     ids=str,

@@ -34,9 +34,9 @@ DOCS = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf
     [
         (("--write",), None, "--write needs a token"),
         (("--write", "--host", "0.0.0.0"), None, "--write needs a token"),
-        (("--write",), "short", "16 are the least"),
-        (("--token-file", "FILE"), None, "goes with --write"),
-        (("--write", "--token-file", "EMPTY"), None, "EMPTY: its first line is empty"),
+        (("--write",), "short", "it needs 16 or more"),
+        (("--token-file", "FILE"), None, "requires --write"),
+        (("--write", "--token-file", "EMPTY"), None, "EMPTY: the first line, which should hold the token, is empty"),
         (("--write", "--token-file", "NONE"), None, "'NONE' does not exist"),
         (("--host", "no.such.host.invalid"), None, "cannot listen on"),
         (("--port", "70000"), None, "70000"),
@@ -117,7 +117,7 @@ def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
         line = process.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert address is not None, line
-        assert "alerts can be dealt with" in line
+        assert "alerts can be changed" in line
         with urllib.request.urlopen(f"{address[0]}/overview.json", timeout=60) as answer:
             assert b'"run-007"' in answer.read()
         with socket.create_connection(("127.0.0.1", int(address[0].rpartition(":")[2])), 30) as raw:
