@@ -125,7 +125,7 @@ def kill_left(leader: int) -> None:
 
 
 def _end_orphans() -> None:
-    """End what wardens that were killed have left behind, which is the fork server's now (orphans.py)."""
+    """End what wardens that were killed have left behind, which is the fork server's now (fork_server.py)."""
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is None:
         return

@@ -37,7 +37,7 @@ from groupbench.operators.measure.texts import joined_lines, storable
 PRELOAD = (
     *("torch", "triton"),
     *("groupbench.operators.measure.cell", "groupbench.operators.measure.judge"),
-    "groupbench.operators.measure.orphans",
+    "groupbench.operators.measure.fork_server",
 )
 DYNAMO = "torch._dynamo"
 _besides = [DYNAMO]

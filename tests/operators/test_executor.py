@@ -555,6 +555,27 @@ def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
         client.wait()
 
 
+ABANDONED = """
+import socket, sys, time
+from multiprocessing import forkserver
+from groupbench.operators.measure import worker
+worker._context()
+sentinel, work = forkserver._forkserver.connect_to_new_process([])
+import os
+os.write(work, sys.argv[1].encode())
+os.close(work)
+forkserver.read_signed(sentinel)
+print("ended with", forkserver.read_signed(sentinel))
+"""
+
+
+@pytest.mark.parametrize("work", ["", "\x80"], ids=["nothing", "a part"])
+def test_a_process_whose_work_was_never_sent_ends_quietly(work: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ABANDONED, work], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("ended with "), done.stderr
+    assert done.stderr == ""
+
+
 def _fork_servers(pid: int) -> list[Path]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [

@@ -60,7 +60,7 @@ class Failed:
 class _Running:
     work: Callable[..., Any]
     began: float
-    asked: float  # when it was asked for last
+    asked: float  # until when somebody has waited for it
     keep: bool
     future: Future[Any] | None = None
 
@@ -104,11 +104,12 @@ class Jobs:
                 if sum(other.work is work for other in self._running.values()) >= WAITING:
                     return Known(kept[1], stale=True) if kept else Working(0.0, crowded=True)
                 job = self._begin(of, version, work, args, keep)
-            job.asked = time.monotonic()
+            waits = self._patience if patience is None else patience
+            job.asked = max(job.asked, time.monotonic() + waits)  # anyone who waits for an answer still wants it
             future = job.future
         assert future is not None
         try:
-            return Known(future.result(self._patience if patience is None else patience))
+            return Known(future.result(waits))
         except TimeoutError:
             return Known(kept[1], stale=True) if kept else Working(time.monotonic() - job.began)
 

@@ -87,9 +87,10 @@ def test_jobs_keep_what_they_found_until_something_is_stored() -> None:
 
 
 @pytest.mark.sqlite
-def test_jobs_are_done_by_a_process_of_their_own(nights: Any) -> None:
+def test_jobs_are_done_by_a_process_of_their_own(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from groupbench.tracker.serve import work
 
+    monkeypatch.setattr("groupbench.tracker.serve.jobs.UNWANTED_S", 0.0)  # asking once and waiting is enough
     jobs = Jobs(patience=60)
     try:
         found = jobs.ask("v", 1, work.judge, str(nights), "run-007")
