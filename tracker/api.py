@@ -66,6 +66,7 @@ class Tracker:
         *,
         baseline: str | None = None,
         limit: int | None = None,
+        all_branches: bool = False,
         operator: Words = (),
         backend: Words = (),
         mode: Words = (),
@@ -81,7 +82,12 @@ class Tracker:
         since: When | None = None,
         until: When | None = None,
     ) -> Rows[HistoryRow]:
-        """Points by series, then time; `baseline` is the backend that speed-ups are over."""
+        """Points by series, along the commits of the newest run's branch, or of `branch`; see `groupbench history`.
+
+        `baseline` is the backend that speed-ups are over.
+        """
+        from groupbench.tracker import git
+
         asked = _filter(
             {
                 "operator": operator,
@@ -101,7 +107,15 @@ class Tracker:
             until,
         )
         with self._store.read() as session:
-            return Rows(HistoryRow, history(session, asked, baseline=baseline, limit=limit))
+            found = history(
+                session,
+                asked,
+                baseline=baseline,
+                limit=limit,
+                all_branches=all_branches,
+                first_parents=git.first_parents,
+            )
+            return Rows(HistoryRow, found.rows)
 
     def compare(
         self, a: str, b: str, *, force: bool = False, min_effect: float | None = None, **series: Words

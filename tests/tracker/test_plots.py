@@ -244,7 +244,8 @@ def test_what_is_no_value_is_a_gap() -> None:
         row(4, backend="other", latency_ms=None, status="oom"),
         row(4, shape="t"),
     ]
-    first, second = trends(rows, "latency")
+    runs = [f"r{n}" for n in range(5)]
+    first, second = trends(rows, runs, "latency")
     assert first.ticks == ("c0", "c1", "c2", "c3", "c4")
     assert [(c.name, c.y) for c in first.curves] == [
         ("b", (1.0, 1.0, None, None, None)),
@@ -253,4 +254,4 @@ def test_what_is_no_value_is_a_gap() -> None:
     assert first.curves[0].low == (0.9, 0.9, None, None, None)
     assert first.breaks == ((1, "driver 1 -> 2"),)
     assert second.title == "o fwd fp16 t"
-    assert trends(rows, "rms")[0].curves[0].y == (0.1, 0.1, None, 0.1, None)  # an interpreted result is one
+    assert trends(rows, runs, "rms")[0].curves[0].y == (0.1, 0.1, None, 0.1, None)  # an interpreted result is one

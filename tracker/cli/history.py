@@ -1,4 +1,4 @@
-"""`groupbench history`: show each series, one line per run."""
+"""`groupbench history`: show each series along the commits of a branch, one line per run."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @click.command()
 @series_filters
 @commit_filters
+@click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
 @click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run.")
 @click.option(
     "--metrics",
@@ -105,6 +106,7 @@ def history(
     db: str,
     since: datetime | None,
     until: datetime | None,
+    all_branches: bool,
     baseline: str | None,
     metrics: tuple[str, ...] | None,
     ids: bool,
@@ -115,9 +117,12 @@ def history(
 ) -> None:
     """Show how each series changed from commit to commit.
 
-    Δ compares a latency with the previous one of the series in the same environment. `interpreted` timings do not
-    measure speed: they have no Δ, tflops or speed-up.
+    Results are in the order of commits, the oldest first, along the first parents of the newest run's branch. Results
+    of one commit are in the order of time. --branch follows another branch, and --all shows every branch. Δ compares a
+    latency with the previous one of the series in the same environment. `interpreted` timings do not measure speed:
+    they have no Δ, tflops or speed-up.
     """
+    from groupbench.tracker import git
     from groupbench.tracker.query import history as histories
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import HistoryRow
@@ -130,14 +135,23 @@ def history(
         check(plot, form)
     with reading(db) as session:
         where = Filter(**fields, since=since, until=until)
-        points = histories.history(session, where, baseline=baseline, limit=limit)
-    if not points:
+        found = histories.history(
+            session,
+            where,
+            baseline=baseline,
+            limit=limit,
+            all_branches=all_branches,
+            first_parents=git.first_parents,
+        )
+    if not found.rows:
         say("no points match")
-    rows = [point.flat() for point in points]
+    for note in found.notes:
+        say(note)
+    rows = [row.flat() for row in found.rows]
     if plot is not None:
         from groupbench.tracker.cli.history_plot import draw_history
 
-        draw_history(rows, (metrics or ("latency",))[0], plot)
+        draw_history(rows, found.runs, (metrics or ("latency",))[0], plot)
         return
     if form in ("json", "csv"):
         write_table(plain(HistoryRow.columns()), rows, form)

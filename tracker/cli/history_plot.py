@@ -36,11 +36,11 @@ def check(plot: str, form: str | None) -> None:
         raise click.UsageError(str(error)) from error
 
 
-def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None:
+def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str, plot: str) -> None:
     """Plot in the terminal if `plot` is empty, else to that file. Raises UsageError."""
     import sys
 
-    panels = trends(rows, metric)
+    panels = trends(rows, order, metric)
     if len(panels) > plots.PANELS:
         left = len(panels) - plots.PANELS
         say(f"left out: {left} of {len(panels)} problems; select fewer with --shape or --where")
@@ -54,11 +54,12 @@ def draw_history(rows: Sequence[dict[str, Any]], metric: str, plot: str) -> None
         say(f"wrote {plot}")
 
 
-def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
-    """Return a panel for each problem, in the order of the rows.
+def trends(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str) -> list[Trend]:
+    """Return a panel for each problem, in the order of the rows; `order` is that of the runs, by id.
 
     Interpreted latencies and wrong results are gaps. A tick is a run, so that two runs of one commit are two ticks.
     """
+    place = {run: i for i, run in enumerate(order)}
     key, unit = drawn(metric)
     problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
@@ -68,12 +69,12 @@ def trends(rows: Sequence[dict[str, Any]], metric: str) -> list[Trend]:
     for problem, points in problems.items():
         operator, shape, dtype, mode = problem[:4]
         title = " ".join([operator, mode, dtype, shape, *(problem[i] for i in sorted(varying))])
-        panels.append(_trend(printable(title), points, key, unit))
+        panels.append(_trend(printable(title), sorted(points, key=lambda row: place[row["run"]]), key, unit))
     return panels
 
 
 def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Trend:
-    runs = {row["run"]: row for row in sorted(points, key=lambda row: row["started"])}
+    runs = {row["run"]: row for row in points}
     place = {run: i for i, run in enumerate(runs)}
     backends: dict[str, dict[int, dict[str, Any]]] = {}
     for row in points:

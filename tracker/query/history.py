@@ -1,9 +1,9 @@
-"""The history of series: each point against the one before it, and against a baseline."""
+"""The history of series along the commits of a branch: each point against the one before it, and against a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -12,21 +12,42 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.filters import Filter, commit_range
+from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
 from groupbench.tracker.query.rows import HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
 from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
-from groupbench.tracker.store.schema import Point, Series
+from groupbench.tracker.text.wording import counted
+
+
+@dataclass(frozen=True)
+class History:
+    """Points along the commits of a branch."""
+
+    rows: list[HistoryRow]  # by series, the oldest commit first
+    runs: tuple[str, ...] = ()  # ids of the runs that these may be of, in the same order
+    notes: tuple[str, ...] = ()  # what a reader must know of the order, and of what is left out
 
 
 def history(
-    session: Session, where: Filter, *, baseline: str | None = None, limit: int | None = None
-) -> list[HistoryRow]:
-    """Points ordered by series, then time. Changes and environments are told against all of the branch, even
-    where the filter starts or ends in between.
+    session: Session,
+    where: Filter,
+    *,
+    baseline: str | None = None,
+    limit: int | None = None,
+    all_branches: bool = False,
+    first_parents: FirstParents | None = None,  # what else than the database knows of ancestry
+) -> History:
+    """Return the points of each series along one branch: by commit, and within a commit by measuring time.
+
+    The branch is that of the newest run, or the one that `where` names. Results of other branches are left out and
+    counted, unless `where` names one of their commits or several branches. Changes and environments are against the
+    point before on the branch, even where the filter starts or ends in between.
 
     `baseline` is the backend that speed-ups are over; `limit` keeps the newest of each series.
     """
@@ -34,23 +55,48 @@ def history(
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
     states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
     ranges = [commits_between(session, text) for text in where.commits]
-    branch = on_branch(session, where)
-    found = [
-        p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), *branch, series=series)
-    ]
-    place = {pk: i for i, pk in enumerate(sorted(series, key=lambda pk: series[pk].sort_key))}
-    rows: list[HistoryRow] = []
-    for row in changes(sorted(found, key=lambda p: (place[p.series.pk], p.run.started, p.run.pk))):
-        point = row.point
-        inside = (where.since is None or point.run.started >= where.since) and (
-            where.until is None or point.run.started < where.until
+    found = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
+
+    def chosen(point: PointRow) -> bool:
+        return (
+            (where.since is None or point.run.started >= where.since)
+            and (where.until is None or point.run.started < where.until)
+            and all(point.run.commit in hashes for hashes in ranges)
+            and (not states or point.run.state in states)
         )
-        inside = inside and all(point.run.commit in hashes for hashes in ranges)
-        if inside and (not states or point.run.state in states):
-            rows.append(row)
+
+    line = _line(session, where, all_branches, first_parents)
+    if len(where.branch) > 1:
+        found = [point for point in found if point.run.branch in where.branch]
+    along = line.along(found)
+    rows = [row for row in changes(along) if chosen(row.point)]
+    others = sum(map(chosen, found)) - len(rows)
+    notes = [line.note] if line.note else []
+    if others and not where.branch:
+        notes.append(f"{counted(others, 'result')} of other branches left out; --all lists them")
     if limit is not None:
         rows = _newest_of_each(rows, limit)
-    return rows if baseline is None else _with_speedups(session, rows, over)
+    if baseline is not None:
+        rows = _with_speedups(session, rows, over)
+    ids = {point.run.pk: point.run.id for point in along}
+    return History(rows, tuple(ids[key] for key in reversed(line.runs) if key in ids), tuple(notes))
+
+
+def _line(session: Session, where: Filter, all_branches: bool, first_parents: FirstParents | None) -> CommitLine:
+    """Return the runs that a history is of, in order."""
+    on_branch(session, where)  # raises for an unknown one
+    if all_branches or len(where.branch) > 1:
+        return every_line(session)
+    branch = where.branch[0] if where.branch else None
+    newest = run_select().order_by(*NEWEST_FIRST).limit(1)
+    row = session.execute(newest if branch is None else newest.where(Commit.branch == branch)).first()
+    if row is None:
+        return CommitLine(())
+    line = line_through(session, run_row(row), first_parents, branch)
+    ends = [commit_range(text)[1] for text in where.commits]
+    named = {resolve_commit(session, text, git.rev_parse).commit for text in (*where.commit, *filter(None, ends))}
+    runs = set(session.scalars(select(Run.id).join(Commit).where(Commit.hash.in_(named))))
+    return line if runs <= set(line.runs) else every_line(session)
 
 
 def changes(points: Iterable[PointRow]) -> list[HistoryRow]:

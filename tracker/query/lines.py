@@ -15,12 +15,16 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
 
 FirstParents = Callable[[str], tuple[Sequence[str], bool] | None]
-"""Of a commit: itself and its first parents, the newest first, and whether they end at a root. None if unknown."""
+"""Of a commit: itself and its first parents, the newest first, and whether they end at a root. None if unknown.
+
+Git also answers for a branch and for `HEAD`.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,91 @@ class CommitLine:
         return f"ancestry unknown: {of} ordered by time, other branches not told apart"
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """Every stored run, and what the database knows of the ancestry of their commits."""
+
+    runs: tuple[tuple[int, datetime, str], ...]  # key, start, commit
+    parents: Mapping[str, tuple[str, ...]]
+    branches: Mapping[str, str | None]
+
+    @classmethod
+    def read(cls, session: Session) -> _Stored:
+        columns = (Run.id, Run.started, Commit.hash, Commit.parents, Commit.branch)
+        rows = session.execute(select(*columns).join(Commit, Run.commit_id == Commit.id)).all()
+        return cls(
+            tuple((row[0], row[1], row[2]) for row in rows),
+            {row[2]: tuple(row[3] or ()) for row in rows},
+            {row[2]: row[4] for row in rows},
+        )
+
+
 def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
     """Return the line that ends with a run: runs of its commit up to it, and those of the commits before."""
-    parents: dict[str, tuple[str, ...]] = {}
-    measured: list[tuple[int, datetime, str]] = []
-    query = select(Run.id, Run.started, Commit.hash, Commit.parents).join(Commit, Run.commit_id == Commit.id)
-    for key, started, commit, of_commit in session.execute(query):
-        measured.append((key, started, commit))
-        parents[commit] = tuple(of_commit or ())
-    chain, complete = _chain(run.commit, parents, first_parents)
+    return _line_to(run.commit, run, _Stored.read(session), first_parents)
+
+
+def line_through(
+    session: Session, run: RunRow, first_parents: FirstParents | None = None, branch: str | None = None
+) -> CommitLine:
+    """Return the line of a run up to the newest commit that follows its own.
+
+    A backfill measures the newest commit first, so that the run measured last is of an old one. `branch` is the one
+    to follow; of runs whose ancestry is unknown, only those of this branch count then.
+    """
+    stored = _Stored.read(session)
+    tip = _tip(run.commit, stored, first_parents, branch)
+    return _line_to(tip, run, stored, first_parents, branch)
+
+
+def every_line(session: Session) -> CommitLine:
+    """Return the runs of all branches, by commit and within one by time."""
+    place = {node.hash: number for number, node in enumerate(commit_order(session))}
+    runs = sorted(((place[commit], started, key) for key, started, commit in _Stored.read(session).runs), reverse=True)
+    return CommitLine(tuple(key for *_, key in runs))
+
+
+def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branch: str | None) -> str:
+    """Return the newest measured commit after `commit`: on the branch, or on that of the checkout, if git knows it."""
+    known = first_parents(branch or "HEAD") if first_parents is not None else None
+    if known is not None and commit in known[0]:
+        return next(each for each in known[0] if each in stored.parents)
+    children: dict[str, dict[str, None]] = {}
+    for _, _, child in sorted(stored.runs, key=lambda run: run[1]):  # the one measured last wins a fork
+        if stored.parents[child]:
+            children.setdefault(stored.parents[child][0], {})[child] = None
+    own = branch or stored.branches.get(commit)
+    seen = {commit}
+    while True:
+        after = [child for child in children.get(commit, ()) if child not in seen]
+        same = [child for child in after if stored.branches[child] in (own, None)]
+        if branch is None:
+            same = same or after
+        if not same:
+            return commit
+        commit = same[-1]
+        seen.add(commit)
+
+
+def _line_to(
+    tip: str, run: RunRow, stored: _Stored, first_parents: FirstParents | None, branch: str | None = None
+) -> CommitLine:
+    """Return the line that ends at a commit, of runs up to `run`."""
+    parents = stored.parents
+    chain, complete = _chain(tip, parents, first_parents)
     place = {commit: number for number, commit in enumerate(chain)}
     beside = set() if complete else _descendants(place, parents)
     on_line: list[tuple[int, datetime, str]] = []
     by_time: list[tuple[int, datetime, str]] = []
-    for one in measured:
+    for one in stored.runs:
         key, started, commit = one
         earlier = (started, key) <= (run.started, run.pk)
         if commit in place:
             if commit != run.commit or earlier:
                 on_line.append(one)
-        elif not complete and commit not in beside and earlier:
+        elif complete or commit in beside or not earlier:
+            continue
+        elif branch is None or stored.branches[commit] == branch:
             by_time.append(one)
     began = _began(on_line, place, run.started)
     keys = [((began[place[commit]], 1, -place[commit], started, key), key) for key, started, commit in on_line]

@@ -13,9 +13,10 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.lines import line_through
 from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
-from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
+from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import some
 
@@ -24,13 +25,20 @@ Lookup = Callable[[str], str | None]
 
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
-    """Return the run whose id starts with `text`, or the newest. Raises QueryError."""
+    """Return the run whose id starts with `text`, or the newest. Raises QueryError.
+
+    A backfill measures old commits last: if the newest run is one of those, the newest of its line is meant.
+    """
     query = run_select().order_by(*NEWEST_FIRST)
     if text is None:
         row = session.execute(query.limit(1)).first()
         if row is None:
             raise QueryError("the database holds no run; `groupbench ingest FILE` stores one")
-        return run_row(row)
+        run = run_row(row)
+        if run.trigger == "backfill":
+            newest = line_through(session, run, git.first_parents).runs[0]
+            run = run_rows(session, [newest])[newest]
+        return run
     exact = session.execute(query.where(Run.uuid == text)).first()
     found = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
     if not found:

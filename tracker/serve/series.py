@@ -14,7 +14,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.history import changes
-from groupbench.tracker.query.lines import line_of
+from groupbench.tracker.query.lines import every_line, line_through
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
@@ -78,7 +78,8 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last)
         alerts = site.alerts_of(session, key)
-        on_line = line_of(session, points[-1].run).along(points) if points else []
+        on_line = line_through(session, points[-1].run).along(points) if points else []
+        listed = every_line(session).along(points)
         runs = [point.run for point in on_line]
         context = read_context(session, on_line, runs, alerts=alerts)
         told = histories(on_line, places(runs), context)
@@ -87,7 +88,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         siblings = newest_data(session, _other_backends(session, row))
     labels = [label_of(run) for run in runs]
     history = _with_verdict(told[0], verdict, labels) if told else None
-    rows = changes(points)[::-1]
+    rows = changes(listed)[::-1]
     page = paging.part(rows)
     data = {
         "series": {**series_facts(row), "dims": row.dims, "flops": row.flops, "min_bytes": row.min_bytes,

@@ -81,3 +81,18 @@ def test_runs_are_found_by_branch_commit_and_date(nights: Any, serve: Client) ->
     assert [row["backend"] for row in told["results"]] == ["cutlass"]
     assert client.get("/runs/run-003.json").json()["verdict"] is None
     assert client.get("/runs/run-003.json?verdict=1").json()["verdict"]["run"] == "run-003"
+
+
+def test_a_series_page_shows_a_backfill_in_the_order_of_commits(stored: Any, make: Any, serve: Client) -> None:
+    """The newest commit was measured first."""
+    commits = [f"{n:03x}" + "c" * 37 for n in range(11, -1, -1)]
+    parents = [*commits[1:], "f" * 40]
+    stored([
+        make(n, commit=commit, commit_facts={"parents": [parent]})
+        for n, (commit, parent) in enumerate(zip(commits, parents, strict=True))
+    ])  # fmt: skip
+    client = serve()
+    (series,) = client.get("/series.json").json()["series"]
+    page = client.get(f"/series/{series['series']}.json").json()
+    assert [point["commit"] for point in page["points"]] == commits
+    assert [(level["first"], level["last"]) for level in page["levels"]] == [("run-011", "run-000")]
