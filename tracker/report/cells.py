@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 FILTERED = 8
 """A table of fewer rows needs no filter."""
@@ -11,14 +11,14 @@ FILTERED = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """Text and its classes of the style sheet; where it leads, and what it is sorted by if not by its text."""
+    """One cell: its text, style classes, link, and the number to sort it by where that is not its text."""
 
     text: str | None
     style: str = ""
-    href: str | None = None  # within the page
+    href: str | None = None  # an address within the page
     sort: float | None = None
     more: str | None = None  # a second, fainter line
-    items: Sequence[tuple[str, str | None]] = ()  # folded below it: texts, and where they lead
+    items: Sequence[tuple[str, str | None]] = ()  # folded below it: (text, address)
 
     def __bool__(self) -> bool:
         return bool(self.text or self.more)
@@ -29,12 +29,13 @@ Row = Sequence[Cell | str | None]
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a box of its own that scrolls."""
+    """A table in a box that scrolls by itself."""
 
-    name: str  # what it is a table of, for those who cannot see it
+    name: str  # the caption, for screen readers
     identifier: str
     titles: Sequence[str]
     cells: Sequence[Row] = field(repr=False)
+    left_out: int = 0  # rows that the page has no room for
 
     @property
     def rows(self) -> list[list[Cell]]:
@@ -42,7 +43,7 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
-        """Titles, and whether a column holds numbers."""
+        """Return (title, whether the column holds numbers) of each column."""
         right = {
             i for row in self.cells for i, cell in enumerate(row) if isinstance(cell, Cell) and "number" in cell.style
         }
@@ -55,7 +56,7 @@ class Table:
     def without_empty_columns(self) -> Table:
         used = [i for i in range(len(self.titles)) if any(row[i] for row in self.cells)]
         cells = [[row[i] for i in used] for row in self.cells]
-        return Table(self.name, self.identifier, [self.titles[i] for i in used], cells)
+        return replace(self, titles=[self.titles[i] for i in used], cells=cells)
 
 
 def number(value: float | None, digits: int = 4) -> Cell:

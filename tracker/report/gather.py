@@ -6,25 +6,33 @@ of fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
-from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.query.points import points_of_runs
+from groupbench.tracker.query.points import points_of_runs, points_where
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
-from groupbench.tracker.query.runs import summaries_of_runs
+from groupbench.tracker.query.runs import run_rows, summaries_of_runs
+from groupbench.tracker.report import selection
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.roofline import find_roofline
+from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, RunLabel, SeriesHistory, label_of
 from groupbench.tracker.report.speed import speed_maps
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Point
 
 POINTS = 100_000
-"""Results that one page holds: of more series it holds fewer runs."""
+"""Results that one page shows in full: of more series it shows fewer runs."""
+
+_CHUNK = 200
+"""Series that a statement asks about together with the runs of a page."""
 
 
 @dataclass(frozen=True)
@@ -36,32 +44,81 @@ class Report:
     runs: tuple[RunRow, ...]  # those that the plots hold, the oldest first; the judged one is the last
     labels: tuple[RunLabel, ...]  # of the same
     points: tuple[PointRow, ...]  # of the judged run
-    pages: tuple[OperatorPage, ...]  # of every operator that the plots hold; canaries last
+    pages: tuple[OperatorPage, ...]  # of every operator that is shown; canaries last
+    coverage: Coverage
 
 
 def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
     """Return a report on a run as the gate judged it, with the history of the `limit` runs up to it."""
     run = judged.run
-    shown = _runs_of(session, judged.line, limit)
-    runs = tuple(summary.run for summary in shown)
-    points = judged.line.along(points_of_runs(session, [row.pk for row in runs]))
-    stored = alerts.find(session, runs=set(judged.line.runs))
+    newest_first = judged.line.runs[:limit]
+    held = _within(newest_first, _counts_of_runs(session, newest_first))
+    keys = _series_of_runs(session, held)
+    if len(keys) <= selection.FULL:
+        coverage = Coverage(len(keys))
+        points = points_of_runs(session, held)
+    else:
+        chosen = selection.choose(judged)
+        coverage = Coverage(len(keys | {row.series.pk for row in judged.rows}), frozenset(chosen))
+        held = _within(newest_first, _counts_of_runs(session, newest_first, chosen))
+        points = _points_of_series(session, chosen, held)
+    rows = run_rows(session, held)
+    runs = tuple(rows[key] for key in reversed(held))
+    points = judged.line.along(points)
+    stored = alerts.find(session, series=set(coverage.full or keys), runs=set(judged.line.runs))
     context = read_context(session, points, runs, alerts=stored, judged=judged.rows)
+    of_run = tuple({row.series.pk: row.point for row in judged.rows if row.point is not None}.values())
+    shown = histories(points, places(runs), context)
     return Report(
         gate=judged,
-        newest=shown[-1],
+        newest=summaries_of_runs(session, [run.pk])[0],
         runs=runs,
         labels=run_labels(runs),
-        points=tuple(point for point in points if point.run.pk == run.pk),
-        pages=tuple(operator_pages(points, histories(points, places(runs), context), run)),
+        points=of_run,
+        pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run)),
+        coverage=coverage,
     )
 
 
-def _runs_of(session: Session, line: CommitLine, limit: int) -> list[RunSummary]:
-    """The newest `limit` runs of a line, the oldest first; fewer where they hold more than `POINTS`."""
-    newest = summaries_of_runs(session, line.runs[:limit])
-    held = list(accumulate(sum(each.counts.values()) for each in newest))
-    return [each for each, points in zip(newest, held, strict=True) if points <= max(POINTS, held[0])][::-1]
+def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:
+    """Return the first of the runs, as many as hold `POINTS` results together; at least one."""
+    held = list(accumulate(counts.get(key, 0) for key in runs))
+    return [key for key, points in zip(runs, held, strict=True) if points <= max(POINTS, held[0])]
+
+
+def _counts_of_runs(session: Session, runs: Sequence[int], series: Sequence[int] | None = None) -> Counter[int]:
+    """Return how many results each run has, of any series or of those given."""
+    counts: Counter[int] = Counter()
+    of_series = [()] if series is None else [(Point.series_id.in_(chunk),) for chunk in chunks(series, _CHUNK)]
+    for chunk in chunks(runs):
+        for condition in of_series:
+            query = select(Point.run_id, func.count()).where(Point.run_id.in_(chunk), *condition)
+            for run, number in session.execute(query.group_by(Point.run_id)):
+                counts[run] += number
+    return counts
+
+
+def _series_of_runs(session: Session, runs: Sequence[int]) -> set[int]:
+    query = select(Point.series_id).distinct()
+    return {key for chunk in chunks(runs) for key in session.scalars(query.where(Point.run_id.in_(chunk)))}
+
+
+def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[int]) -> list[PointRow]:
+    """Return the points of some series in some runs, by series and time."""
+    points = [
+        point
+        for of_series in chunks(series, _CHUNK)
+        for of_runs in chunks(runs)
+        for point in points_where(session, Point.series_id.in_(of_series), Point.run_id.in_(of_runs))
+    ]
+    return sorted(points, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
+
+
+def _other_backends(of_run: Iterable[PointRow], points: Sequence[PointRow]) -> list[PointRow]:
+    """Return the run's results of the problems that are shown, of backends that are not: speed-ups compare them all."""
+    keys = {point.series.pk for point in points}
+    problems = {point.series.problem for point in points}
+    return [point for point in of_run if point.series.pk not in keys and point.series.problem in problems]
 
 
 def run_labels(runs: Iterable[RunRow]) -> tuple[RunLabel, ...]:

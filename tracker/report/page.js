@@ -107,6 +107,7 @@
 
   document.documentElement.classList.add("paged");
   groupbenchTables.start(document);
+  groupbenchIndex.start();
   groupbenchFigures.themes(document.getElementById("theme"));
   window.addEventListener("hashchange", () => { if (location.hash !== "#content") go(true); });
   go(false);

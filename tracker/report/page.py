@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.metrics import METRICS
-from groupbench.tracker.report import figures, views
+from groupbench.tracker.report import figures, selection, views
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
 from groupbench.tracker.report.templates import environment, piece
@@ -46,9 +47,11 @@ def render(report: Report, plotly: str) -> str:
     """Return the page of a report; `plotly` is the library's script."""
     judged = report.gate
     slugs = slugs_of(page.name for page in report.pages)
-    script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "page.js")) + "\n"
+    script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "index.js", "page.js")) + "\n"
     plotly = f"\n{plotly}\n"
-    summary, counts = views.said(judged)
+    summary, counts = views.summary_and_counts(judged)
+    addresses = views.Addresses(slugs, report.coverage)
+    unmeasured = views.unmeasured(judged)
     folded, rows = judged.folded
     env = environment()
     env.filters["value"] = str
@@ -61,11 +64,14 @@ def render(report: Report, plotly: str) -> str:
         summary=summary,
         counts=counts,
         folded=folded,
-        changed=views.changed(rows, slugs) if rows else None,
+        changed=views.changed(rows, addresses) if rows else None,
         operators=views.operators(report, slugs),
         facts=views.facts(report),
         pages=[_page(page, report, slugs[page.name]) for page in report.pages],
-        unmeasured=views.unmeasured_table(views.unmeasured(judged)),
+        unmeasured=views.unmeasured_table(unmeasured),
+        unmeasured_count=len(unmeasured),
+        coverage=report.coverage,
+        index=None if report.coverage.complete else selection.index(judged, report.coverage),
         environments=views.environments(report),
         environment_changes=views.changes_table(report),
         runs=[[figures.run_text(label), label.commit[:7]] for label in report.labels],
@@ -114,7 +120,11 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
             for one in page.speeds
         ],
         "roofline": None if ceilings is None else figures.roofline(page.roofline.points, ceilings),
-        "series": [_series(history, report, verdicts.get(history.series.pk), shared) for history in page.histories],
+        # Encoded one by one: as Python objects, the figures of all series take ten times the memory of their JSON.
+        "series": [
+            msgspec.Raw(msgspec.json.encode(_series(history, report, verdicts.get(history.series.pk), shared)))
+            for history in page.histories
+        ],
     }
 
 

@@ -57,5 +57,5 @@ const groupbenchTables = (() => {
     root.querySelectorAll("input[data-filter]").forEach(filter);
   }
 
-  return { start, sortable, filter, sort };
+  return { start, words };
 })();

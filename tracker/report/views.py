@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged
@@ -12,6 +12,7 @@ from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.cells import Cell, Row, Table, number, percent
 from groupbench.tracker.report.gather import Report
+from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
 from groupbench.tracker.text.wording import INTERPRETED
 from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
@@ -19,18 +20,37 @@ from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
 LONG = 1000
 """Characters of a message that the page shows: a compiler's can fill it."""
 
+ROWS = 1000
+"""Rows of the tables of changes and of what was not measured; the index and `serve` have the others."""
+
+_ITEMS = 200
+"""Series that are listed below one line of the table of changes."""
+
 _INTERPRETED = Cell(INTERPRETED, "number faint")
 
 
-def said(judged: Gate) -> tuple[str, list[tuple[str, str]]]:
-    """Return the gate's first line without its verdict, and what it counts: (number, word)."""
+@dataclass(frozen=True)
+class Addresses:
+    """Where the page shows each operator and series."""
+
+    slugs: Mapping[str, str]  # by operator
+    coverage: Coverage
+
+    def of_series(self, series: SeriesRow) -> str | None:
+        """Return the address of a series, or None where the page does not show it in full."""
+        slug = self.slugs.get(series.operator)
+        return None if slug is None or series.pk not in self.coverage else f"#{slug}/s{series.pk}"
+
+
+def summary_and_counts(judged: Gate) -> tuple[str, list[tuple[str, str]]]:
+    """Return the gate's first line without its verdict, and its counts as (number, word)."""
     head, _, counted = judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")
     pairs = (text.partition(" ") for text in counted.split(", "))
     return head, [(number, word) for number, _, word in pairs]
 
 
 def facts(report: Report) -> dict[str, str | None]:
-    """Return what is to be known of the run, by name."""
+    """Return the run's facts by name."""
     run = report.gate.run
     return {
         "commit": f"{run.state} {run.subject or ''}".strip(),
@@ -44,15 +64,17 @@ def facts(report: Report) -> dict[str, str | None]:
     }
 
 
-def changed(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Table:
-    """Return what changed; series that are missing for one reason are one line."""
+def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
+    """Return the table of changes; series that are missing for one reason share a line."""
     titles = ("verdict", "series", "effect", "before", "now", "cause", "first commit", "note")
-    lines = [_change(own, slugs) for own in _together(rows)]
-    return Table("What changed", "changed", titles, lines).without_empty_columns()
+    groups = _together(rows)
+    lines = [_change(group, addresses) for group in groups[:ROWS]]
+    table = Table("What changed", "changed", titles, lines, left_out=len(groups) - len(lines))
+    return table.without_empty_columns()
 
 
 def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
-    """Series that are missing for one reason are one line: nothing else is to be said of each."""
+    """Return groups of rows that share a line: series missing for one reason have nothing else to show."""
     groups: dict[tuple[object, ...], list[Judged]] = {}
     for row in rows:
         alone = row.series.pk if row.verdict != "missing" or row.change is not None else None
@@ -61,18 +83,23 @@ def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
     return list(groups.values())
 
 
-def _change(rows: Sequence[Judged], slugs: Mapping[str, str]) -> Row:
-    """The line of one series, or of several that are told together."""
+def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
+    """Return the line of one series, or of several that are missing for one reason."""
     row = rows[0]
     series, point = row.series, row.point
     if len(rows) > 1:
         name = Cell(
             f"{series.operator} {series.backend}: {len(rows)} series",
             "shape",
-            items=tuple((_problem(one.series), _address(one, slugs)) for one in rows),
+            items=(
+                *((_problem(each.series), addresses.of_series(each.series)) for each in rows[:_ITEMS]),
+                *([(f"… and {len(rows) - _ITEMS} more", None)] if len(rows) > _ITEMS else []),
+            ),
         )
     else:
-        name = Cell(f"{series.operator} {series.backend}", "shape", href=_address(row, slugs), more=_problem(series))
+        name = Cell(
+            f"{series.operator} {series.backend}", "shape", href=addresses.of_series(series), more=_problem(series)
+        )
     metric = row.metric or LATENCY
     unit = f" {metric.unit or metric.name}"
     before = row.effect.before_ms if row.metric is None else row.level_before
@@ -93,24 +120,19 @@ def _problem(series: SeriesRow) -> str:
     return f"{series.shape} · {series.dtype} · {series.mode}"
 
 
-def _address(row: Judged, slugs: Mapping[str, str]) -> str | None:
-    slug = slugs.get(row.series.operator)
-    return None if slug is None else f"#{slug}/s{row.series.pk}"
-
-
 def _with_unit(value: float | None, unit: str) -> Cell:
     plain = number(value, 3)
     return Cell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
 
 
 def _first_commit(row: Judged) -> Cell:
-    """The first that is certainly after the change, who wrote it, and what it says of itself."""
+    """Return the first commit that certainly follows the change, with its subject and author."""
     span = row.span
     if span is None:
         return Cell("")
     head = span.head
     text = f"{head.state} {head.subject or ''}".strip()
-    base = "" if span.base is None else f"the last before: {span.base.state}"
+    base = "" if span.base is None else f"last before: {span.base.state}"
     return Cell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
 
 
@@ -121,31 +143,46 @@ def _interval(row: Judged) -> str:
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:
-    """Return every operator, with its verdicts."""
+    """Return every operator with its verdicts."""
     rows: list[Row] = []
-    for page in report.pages:
-        judged = [row for row in report.gate.rows if row.series.operator == page.name]
-        held = len({row.series.pk for row in judged if row.point is not None})
+    of_operator: dict[str, list[Judged]] = {}
+    for row in report.gate.rows:
+        of_operator.setdefault(row.series.operator, []).append(row)
+    full = {page.name: len(page.histories) for page in report.pages}
+    complete = report.coverage.complete
+    for name in full if complete else sorted({*full, *of_operator}):
+        judged = of_operator.get(name, [])
+        series = full[name] if complete else len({row.series.pk for row in judged})
+        measured = len({row.series.pk for row in judged if row.point is not None})
         counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in Verdict]
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+        counted = ", ".join(f"{count:,} {verdict}" for verdict, count in counts if count)
         loud = any(not row.verdict.quiet and row.verdict.tone is not GOOD for row in judged)
         rows.append([
-            Cell(page.name, "", href=f"#{slugs[page.name]}"),
-            Cell(str(len(page.histories)), "number", sort=len(page.histories)),
-            Cell(str(held), "number", sort=held),
-            Cell(told or "not in this run", "warn" if loud else "faint"),
+            Cell(name, "shape", href=f"#{slugs[name]}" if name in slugs else None),
+            _count(series),
+            *([] if complete else [_count(full.get(name, 0))]),
+            _count(measured),
+            Cell(counted or "not in this run", "message warn" if loud else "message faint"),
         ])  # fmt: skip
-    return Table("Operators", "operators", ("operator", "series", "results in this run", "verdicts"), rows)
+    in_full = () if complete else ("in full",)
+    titles = ("operator", "series", *in_full, "results in this run", "verdicts")
+    return Table("Operators", "operators", titles, rows)
+
+
+def _count(value: int) -> Cell:
+    return Cell(f"{value:,}", "number", sort=value)
 
 
 def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
-    """Return the results of an operator in the run; None where it holds none."""
-    points = [point for point in report.points if point.series.operator == page.name]
+    """Return the results that the run holds of the series shown, or None without any."""
+    points = [
+        point for point in report.points if point.series.operator == page.name and point.series.pk in report.coverage
+    ]
     if not points:
         return None
     verdicts = report.gate.by_series
-    over = {point.series.problem: point for point in points if point.baseline and point.timed and point.median_ms}
-    rows = [_result(point, verdicts[point.series.pk], over.get(point.series.problem), slug) for point in points]
+    baselines = {point.series.problem: point for point in report.points if point.baseline and point.timed}
+    rows = [_result(point, verdicts[point.series.pk], baselines.get(point.series.problem), slug) for point in points]
     titles = (
         *("shape", "dtype", "mode", "backend", "status", "verdict", "latency ms", "±"),
         *("speedup", "tflops", "gbps", "rms"),
@@ -153,7 +190,7 @@ def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
     return Table(f"Results of {page.name}", f"results-{slug}", titles, rows)
 
 
-def _result(point: PointRow, verdict: str, over: PointRow | None, slug: str) -> Row:
+def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str) -> Row:
     series = point.series
     latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
     if point.timing == INTERPRETED:
@@ -167,18 +204,18 @@ def _result(point: PointRow, verdict: str, over: PointRow | None, slug: str) -> 
         Cell(verdict, tone_of(verdict).name),
         latency,
         percent(point.half_spread if point.timed else None),
-        _speedup(point, over),
+        _speedup(point, baseline),
         number(point.tflops, 3),
         number(point.gbps, 3),
         number(point.rms, 3),
     ]
 
 
-def _speedup(point: PointRow, over: PointRow | None) -> Cell:
-    if over is None or not over.median_ms or not point.timed or not point.median_ms:
+def _speedup(point: PointRow, baseline: PointRow | None) -> Cell:
+    if baseline is None or not baseline.median_ms or not point.timed or not point.median_ms:
         return Cell("", "number")
-    speedup = over.median_ms / point.median_ms
-    if point is not over and is_noisy(speedup, point.half_spread, over.half_spread):
+    speedup = baseline.median_ms / point.median_ms
+    if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
         return Cell("noisy", "number faint")
     return Cell(figures.times(speedup), "number", sort=speedup)
 
@@ -189,7 +226,7 @@ def unmeasured(judged: Gate) -> list[Judged]:
 
 
 def unmeasured_table(rows: Sequence[Judged]) -> Table:
-    """Return what was not measured, and why."""
+    """Return the table of what was not measured, and why."""
     lines: list[Row] = [
         [
             Cell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
@@ -200,10 +237,11 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
             row.series.mode,
             Cell(cut(row.note), "message"),
         ]
-        for row in rows
+        for row in rows[:ROWS]
     ]
     titles = ("status", "operator", "backend", "shape", "dtype", "mode", "reason")
-    return Table("What was not measured", "unmeasured-table", titles, lines)
+    left_out = max(0, len(rows) - ROWS)
+    return Table("What was not measured", "unmeasured-table", titles, lines, left_out=left_out)
 
 
 def environments(report: Report) -> Table:
@@ -230,15 +268,15 @@ def changes_table(report: Report) -> Table:
 
 
 def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
-    """(run, hardware, what differs from the environment before) in the order of time, of all series together."""
-    found: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
+    """Return (run, hardware, difference from the environment before), the newest first, of all series shown."""
+    changes: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
     for page in report.pages:
         for history in page.histories:
             for mark in history.marks:
                 if mark.kind == "environment":
                     run, hardware = report.runs[mark.at], history.series.hardware
-                    found[mark.at, hardware, mark.text] = (run, hardware, mark.text)
-    return [found[key] for key in sorted(found, reverse=True)]
+                    changes[mark.at, hardware, mark.text] = (run, hardware, mark.text)
+    return [changes[key] for key in sorted(changes, reverse=True)]
 
 
 def cut(text: str | None) -> str:

@@ -111,7 +111,7 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     changed = text[text.index("What changed") : text.index("Operators")]
     for told in ("regressed", "+10.", "1.00 ms", "1.10 ms", "005ccccccc Tiles of 128x256", "Ada <ada@example.org>"):
         assert told in changed, told
-    assert "the last before: 004ccccccc" in changed
+    assert "last before: 004ccccccc" in changed
 
 
 def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make: Any) -> None:

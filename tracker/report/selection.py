@@ -1,0 +1,131 @@
+"""Which series a report shows in full, and the index of all series where that is not every one.
+
+A nightly run of 20,000 series would make a page of 100 MB. Above `FULL` series the page shows what changed and what is
+slowest, and lists the others in an index that can be searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any
+
+from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
+from groupbench.tracker.query.rows import PointRow, SeriesRow
+from groupbench.tracker.report.shown import is_noisy
+from groupbench.tracker.verdicts import Verdict
+
+FULL = 500
+"""Series that a report shows in full: 500 series of 100 runs take about 5 MB of the file."""
+
+INDEXED = 50_000
+"""Series that the index lists, the most severe verdicts first. Each takes about 60 bytes of the file."""
+
+_NAMES = ("operator", "backend", "shape", "dtype", "mode")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the run a report shows in full."""
+
+    total: int  # series that the run and its history hold
+    full: frozenset[int] | None = None  # keys of the series shown in full; None is all of them
+
+    @property
+    def complete(self) -> bool:
+        return self.full is None
+
+    @property
+    def shown(self) -> int:
+        return self.total if self.full is None else len(self.full)
+
+    def __contains__(self, series: int) -> bool:
+        return self.full is None or series in self.full
+
+
+def choose(judged: Gate, limit: int = FULL) -> list[int]:
+    """Return the keys of at most `limit` series of the run, by how much they matter.
+
+    First come canaries, since the roofline needs them, then series that changed, the most severe first. Next are the
+    other backends of the problems that changed, and then the problems with the slowest backends, each operator in turn.
+    """
+    rows = list(_by_series(judged).values())
+    changed = [row.series for row in judged.notable]
+    problems: dict[tuple[str, ...], list[Judged]] = {}
+    for row in rows:
+        problems.setdefault(row.series.problem, []).append(row)
+    beside = [row.series for series in changed for row in problems[series.problem]]
+    canaries = [row.series for row in rows if row.series.operator == CANARY]
+    ordered = chain(canaries, changed, beside, _slowest_first(problems.values()))
+    return list(dict.fromkeys(series.pk for series in ordered))[:limit]
+
+
+def _by_series(judged: Gate) -> dict[int, Judged]:
+    """Return the row with the most severe verdict on each series."""
+    rows: dict[int, Judged] = {}
+    for row in sorted(judged.rows, key=lambda row: row.verdict.severity):
+        rows.setdefault(row.series.pk, row)
+    return rows
+
+
+def _slowest_first(problems: Iterable[Sequence[Judged]]) -> Iterator[SeriesRow]:
+    """Yield series by problem, the slowest problems first and operators in turn, so that none hides the others."""
+    by_operator: dict[str, list[tuple[float, Sequence[Judged]]]] = {}
+    for rows in problems:
+        slowness = _slowness([row.point for row in rows if row.point is not None and row.point.timed])
+        by_operator.setdefault(rows[0].series.operator, []).append((slowness, rows))
+    queues = [sorted(queue, key=lambda pair: -pair[0]) for _, queue in sorted(by_operator.items())]
+    for turn in zip_longest(*queues):
+        for pair in turn:
+            if pair is not None:
+                yield from (row.series for row in pair[1])
+
+
+def _slowness(points: Sequence[PointRow]) -> float:
+    """Return the slowest backend's latency over the baseline's, or over the fastest backend's without a baseline."""
+    latencies = [point.median_ms for point in points if point.median_ms]
+    if len(latencies) < 2:
+        return 0.0
+    baseline = next((point.median_ms for point in points if point.baseline and point.median_ms), min(latencies))
+    return max(latencies) / baseline
+
+
+def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
+    """Return every series of the run for `index.js`, the most severe verdicts first.
+
+    Names are stored once: each of `rows` holds positions in `names`, the verdict's position in `verdicts`, latency in
+    ms, speed-up over the problem's baseline, the series' key, and 1 where the page shows the series in full.
+    """
+    rows = list(_by_series(judged).values())
+    names: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
+    verdicts: dict[Verdict, int] = {}
+    baselines = {row.series.problem: row.point for row in rows if row.point and row.point.baseline and row.point.timed}
+    lines = []
+    for row in rows[:INDEXED]:
+        latency = row.point.median_ms if row.point is not None and row.point.timed else None
+        speedup = _speedup(row.point, baselines.get(row.series.problem))
+        lines.append([
+            *(names[name].setdefault(getattr(row.series, name), len(names[name])) for name in _NAMES),
+            verdicts.setdefault(row.verdict, len(verdicts)),
+            None if latency is None else float(f"{latency:.4g}"),
+            None if speedup is None else float(f"{speedup:.3g}"),
+            row.series.pk,
+            int(row.series.pk in coverage),
+        ])  # fmt: skip
+    return {
+        "names": [list(names[name]) for name in _NAMES],
+        "verdicts": [[str(verdict), verdict.tone.name] for verdict in verdicts],
+        "rows": lines,
+        "total": len(rows),
+    }
+
+
+def _speedup(point: PointRow | None, baseline: PointRow | None) -> float | None:
+    """Return the speed-up over the baseline; None where either has no speed, or their noise hides the effect."""
+    if point is None or baseline is None or not point.timed or not point.median_ms or not baseline.median_ms:
+        return None
+    speedup = baseline.median_ms / point.median_ms
+    if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
+        return None
+    return speedup
