@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from groupbench.tracker import completion
 from groupbench.tracker.durations import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,14 +89,33 @@ def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
-def _names(*flags: str, help: str) -> Callable[[F], F]:
-    return click.option(*flags, multiple=True, callback=_commas, metavar="NAME,...", help=help)
+def _names(*flags: str, help: str, type: click.ParamType | None = None) -> Callable[[F], F]:
+    return click.option(*flags, type=type, multiple=True, callback=_commas, metavar="NAME,...", help=help)
+
+
+def _catalog_operators(context: click.Context) -> list[str]:
+    """Return the operators to propose besides those of the database: plugins would have to be imported for theirs."""
+    from groupbench.operators.registry import CATALOG
+
+    return list(CATALOG)
+
+
+def _catalog_backends(context: click.Context) -> list[str]:
+    """Return groupbench's own backends of the operators that the command line names."""
+    from groupbench.operators.registry import CATALOG, catalog_operator
+
+    named = [name for name in completion.operators_of(context) if name in CATALOG]
+    return [backend.name for name in named for backend in catalog_operator(name).backends]
+
+
+OPERATORS = completion.OperatorName(commas=True, further=_catalog_operators)
+BACKENDS = completion.BackendName(commas=True, further=_catalog_backends)
 
 
 cells = _group(
-    _names("--op", "--operator", "ops", help="Operators to measure, by comma."),
-    _names("--only", "--backend", "only", help="Only these backends, by comma."),
-    _names("--skip", help="All backends but these."),
+    _names("--op", "--operator", "ops", help="Operators to measure, by comma.", type=OPERATORS),
+    _names("--only", "--backend", "only", help="Only these backends, by comma.", type=BACKENDS),
+    _names("--skip", help="All backends but these.", type=BACKENDS),
     _names("--suite", "suites", help="Named suites of shapes."),
     click.option(
         *SHAPES,
@@ -200,7 +220,7 @@ results = _group(
     click.option(
         "--metrics", callback=_commas, metavar="NAME,...", help="Columns, by comma; --list-metrics names them."
     ),
-    click.option("--baseline", metavar="NAME", help="Backend that speed-up is over."),
+    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Backend that speed-up is over."),
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV in place of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),

@@ -38,12 +38,22 @@ def run(
     A reader that leaves early is code 141, an interrupt 130, a full disk 3. Any other exception is a bug, whose
     traceback is printed; its code is 70, and never 1, which would read as a regression.
     """
+    _complete(command, name or program, settings)
     _prepare_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     code = _code(program, lambda: _invoke(command, name or program, given, settings), expected)
     for stream in (sys.stdout, sys.stderr):
         _abandon(stream)
     sys.exit(code)
+
+
+def _complete(command: click.Command, name: str, settings: dict[str, Any]) -> None:
+    """Answer a shell that asks for completions, which click knows by an environment variable, and exit."""
+    if not os.environ.get(f"_{name.upper()}_COMPLETE"):
+        return
+    with suppress(Exception):  # an error would be printed into the command line that a person is typing
+        command._main_shell_completion(settings, name, f"_{name.upper()}_COMPLETE")
+    sys.exit(0)
 
 
 def _invoke(command: click.Command, name: str, arguments: list[str], settings: dict[str, Any]) -> int:

@@ -106,9 +106,7 @@ class LazyGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        name = prog_name or "groupbench"
-        self._main_shell_completion(extra, name, complete_var)
-        shell.run("groupbench", self, TrackerError, args, name, **extra)
+        shell.run("groupbench", self, TrackerError, args, prog_name, **extra)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

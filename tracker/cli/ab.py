@@ -12,6 +12,7 @@ import click
 from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, milliseconds
 
@@ -54,10 +55,11 @@ def cell_options(command: Any) -> Any:
     """Add the options that select the cells to compare."""
     for option in reversed(
         (
-            click.option(*OPERATOR, required=True, metavar="NAME", help="Operator to compare."),
+            click.option(*OPERATOR, type=OperatorName(), required=True, metavar="NAME", help="Operator to compare."),
             click.option(
                 *BACKEND[:2],
                 "backends",
+                type=BackendName(),
                 multiple=True,
                 metavar="NAME",
                 help="Compare this backend; may be repeated. Default: every backend.",
@@ -110,8 +112,8 @@ def cell_options(command: Any) -> Any:
 
 
 @click.command()
-@click.argument("base")
-@click.argument("head")
+@click.argument("base", type=CommitName(words=False))
+@click.argument("head", type=CommitName(words=False))
 @cell_options
 @click.option("--setup", metavar="COMMAND", help="Run this command in each commit's checkout before measuring it.")
 @click.option("--base-python", metavar="FILE", help="Measure base with this interpreter, for example another torch.")

@@ -11,6 +11,7 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.completion import RunId
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 
 
 @click.command("accept-transition")
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=RunId())
 @click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: a list of what changed.")
 @_who
 @click.pass_obj

@@ -18,6 +18,7 @@ import click
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt, run_command
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("commits", metavar="A..B")
+@click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit.")
 @click.option(
     "--bisect", is_flag=True, help="Measure both ends first, then halve the gaps: a coarse history that gets finer."

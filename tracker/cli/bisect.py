@@ -21,6 +21,7 @@ from groupbench.tracker.cli.options import (
     reading,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, printable
 
@@ -45,15 +46,15 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
 @click.command()
-@click.argument("good", required=False)
-@click.argument("bad", required=False)
+@click.argument("good", required=False, type=CommitName(words=False))
+@click.argument("bad", required=False, type=CommitName(words=False))
 @click.option(
     "--series",
     metavar="ID",
     help="Series to measure: its number in `groupbench series`, or the id of one of its points.",
 )
-@click.option(*OPERATOR, metavar="NAME", help="Operator to measure, if --series is not given.")
-@click.option(*BACKEND, metavar="NAME", help="Backend to measure.")
+@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator to measure, if --series is not given.")
+@click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend to measure.")
 @click.option(
     *SHAPE,
     metavar="TEXT",

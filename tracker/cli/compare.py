@@ -20,6 +20,7 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
+from groupbench.tracker.completion import CommitName
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import interval, milliseconds, p_value, printable, ratio
 from groupbench.tracker.verdicts import Verdict
@@ -56,8 +57,8 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=CommitName())
+@click.argument("b", type=CommitName())
 @click.option("--force", is_flag=True, help="Also compare series whose environments differ.")
 @click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
 @click.option(

@@ -9,6 +9,7 @@ import click
 
 from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.completion import RunId
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable, signed_percent
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@click.argument("run_id", type=RunId(), required=False, metavar="[RUN]")
 @click.option("--repo", type=click.Path(path_type=Path), metavar="PATH",
               help="Clone with both commits. Default: the repository of groupbench.toml or this folder.")  # fmt: skip
 @click.option("--budget", type=Duration("m", above=True), default="30m", show_default=True,

@@ -10,6 +10,7 @@ from groupbench.tracker.cli.ab import progress_line
 from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import write_json
+from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, milliseconds, printable
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("candidate")
 @click.option("--against", metavar="NAME", help="Backend to compare with. Default: the operator's baseline.")
-@click.option(*OPERATOR, metavar="NAME", help="Evaluate only the candidate's backends of this operator.")
+@click.option(
+    *OPERATOR, type=OperatorName(), metavar="NAME", help="Evaluate only the candidate's backends of this operator."
+)
 @click.option(
     *BACKEND[:2],
     "backends",
+    type=BackendName(),
     multiple=True,
     metavar="NAME",
     help="Evaluate only this backend of the candidate; may be repeated.",

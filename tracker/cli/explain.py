@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
+from groupbench.tracker.completion import BackendName, CommitName
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable
 
@@ -24,10 +25,12 @@ OPERATIONS = 8
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b", required=False)
+@click.argument("a", type=CommitName())
+@click.argument("b", required=False, type=CommitName())
 @series_filters
-@click.option("--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted.")
+@click.option(
+    "--against", type=BackendName(), metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted."
+)
 @click.option(
     "--kernels", "folder", type=click.Path(path_type=Path), envvar="GROUPBENCH_KERNELS", show_envvar=True,
     help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",

@@ -8,6 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds
 
@@ -26,7 +27,9 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--run", "run_id", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run.")
+@click.option(
+    "--run", "run_id", type=RunId(), metavar="ID", help="Use the run whose id starts with ID. Default: the newest run."
+)
 @series_filters
 @output_formats
 @click.pass_context

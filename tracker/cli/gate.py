@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
 
@@ -57,7 +58,13 @@ COLUMNS = (
 
 
 @click.command()
-@click.option("--run", "run_id", metavar="ID", help="Judge the run whose id starts with ID. Default: the newest run.")
+@click.option(
+    "--run",
+    "run_id",
+    type=RunId(),
+    metavar="ID",
+    help="Judge the run whose id starts with ID. Default: the newest run.",
+)
 @min_effect_option
 @click.option(
     "--strict",

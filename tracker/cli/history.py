@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.completion import BackendName
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import (
     commit_text,
@@ -89,7 +90,9 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @series_filters
 @commit_filters
 @click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
-@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run.")
+@click.option(
+    "--baseline", type=BackendName(), metavar="BACKEND", help="Show the speed-up over this backend in the same run."
+)
 @click.option(
     "--metrics",
     type=Metrics(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
+from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Mapping(click.ParamType[dict[str, str]]):
 @click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it.")
 @click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it.")
 @click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU.")
-@click.option(*OPERATOR, metavar="NAME", help="Operator of all results.")
-@click.option(*BACKEND, metavar="NAME", help="Backend of all results.")
+@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator of all results.")
+@click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend of all results.")
 @click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd.")
 @click.option(*DTYPE, metavar="NAME", help="Dtype of all results.")
 @click.option("--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from groupbench.tracker.completion import BackendName, CommitName, OperatorName
+
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
@@ -19,6 +21,14 @@ OPERATOR = ("--operator", "--op", "operator")
 BACKEND = ("--backend", "--only", "backend")
 SHAPE = ("--shape", "--shapes", "shape")
 DTYPE = ("--dtype", "--precision", "dtype")
+
+_COMPLETED: dict[tuple[str, ...], click.ParamType] = {
+    OPERATOR: OperatorName(),
+    BACKEND: BackendName(),
+    ("--commit",): CommitName(),
+    ("--commits",): CommitName(span=True),
+}
+"""Filters whose values the shell completes, by their flags."""
 
 
 @contextmanager
@@ -119,5 +129,5 @@ def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
 
 def _repeatable(options: tuple[tuple[tuple[str, ...], str, str], ...], command: F) -> F:
     for flags, metavar, text in reversed(options):
-        command = click.option(*flags, multiple=True, metavar=metavar, help=text)(command)
+        command = click.option(*flags, type=_COMPLETED.get(flags), multiple=True, metavar=metavar, help=text)(command)
     return command

@@ -8,6 +8,7 @@ import click
 
 from groupbench.tracker.cli.options import Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.completion import CommitName
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
 
 _COLUMNS = (
@@ -21,7 +22,7 @@ _COLUMNS = (
 
 
 @click.command()
-@click.argument("commit")
+@click.argument("commit", type=CommitName())
 @click.option(
     "--max-slowdown", type=Percent(), required=True, metavar="PERCENT", help="Largest slowdown allowed, in percent."
 )

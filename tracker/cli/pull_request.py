@@ -17,6 +17,7 @@ from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
 from groupbench.tracker.cli.options import Percent
 from groupbench.tracker.cli.output import say, write_table
+from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 
@@ -30,8 +31,8 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 
 
 @click.command("pull-request")
-@click.argument("base")
-@click.argument("head", default="HEAD")
+@click.argument("base", type=CommitName(words=False))
+@click.argument("head", default="HEAD", type=CommitName(words=False))
 @click.option(
     "--device",
     "-d",

@@ -9,6 +9,7 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.completion import RunId
 
 
 @click.command()
@@ -20,7 +21,9 @@ from groupbench.tracker.cli.output import say
     metavar="FILE|DIR",
     help="File to write; in a directory, report.html. `-` writes to stdout.",
 )
-@click.option("--run", metavar="ID", help="Report on the run whose id starts with ID. Default: the newest run.")
+@click.option(
+    "--run", type=RunId(), metavar="ID", help="Report on the run whose id starts with ID. Default: the newest run."
+)
 @click.option(
     "--runs",
     "limit",

@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.completion import RunId
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
@@ -46,7 +47,7 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 
 
 @click.command()
-@click.argument("what", metavar="ID")
+@click.argument("what", type=RunId(prefix="run:"), metavar="ID")
 @output_formats
 @click.pass_obj
 def show(db: str, what: str, form: Format | None) -> None:

@@ -1,0 +1,153 @@
+"""Completion as a shell asks for it: by an environment variable, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.sqlite
+DOCS = (Path(__file__).parents[2] / "docs" / "guide" / "completion.md").read_text(encoding="utf-8")
+Complete = Callable[..., list[str]]
+PROGRAMS = {"groupbench": "groupbench.tracker.cli", "tritonbench": "groupbench.operators.cli"}
+
+
+def start(program: str, code: str = "main()", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as its console script does."""
+    script = f"from {PROGRAMS[program]} import main; import sys; sys.argv = ['{program}']; {code}"
+    return subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def database(stored: Any, make: Any) -> Path:
+    path: Path = stored([
+        make(0, operator="grouped_gemm", backend="triton", commit_facts={"branch": "main", "subject": "First"}),
+        make(0, operator="grouped_gemm", backend="torch"),
+        make(0, operator="gather_rows", backend="plain"),
+        make(1, operator="grouped_gemm", backend="triton", commit_facts={"branch": "side", "subject": "Second: 'x'"}),
+    ])  # fmt: skip
+    return path
+
+
+def words(program: str, line: str, shell: str = "bash", **environment: str) -> list[str]:
+    """Return the values proposed for the last word of a line, which may be empty."""
+    typed = line.split(" ")
+    place = typed[-1] if shell == "fish" else str(len(typed) - 1)
+    asked = {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
+    done = start(program, **asked, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    if shell == "bash":
+        return [row.partition(",")[2] for row in done.stdout.splitlines() if row]
+    if shell == "zsh":
+        return done.stdout.splitlines()[1::3]
+    return [row.partition(",")[2].partition("\t")[0] for row in done.stdout.splitlines() if row]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_of_the_database_are_proposed(database: Path, shell: str) -> None:
+    known = {"GROUPBENCH_DB": str(database)}
+    assert words("groupbench", "groupbench history --operator g", shell, **known) == ["gather_rows", "grouped_gemm"]
+    assert words("groupbench", "groupbench league --op gr", shell, **known) == ["grouped_gemm"]
+    backends = "groupbench history --operator grouped_gemm --backend t"
+    assert words("groupbench", backends, shell, **known) == ["torch", "triton"]
+    assert words("groupbench", "groupbench gate --run run", shell, **known) == ["run-001", "run-000"]
+    assert words("groupbench", "groupbench compare 00", shell, **known) == ["001ccccccc", "000ccccccc"]
+    assert words("groupbench", "groupbench history --commits main..00", shell, **known) == [
+        "main..001ccccccc",
+        "main..000ccccccc",
+    ]
+
+
+def test_the_words_and_the_branches_come_before_the_commits(database: Path) -> None:
+    named = words("groupbench", "groupbench compare ", GROUPBENCH_DB=str(database))
+    assert named == ["latest", "previous", "main", "side", "001ccccccc", "000ccccccc"]
+    assert words("groupbench", "groupbench ab s", GROUPBENCH_DB=str(database)) == ["side"]
+    assert words("groupbench", "groupbench show run:run-00", GROUPBENCH_DB=str(database)) == [
+        "run:run-001",
+        "run:run-000",
+    ]
+
+
+def test_the_option_and_the_project_name_the_database(database: Path, tmp_path: Path) -> None:
+    assert words("groupbench", f"groupbench --db {database} history --op ga") == ["gather_rows"]
+    file = tmp_path / "elsewhere.toml"
+    file.write_text(f'database = "{database}"\n')
+    assert words("groupbench", f"groupbench --config {file} history --op ga") == ["gather_rows"]
+
+
+def test_tritonbench_proposes_its_own_names_too(database: Path) -> None:
+    known = {"GROUPBENCH_DB": str(database)}
+    assert words("tritonbench", "tritonbench --op ga", **known) == ["gather_rows"]
+    assert "vector_add" in words("tritonbench", "tritonbench --op ", GROUPBENCH_DB="nowhere.db")
+    named = words("tritonbench", "tritonbench --op grouped_gemm --only torch,triton_p", **known)
+    assert "torch,triton_pointer" in named
+    assert all(name.startswith("torch,triton_p") for name in named)
+
+
+@pytest.mark.parametrize(
+    "location", ["none.db", ".", "broken.db", "postgresql://nobody@127.0.0.1:1/nothing", "empty.db", "odd?#.db"]
+)
+def test_a_database_that_cannot_be_read_proposes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
+    (tmp_path / "empty.db").touch()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for line in ("history --operator ", "history --backend ", "gate --run ", "pin "):
+        assert [name for name in words("groupbench", f"groupbench {line}", GROUPBENCH_DB=location)
+                if name not in ("latest", "previous")] == []  # fmt: skip
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_broken_project_file_prints_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GROUPBENCH_DB", raising=False)
+    (tmp_path / "groupbench.toml").write_text("database = [")
+    assert words("groupbench", "groupbench history --operator ") == []
+    assert "grouped_gemm" not in words("tritonbench", "tritonbench --plan groupbench.toml --only ")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_completion_loads_nothing_slow(database: Path, program: str) -> None:
+    slow = "{'torch', 'triton', 'numpy', 'sqlalchemy', 'jinja2'}"
+    code = f"import atexit; atexit.register(lambda: print('loaded', {slow} & set(sys.modules))); main()"
+    asked = {
+        f"_{program.upper()}_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"{program} history --op ",
+        "COMP_CWORD": "3",
+    }
+    done = start(program, code, GROUPBENCH_DB=str(database), **asked)
+    assert done.stdout.splitlines()[-1] == "loaded set()", done.stdout
+    assert len(done.stdout.splitlines()) > 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_lines_of_the_page_print_a_script_that_the_shell_takes(shell: str, program: str) -> None:
+    variable = f"_{program.upper()}_COMPLETE"
+    (line,) = (
+        line for line in re.findall(rf"```{shell}\n(.*?)```", DOCS, re.DOTALL)[0].splitlines() if variable in line
+    )
+    assert f"{variable}={shell}_source {program}" in line
+    done = start(program, **{variable: f"{shell}_source"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{variable}={shell}_complete" in done.stdout
+    if shutil.which(shell) is not None:
+        checked = subprocess.run([shell, "-n"], input=done.stdout, text=True, capture_output=True, timeout=60)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_wrong_instruction_is_quiet(program: str) -> None:
+    done = start(program, **{f"_{program.upper()}_COMPLETE": "no_shell"})
+    assert "Traceback" not in done.stderr
