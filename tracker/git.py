@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 
 from groupbench.tracker.errors import TrackerError
 
@@ -47,8 +48,12 @@ def run(
     *args: str,
     timeout: float = TIMEOUT_S,
     stdin: str | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> str:
-    """Run git in a folder and return its output. Raises GitError."""
+    """Run git in a folder and return its output. Raises GitError.
+
+    pass_fds  descriptors that git keeps open
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
     try:
         done = subprocess.run(
@@ -57,6 +62,7 @@ def run(
             input=b"" if stdin is None else stdin.encode(),
             env=environment,
             timeout=timeout,
+            pass_fds=pass_fds,
             start_new_session=True,  # the terminal's Ctrl-C must not stop it halfway
         )
     except FileNotFoundError:

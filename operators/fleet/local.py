@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import get_context
 
 from groupbench.operators import alone
 from groupbench.operators.errors import GroupbenchError, UsageError
@@ -24,8 +24,8 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure import worker
+from groupbench.operators.measure.warden import end_with_parent
 from groupbench.operators.sizes import counted
-from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Record
 
 START_S = 300
@@ -227,15 +227,7 @@ def _begin(slot: Slot, imports: Sequence[str]) -> None:
     os.environ.update(slot.variables)
     if slot.processors:
         os.sched_setaffinity(0, slot.processors)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A client that is killed leaves no process that goes on measuring."""
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(ExitCode.FAILED)
+    end_with_parent()
 
 
 def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:

@@ -11,7 +11,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from groupbench.operators.session import Session
 from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import SCHEMA, Record, Run, Status
+from groupbench.tracker.text.scratch import Scratch
 
 NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a CPU there is ours alone
 POLL_S = 0.2
@@ -78,8 +78,8 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
 
 def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Print what there is of an operator of TritonBench's. Raises UsageError where there is none."""
-    with tempfile.TemporaryDirectory(prefix="groupbench-tritonbench-") as folder:
-        follower = _start(Path(folder), Setup(op=op, lists=lists, plugins=plugins), [], IMPORT_S)
+    with Scratch("tritonbench") as folder:
+        follower = _start(folder, Setup(op=op, lists=lists, plugins=plugins), [], IMPORT_S)
         refused = [event.refused for event in follower.events() if event.refused]
     if refused or follower.code:
         raise UsageError(f"{op}: {refused[0] if refused else _ended(follower)}")
@@ -255,9 +255,9 @@ def _operator_records(
 ) -> Iterator[Record]:
     """Records of one operator's cells, over as many processes as it takes; backends that it has not go to `strays`."""
     finished: list[Finished] = []
-    with tempfile.TemporaryDirectory(prefix="groupbench-tritonbench-") as folder:
+    with Scratch("tritonbench") as folder:
         for attempt in itertools.count():
-            part = Path(folder) / str(attempt)
+            part = folder / str(attempt)
             part.mkdir()
             follower = _start(part, msgspec.structs.replace(setup, finished=tuple(finished)), arguments, timeout_s)
             try:

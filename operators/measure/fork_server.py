@@ -1,14 +1,20 @@
 """Imported by the fork server alone: what it does for the processes that it starts.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
-an interrupt came before its client had sent any work.
+an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
+that was killed could not.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import socket
 import sys
 import traceback
 from multiprocessing import spawn
+from pathlib import Path
 from pickle import UnpicklingError
 from types import TracebackType
 
@@ -23,5 +29,27 @@ def _print_unless_abandoned(kind: type[BaseException], error: BaseException, tra
         sys.__excepthook__(kind, error, trace)
 
 
+def _socket() -> Path | None:
+    """Return the file of the socket that this process listens on."""
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not link.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as listener:
+                name = listener.getsockname()
+                if isinstance(name, str) and name.startswith("/"):
+                    return Path(name)
+    return None
+
+
+def _remove(place: Path) -> None:
+    with contextlib.suppress(OSError):
+        place.unlink(missing_ok=True)
+        place.parent.rmdir()
+
+
 warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
+_place = _socket()
+if _place is not None:
+    atexit.register(_remove, _place)
 sys.excepthook = _print_unless_abandoned

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import secrets
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from groupbench.operators.measure.judge import At, Gauged, Judged, Rerouted
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Accuracy
+from groupbench.tracker.text.scratch import Scratch
 
 FIRST = At()
 """Inputs as a seed alone makes them: those of a record's accuracy, which histories compare."""
@@ -236,9 +236,9 @@ class Live:
             return
         fresh = Worker(self.job.device, self.worker.timeout_s)
         try:
-            with tempfile.TemporaryDirectory(prefix="groupbench-") as folder:
+            with Scratch("cache") as folder:
                 begun = witness.now()
-                requests = (Request("adopt", self.job), Request("load"), Request("first", arguments=(folder,)))
+                requests = (Request("adopt", self.job), Request("load"), Request("first", arguments=(str(folder),)))
                 answers = [answer for request in requests if not isinstance(answer := fresh.ask(request), Failure)]
                 took_ms = 1e3 * (witness.now() - begun)
         finally:

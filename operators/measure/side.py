@@ -25,7 +25,9 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import select
 import signal
+import threading
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -340,6 +342,15 @@ def serve(side: Side, questions: Any, answers: Any) -> None:
         answers.flush()
 
 
+def end_with_driver(questions: int, over: threading.Event) -> None:
+    """Wait until the driver closes its end of the questions; where one is being answered then, end this process."""
+    poll = select.poll()
+    poll.register(questions, 0)  # which still reports that the other end is closed
+    poll.poll()
+    if not over.wait(1):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     questions = os.fdopen(os.dup(0), "rb")
@@ -347,6 +358,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     side = Side()
+    over = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
         side.end()
@@ -354,9 +366,11 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_driver, args=(questions.fileno(), over), daemon=True).start()
     try:
         serve(side, questions, answers)
     finally:
+        over.set()
         side.end()
 
 

@@ -16,8 +16,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -56,6 +57,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int) -> NoRetur
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server ends with its client, however that ends
     status = _wait_for(child)
     _end_children()
     if os.WIFSIGNALED(status):
@@ -79,6 +81,18 @@ def _wait_for(child: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
             return status
+
+
+def end_with_parent() -> None:
+    """Have a thread end this process when the one that started it through multiprocessing has ended."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(ExitCode.FAILED)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _end_children() -> None:

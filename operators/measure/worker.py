@@ -328,6 +328,7 @@ def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> An
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warden.end_with_parent()
     with contextlib.suppress(OSError):  # of the pipe: whoever asked was interrupted meanwhile
         if connection.poll():  # closed, since nothing is ever sent: interrupted while this process was being started
             return

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ import msgspec
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.project import import_folders
+from groupbench.tracker.text.scratch import Scratch
 
 TRACKER = Path(__file__).resolve().parents[1]
 ROOT = TRACKER.parent
@@ -140,8 +139,7 @@ class SideProcess:
         self.side = side
         self.device = device
         self.facts: dict[str, Any] = {}
-        self._scratch = Path(tempfile.mkdtemp(prefix="groupbench-side-"))
-        self._log = self._scratch / "log"
+        self._scratch = Scratch("side")
         self._buffer = b""
         self._asked = ""
         self._words = ""
@@ -150,11 +148,11 @@ class SideProcess:
         try:
             self._process = self._start()
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.remove()
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        path = python_path(self.side, self._scratch / f"layout-{self._own_contract}", self._own_contract)
+        path = python_path(self.side, self._scratch.path / f"layout-{self._own_contract}", self._own_contract)
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment["PYTHONUNBUFFERED"] = "1"
@@ -162,7 +160,7 @@ class SideProcess:
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
         if self.device == "cuda":
             environment.pop("TRITON_INTERPRET", None)
-        with self._log.open("wb") as log:
+        with (self._scratch.path / "log").open("wb") as log:
             try:
                 return subprocess.Popen(
                     # -P: the current folder's modules are not the side's
@@ -228,15 +226,15 @@ class SideProcess:
     def _start_over(self) -> None:
         """Once more, with the driver's contract."""
         self._own_contract = False
-        self._end()
-        self._scratch.mkdir(exist_ok=True)
+        self.close()
+        self._scratch = Scratch("side")
         self._buffer = b""
         self._process = self._start()
 
     def close(self) -> None:
         """End it and what it started."""
         self._end()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
     def _end(self) -> None:
         process = self._process
@@ -288,6 +286,7 @@ class SideProcess:
 
     def _read_log(self) -> str:
         with contextlib.suppress(OSError):
-            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+            text = (self._scratch.path / "log").read_text(errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
             return lines[-1][:400] if lines else ""
         return ""

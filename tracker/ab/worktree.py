@@ -1,4 +1,7 @@
-"""Commits as folders: detached git worktrees, gone when they are no longer needed, also after Ctrl-C."""
+"""Commits as folders: detached git worktrees, gone when they are no longer needed, also after Ctrl-C.
+
+What a process left that was killed, the next checkout removes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +18,22 @@ from pathlib import Path
 from groupbench.tracker import git
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.scratch import Scratch, remove_abandoned
 
-PREFIX = "groupbench-tree-"
 SETUP_TIMEOUT_S = 3600.0
 CHECKOUT_TIMEOUT_S = 600.0
+
+_LIFELINE = """
+import os, signal, subprocess, sys, threading
+command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+def end_with_parent():
+    os.read(0, 1)
+    os.killpg(command.pid, signal.SIGKILL)
+threading.Thread(target=end_with_parent, daemon=True).start()
+code = command.wait()
+os._exit(code if code >= 0 else 128 - code)
+"""
+"""A program that runs a command and kills it, with all of its group, when its own standard input is closed."""
 
 
 class WorktreeError(TrackerError):
@@ -77,11 +92,14 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
     """
     full = resolve(repo, commit)
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
-    scratch = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    tree = scratch / full[:12]
+    _prune(repo)
+    scratch = Scratch("tree")
+    tree = scratch.path / full[:12]
     try:
         try:
-            git.run(repo, "worktree", "add", "--detach", "--force", str(tree), full, timeout=CHECKOUT_TIMEOUT_S)
+            # Git outlives this process where it is killed, and keeps the lock: nobody removes what it still writes.
+            add = ("worktree", "add", "--detach", "--force", str(tree), full)
+            git.run(repo, *add, timeout=CHECKOUT_TIMEOUT_S, pass_fds=[scratch.handle])
         except git.GitError as error:
             raise WorktreeError(f"git cannot check out {commit}: {error.reason}") from error
         folder = tree / prefix
@@ -94,34 +112,18 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
     finally:
         with _undisturbed():
             git.ask(repo, "worktree", "remove", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
-            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.remove()
             git.ask(repo, "worktree", "prune")
 
 
-def remove_abandoned(repo: Path) -> None:
-    """Remove the checkouts that processes have left behind which were killed."""
+def _prune(repo: Path) -> None:
+    """Remove the checkouts of processes that were killed, and have git forget them."""
+    remove_abandoned()
     for line in (git.ask(repo, "worktree", "list", "--porcelain") or "").splitlines():
-        scratch = Path(line.removeprefix("worktree ")).parent
-        if line.startswith("worktree ") and scratch.name.startswith(PREFIX) and not _has_owner(scratch):
-            shutil.rmtree(scratch, ignore_errors=True)
+        tree = Path(line.removeprefix("worktree "))
+        if "/groupbench-tree-" in line and not tree.parent.exists():
+            git.ask(repo, "worktree", "unlock", str(tree))  # git locks it until it is complete
     git.ask(repo, "worktree", "prune")
-    # Killed before git knew of the checkout, or after git forgot it: what is left is an empty folder.
-    for scratch in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if not _has_owner(scratch):
-            with contextlib.suppress(OSError):
-                scratch.rmdir()
-
-
-def _has_owner(scratch: Path) -> bool:
-    """Whether the process that made a checkout's folder is still running."""
-    pid = scratch.name.removeprefix(PREFIX).partition("-")[0]
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
@@ -142,25 +144,25 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 def run_setup(folder: Path, command: str, name: str) -> None:
     """Run a build command in a folder. Raises SetupError with the last line it wrote."""
+    theirs, lifeline = os.pipe()
     process = subprocess.Popen(
-        ["bash" if shutil.which("bash") else "sh", "-c", command],
+        [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
     )
+    os.close(theirs)
     try:
         said, _ = process.communicate(timeout=SETUP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise SetupError(f"{name} does not build: --setup took more than {SETUP_TIMEOUT_S:g} s") from None
     finally:
-        if process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        os.close(lifeline)
+        process.wait()
     if process.returncode != 0:
         raise SetupError(f"{name} does not build: --setup ended with {process.returncode}: {_last_line(said)}")
 

@@ -124,9 +124,6 @@ class Backfill:
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[Commit], again: bool) -> None:
-        from groupbench.tracker.ab.worktree import remove_abandoned
-
-        remove_abandoned(self.project.folder)  # checkouts of a backfill that was killed
         end = self.clock() + self.budget_s
         for number, commit in enumerate(commits, 1):
             before = self.files.outcome(commit)

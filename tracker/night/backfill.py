@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from groupbench.tracker import git
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.project import NAME, Project
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.scratch import Scratch
 
 TRIGGER = "backfill"
 
@@ -128,7 +128,7 @@ def plan_of(project: Project) -> Iterator[Path]:
     Python looks for plugins in a plan's folder, where today's code would hide that of an old commit.
     """
     assert project.file is not None
-    with tempfile.TemporaryDirectory(prefix="groupbench-plan-") as folder:
-        path = Path(folder) / NAME
+    with Scratch("plan") as folder:
+        path = folder / NAME
         shutil.copyfile(project.file, path)
         yield path

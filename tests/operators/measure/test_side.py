@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,51 @@ def test_a_burst_of_nothing_and_a_verb_that_is_none(ask: Ask) -> None:
     prepare(ask, backend="raises")
     assert "before anything was loaded" in ask("burst")["failure"]["message"]
     assert "failure" in ask("dance")
+
+
+@pytest.mark.parametrize("killed", ["driver", "side"])
+def test_all_of_a_side_ends_with_its_driver_and_with_itself(killed: str, tmp_path: Path) -> None:
+    """In the middle of a question: a backend that never returns."""
+    mark = f"killed-{os.getpid()}-{killed}"
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TEST_MARK": mark, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "groupbench.operators.measure.side"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for verb, arguments in (
+            ("hello", {"device": "cpu"}),
+            ("prepare", {"cell": CELL | {"backend": "hangs"}, "timeout_s": 600.0}),
+        ):
+            process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
+            process.stdin.flush()
+        process.stdout.readline()
+        for _ in range(600):
+            if len(marked(mark)) >= 5:  # the side, the fork server, the resource tracker, the cell and its warden
+                break
+            time.sleep(0.05)
+        if killed == "driver":
+            process.stdin.close()
+        else:
+            process.kill()
+        process.wait()
+    for _ in range(400):
+        if not marked(mark):
+            break
+        time.sleep(0.05)
+    left = marked(mark)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+    assert [path.name for path in tmp_path.rglob("*") if not path.name.startswith("torch")] == []
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment has the mark; those that have ended have none."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from groupbench.tracker.ab.worktree import (
-    PREFIX,
-    Recipe,
-    SetupError,
-    WorktreeError,
-    checkout,
-    remove_abandoned,
-    resolve,
-)
+from groupbench.tracker.ab.worktree import Recipe, SetupError, WorktreeError, checkout, resolve
 
 
 def git(repo: Path, *args: str) -> str:
@@ -103,16 +98,53 @@ def test_a_hooks_variables_do_not_lead_elsewhere(repo: Path, monkeypatch: pytest
         assert (tree / "part" / "file").read_text() == "one"
 
 
-def test_checkouts_of_killed_processes_are_removed(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HOLDER = """
+import sys
+from pathlib import Path
+from groupbench.tracker.ab.worktree import Recipe, checkout
+with checkout(Path(sys.argv[1]), "HEAD", Recipe(sys.argv[2] or None)) as tree:
+    print(tree, flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(repo: Path, setup: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(repo), setup], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("locked", [False, True], ids=["complete", "half made"])
+def test_the_checkout_of_a_killed_process_is_removed_by_the_next(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    empty, full, registered = (tmp_path / f"{PREFIX}{ended.pid}-{name}" for name in "abc")
-    living = tmp_path / f"{PREFIX}{os.getpid()}-d"
-    for folder in (empty, full, living):
-        folder.mkdir()
-    (full / "kept").touch()  # not of this repository
-    git(repo, "worktree", "add", "-q", "--detach", str(registered / "x"), "HEAD")
-    remove_abandoned(repo)
-    assert set(tmp_path.glob(f"{PREFIX}*")) == {full, living}
-    assert worktrees(repo) == 1
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with hold(repo) as killed, hold(repo) as living:
+        assert killed.stdout is not None and living.stdout is not None
+        left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        killed.kill()
+        killed.wait()
+        if locked:
+            git(repo, "worktree", "lock", str(left))
+        with checkout(repo, "first") as tree:
+            assert set(tmp_path.glob("groupbench-tree-*")) == {kept.parent, tree.parent}
+            assert worktrees(repo) == 3
+        living.communicate()
+    assert worktrees(repo) == 1 and not list(tmp_path.glob("groupbench-*"))
+
+
+def test_a_build_ends_with_a_process_that_is_killed(repo: Path, tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    with hold(repo, f"sleep 1000 & echo $! > {noted}.part; mv {noted}.part {noted}; wait") as killed:
+        while not noted.exists():
+            assert killed.poll() is None
+            time.sleep(0.01)
+        killed.kill()
+    sleeper = Path("/proc", noted.read_text().strip())
+    for _ in range(1000):
+        if not sleeper.exists() or "\nState:\tZ" in (sleeper / "status").read_text():
+            return
+        time.sleep(0.01)
+    os.kill(int(sleeper.name), signal.SIGKILL)
+    raise AssertionError("it is still there")

@@ -1,0 +1,87 @@
+"""Temporary folders that do not outlive their maker: the next one made removes those of processes that were killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+_NAME = re.compile(r"groupbench-[a-z]+-(\d+)-\w{8}")
+_FRESH_S = 60.0
+
+
+class Scratch:
+    """A temporary folder under a lock. A context manager that gives its path and removes it at the end.
+
+    path    the folder
+    handle  descriptor of the lock; the folder is kept as long as any process has it open
+
+    Raises OSError.
+    """
+
+    def __init__(self, kind: str) -> None:
+        remove_abandoned()
+        self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-"))
+        self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._removed = False
+        with contextlib.suppress(OSError):  # a file system without locks: nobody removes what is left there
+            fcntl.flock(self.handle, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder and what is in it. Does nothing the second time."""
+        if not self._removed:
+            self._removed = True
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self.handle)
+
+
+def remove_abandoned() -> None:
+    """Remove this user's scratch folders that no process holds any more."""
+    for folder in Path(tempfile.gettempdir()).glob("groupbench-*-*-*"):
+        if is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Return whether a folder is a Scratch whose maker, and all that had its lock, have ended."""
+    name = _NAME.fullmatch(folder.name)
+    if name is None:
+        return False
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    # One made just now may not be locked yet; a number may be another process's by now.
+    fresh = time.time() - facts.st_mtime < _FRESH_S and _is_running(int(name[1]))
+    return facts.st_uid == os.geteuid() and not fresh
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
