@@ -1,8 +1,8 @@
-"""What was measured: records, store, history, judgement, reports. Imports no torch and no kernels.
+"""The regression tracker: records, store, history, gate and reports. Imports neither torch nor kernels.
 
     from groupbench.tracker import open_tracker
 
-Importing this package loads nothing: a machine that only writes records needs no database.
+Importing this package loads no modules, so that a machine that only writes records needs no database libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The store from Python: `open_tracker(FILE)` gives a `Tracker`, whose methods answer with frozen dataclasses.
+"""Use the store from Python: `open_tracker(FILE)` returns a `Tracker`, whose methods return frozen dataclasses.
 
     from groupbench.tracker import open_tracker
 
@@ -7,7 +7,7 @@
             print(row.point.run.started, row.point.series, row.point.median_ms, row.speedup)
         table = tracker.series().to_pandas()
 
-Every answer is a list of dataclasses with `to_pandas()` and `to_arrow()`, whose columns are those of `--json`.
+Lists of dataclasses have `to_pandas()` and `to_arrow()`, whose columns are those of `--json`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from groupbench.tracker.store.sql import SqlResult
 
 Words = str | Iterable[str]
-"""One word, or several as alternatives."""
+"""One value, or several alternatives."""
 When = datetime | str
-"""An instant, or what `--since` takes: 2026-01-31, 7d."""
+"""A time, or a text as for `--since`: 2026-01-31, 7d."""
 
 
 def open_tracker(location: str | os.PathLike[str] = "groupbench.db") -> Tracker:
-    """The store at a path or SQLAlchemy URL, to be asked. Nothing is created. Raises StoreError."""
+    """Open the existing store at a path or SQLAlchemy URL for queries. Raises StoreError."""
     return Tracker(open_store(location, create=False), location)
 
 
 class Tracker:
-    """An open store, to be asked. A context manager; each question sees one state of the database.
+    """An open store. A context manager; each query sees one snapshot of the database.
 
-    Names, shapes and sizes are what the command line takes. An unknown name raises QueryError, which lists what exists.
+    Names, shapes and sizes are as on the command line. An unknown name raises QueryError, which lists the known ones.
     """
 
     def __init__(self, store: Store, location: str | os.PathLike[str]) -> None:
@@ -82,13 +82,13 @@ class Tracker:
         since: When | None = None,
         until: When | None = None,
     ) -> Rows[HistoryRow]:
-        """Points by series, along the commits of the newest run's branch, or of `branch`; see `groupbench history`.
+        """Return points by series, along the commits of `branch` or the newest run's branch.
 
-        `baseline` is the backend that speed-ups are over.
+        `baseline` is the backend for speed-ups. See `groupbench history`.
         """
         from groupbench.tracker import git
 
-        asked = _filter(
+        where_filter = _filter(
             {
                 "operator": operator,
                 "backend": backend,
@@ -107,81 +107,84 @@ class Tracker:
             until,
         )
         with self._store.read() as session:
-            found = history(
+            points = history(
                 session,
-                asked,
+                where_filter,
                 baseline=baseline,
                 limit=limit,
                 all_branches=all_branches,
                 first_parents=git.first_parents,
             )
-            return Rows(HistoryRow, found.rows)
+            return Rows(HistoryRow, points.rows)
 
     def compare(
         self, a: str, b: str, *, force: bool = False, min_effect: float | None = None, **series: Words
     ) -> Comparison:
-        """Two commits, branches, tags, dates, runs (`run:ID`) or files of records. `series` are names as in history."""
+        """Compare two commits, branches, tags, dates, runs (`run:ID`) or files of records.
+
+        `series` are filters as in `history`.
+        """
         with self._store.read() as session:
             return compare(session, a, b, force=force, min_effect=min_effect, where=_filter(series))
 
     def series(self, *, since: When | None = None, until: When | None = None, **slice_: Words) -> Rows[SeriesSummary]:
-        """The series of a slice, named as in history, with how many points each has."""
+        """Return the series that match filters as in `history`, with their numbers of points."""
         with self._store.read() as session:
             return Rows(SeriesSummary, listing.series(session, _filter(slice_, since, until)))
 
     def runs(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
     ) -> Rows[RunSummary]:
-        """The newest runs first. `slice_` is of branch, commit and commits."""
+        """Return summaries of runs, newest first. `slice_` may filter by branch, commit and commits."""
         with self._store.read() as session:
             return Rows(RunSummary, listing.runs(session, limit, _filter(slice_, since, until)))
 
     def commits(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
     ) -> Rows[CommitSummary]:
-        """The commits that were measured, newest first. `slice_` is of branch, commit and commits."""
+        """Return summaries of measured commits, newest first. `slice_` may filter by branch, commit and commits."""
         with self._store.read() as session:
             return Rows(CommitSummary, listing.commits(session, _filter(slice_, since, until), limit))
 
     def environments(
         self, *, since: When | None = None, until: When | None = None, **slice_: Words
     ) -> Rows[EnvironmentSummary]:
-        """The environments, each with what differs from the one before it on its hardware."""
+        """Return the environments, each with its differences from the one before on its hardware."""
         with self._store.read() as session:
             return Rows(EnvironmentSummary, listing.environments(session, _filter(slice_, since, until)))
 
     def point(self, id: str) -> PointDetail:
-        """Everything of one point, samples included; its id is `row.point.id` of a history."""
+        """Return one point with its samples. The id is `row.point.id` of a history row."""
         with self._store.read() as session:
             return find_point(session, id)
 
     def run(self, id: str) -> Rows[PointRow]:
-        """The points of the run whose id starts like this."""
+        """Return the points of the run whose id starts with `id`."""
         with self._store.read() as session:
             return Rows(PointRow, points_of_run(session, find_run(session, id)))
 
     def gate(
         self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
     ) -> Gate:
-        """The verdict on the newest run, or on the one whose id starts like this. Only reads."""
+        """Return the verdict on the newest run, or on the run whose id starts with `run`. Only reads."""
         from groupbench.tracker import git
         from groupbench.tracker.judge.gate import judge_run
 
         with self._store.read() as session:
-            found = find_run(session, run)
+            run_row = find_run(session, run)
             return judge_run(
-                session, found, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
+                session, run_row, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
             )
 
     def alerts(self, *, all: bool = False) -> Rows[AlertRow]:
-        """The alerts that are open; with `all` closed ones, too."""
+        """Return the open alerts; with `all`, closed ones too."""
         from groupbench.tracker.judge import alerts
 
         with self._store.read() as session:
             return Rows(alerts.AlertRow, alerts.find(session, states=None if all else alerts.OPEN))
 
     def sql(self, statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
-        """One statement of your own, which can only read."""
+        """Run one SQL statement, which can only read."""
         from groupbench.tracker.store.sql import ask
 
         return ask(self._location, statement, params)

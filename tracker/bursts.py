@@ -1,7 +1,7 @@
-"""A latency from its bursts: the one place that says what the median over bursts is, and how far they are apart.
+"""Compute a latency from its bursts: the median over bursts, and their spread.
 
-Samples count as the float32 that the database keeps, and the median to the seven digits that those hold, so that a
-record, a row of the database and a table of a measurement have the same latency.
+Samples are rounded to float32, as the database stores them, and the median to seven digits, the precision of float32.
+So a record, a database row and a printed table have the same latency.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _LARGEST = 3.4e38
 class Bursts:
     """Medians of bursts, in ms."""
 
-    medians: tuple[float, ...]  # in the order in which they were measured
+    medians: tuple[float, ...]  # in order of measurement
     median: float
     low: float
     high: float
 
     @classmethod
     def of(cls, bursts_ms: Sequence[Sequence[float]]) -> Bursts:
-        """Return what bursts of samples in ms say. Raises ValueError where there is none, or an empty one."""
+        """Return the statistics of bursts of samples in ms. Raises ValueError without bursts or for an empty burst."""
         if not bursts_ms or not all(bursts_ms):
             raise ValueError("no burst, or an empty one")
         return cls.of_singles([_single(burst) for burst in bursts_ms])
 
     @classmethod
     def of_singles(cls, bursts_ms: Sequence[Sequence[float]]) -> Bursts:
-        """Return the same of samples that were rounded to float32 before."""
+        """Return the statistics of samples that are already rounded to float32."""
         medians = tuple(median(sorted(burst)) for burst in bursts_ms)
         ordered = sorted(medians)
         return cls(medians, float(f"{median(ordered):.7g}"), ordered[0], ordered[-1])
@@ -43,12 +43,12 @@ class Bursts:
 
 
 def median(ordered: Sequence[float]) -> float:
-    """Return the median of numbers that are sorted."""
+    """Return the median of sorted numbers."""
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _single(burst: Sequence[float]) -> tuple[float, ...]:
-    """Samples as float32."""
+    """Return samples rounded to float32."""
     packed = f"{len(burst)}f"
     return struct.unpack(packed, struct.pack(packed, *(min(sample, _LARGEST) for sample in burst)))

@@ -1,4 +1,4 @@
-"""How long: `90s`, `20m`, `1h30m`, in options of both programs."""
+"""Parse durations such as `90s`, `20m` and `1h30m`, for options of both programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|min|m|h|d)")
 
 
 def seconds(text: str, unit: str = "s") -> float:
-    """Return the seconds of `90s`, `20m`, `1h30m`, or of a plain number of `unit`. Raises ValueError."""
+    """Return the seconds of a duration such as `1h30m`, or of a plain number in `unit`. Raises ValueError."""
     parts = list(_PART.finditer(text))
     if parts and "".join(part.group() for part in parts) == text.replace(" ", ""):
         return sum(float(part[1]) * SECONDS[part[2]] for part in parts)
@@ -22,15 +22,15 @@ def seconds(text: str, unit: str = "s") -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{text!r} is no duration: 90s, 20m, 1h30m")
+        raise ValueError(f"{text!r} is not a duration; give for example 90s, 20m or 1h30m")
     return number * SECONDS[unit]
 
 
 class Duration(click.ParamType[float]):
-    """A duration on the command line, in seconds once it is read.
+    """A click parameter for durations, converted to seconds.
 
-    unit     of a plain number: what the option took before it knew units
-    least, most  seconds, both included; `above` excludes the least
+    unit         unit of a plain number, for options that used to take one
+    least, most  limits in seconds, both inclusive; `above` excludes `least`
     """
 
     name = "duration"

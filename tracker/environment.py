@@ -1,10 +1,10 @@
-"""When two environments are alike: a hash over declared fields, and the names of those that differ.
+"""Compare environments: a hash over declared fields, and the differences between them.
 
-The declared fields are those that move a kernel's latency or its result; the rest (machine name, memory, number of
-processors, version of groupbench) is kept as metadata and never makes two environments unlike.
+The declared fields are those that affect a kernel's latency or result. The rest (machine name, memory, number of
+processors, version of groupbench) is metadata and never makes two environments differ.
 
-Some of the declared fields are the toolchain: what is installed, and may be as much to blame for a slower kernel as the
-code is. A series goes on across a change of those. The others are the machine: results compare where it is the same.
+Some declared fields are the toolchain: installed software, which can slow down a kernel just like a code change. A
+series continues across a change of these. The other fields are the machine: only results on one machine are comparable.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ IDENTITY_FIELDS = (
     "python",
     "settings",
 )
-"""What is the cpu's counts only where it is the device; of `python` only major and minor version count."""
+"""CPU fields only count if the device is the CPU. Of `python`, only the major and minor version count."""
 
 SOFTWARE = ("torch", "triton", "helion", "tritonbench", "cuda", "python")
-"""Fields of a toolchain that an interpreter brings along, so that two of them can be compared on one machine."""
+"""Toolchain fields that belong to a Python interpreter, so that two of them can be compared on one machine."""
 
 TOOLCHAIN = (*SOFTWARE, "driver")
 
 
 def in_software(field: str) -> bool:
-    """Whether a declared field is one of those that an interpreter brings along."""
+    """Return whether a declared field belongs to a Python interpreter."""
     return field in SOFTWARE or field.startswith(f"setting {PACKAGE}")
 
 
 def in_toolchain(field: str) -> bool:
+    """Return whether a declared field belongs to the toolchain."""
     return in_software(field) or field in TOOLCHAIN
 
 
 def declared(environment: Environment) -> dict[str, str | None]:
-    """The values that make up the identity, as text, one for each field; settings one for each variable."""
+    """Return the values of the identity as text, by field; each setting is a field of its own."""
     values: dict[str, str | None] = {}
     for field in IDENTITY_FIELDS:
         value = getattr(environment, field)
@@ -68,23 +69,23 @@ def declared(environment: Environment) -> dict[str, str | None]:
 
 
 def environment_identity(environment: Environment) -> str:
-    """The hash that two environments share which differ in no declared field."""
+    """Return the hash shared by environments with the same declared fields."""
     known = {field: value for field, value in declared(environment).items() if value is not None}
     return digest(known)
 
 
 def machine_identity(environment: Environment) -> str:
-    """Return the hash that two environments share when they differ in their toolchains at most."""
+    """Return the hash shared by environments that differ at most in their toolchains."""
     return _identity_of(environment, lambda field: not in_toolchain(field))
 
 
 def toolchain_identity(environment: Environment) -> str:
-    """Return the hash that environments of one toolchain share, whatever the machine."""
+    """Return the hash shared by environments with the same toolchain, on any machine."""
     return _identity_of(environment, in_toolchain)
 
 
 def software_identity(environment: Environment) -> str:
-    """Return the hash that environments share whose interpreters bring along the same versions."""
+    """Return the hash shared by environments whose interpreters have the same versions installed."""
     return _identity_of(environment, in_software)
 
 
@@ -94,24 +95,24 @@ def _identity_of(environment: Environment, counts: Callable[[str], bool]) -> str
 
 
 def environment_differences(before: Environment, after: Environment) -> list[str]:
-    """What makes `after` unlike `before`: `driver 570.1 → 580.2`. Empty when they are alike."""
+    """Return the differences between two environments, such as `driver 570.1 → 580.2`."""
     return list(_differences(before, after).values())
 
 
 def toolchain_differences(before: Environment, after: Environment) -> tuple[str, ...]:
-    """Return what differs between two toolchains: `triton 3.7.1 → 3.8.0`. Empty when they are alike."""
-    found = _differences(before, after)
-    packages = (field for field in found if field not in TOOLCHAIN and in_toolchain(field))
-    return tuple(found[field] for field in (*TOOLCHAIN, *packages) if field in found)
+    """Return the differences between two toolchains, such as `triton 3.7.1 → 3.8.0`."""
+    differences = _differences(before, after)
+    packages = (field for field in differences if field not in TOOLCHAIN and in_toolchain(field))
+    return tuple(differences[field] for field in (*TOOLCHAIN, *packages) if field in differences)
 
 
 def machine_differences(before: Environment, after: Environment) -> tuple[str, ...]:
-    """Return what differs between two environments apart from their toolchains."""
+    """Return the differences between two environments other than their toolchains."""
     return tuple(text for field, text in _differences(before, after).items() if not in_toolchain(field))
 
 
 def _differences(before: Environment, after: Environment) -> dict[str, str]:
-    """Return what differs by field."""
+    """Return the differences by field."""
     old, new = declared(before), declared(after)
     fields = [*old, *(field for field in new if field not in old)]
     return {
@@ -122,7 +123,7 @@ def _differences(before: Environment, after: Environment) -> dict[str, str]:
 
 
 def hardware_class(environment: Environment) -> str:
-    """What a series is bound to: the GPU's model, or the processor's where the device is the cpu."""
+    """Return the hardware of a series: the GPU model, or the processor model if the device is the CPU."""
     model = environment.gpu if environment.device == "cuda" else environment.cpu
     return model or f"unknown {environment.device}"
 
@@ -131,7 +132,7 @@ _canonical = msgspec.json.Encoder(order="deterministic")
 
 
 def digest(value: object) -> str:
-    """A short hash of anything that JSON can hold, whatever the order of its keys."""
+    """Return a short hash of a JSON-serialisable value, independent of key order."""
     return hashlib.sha256(_canonical.encode(value)).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The tracker's exceptions: one tree. A message is one line: the cause, and the next step if any."""
+"""The tracker's exceptions. A message is one line with the cause and, if possible, the next step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from groupbench.tracker.exits import ExitCode
 
 
 class TrackerError(Exception):
-    """Something that the user can act on. The command line prints the message and exits with `exit_code`."""
+    """An error that the user can act on. The command line prints the message and exits with `exit_code`."""
 
     exit_code: ExitCode = ExitCode.USAGE
 
@@ -23,20 +23,20 @@ class StoreError(TrackerError):
 
 
 class DamageError(StoreError):
-    """The database holds what nothing wrote: bytes of it changed on their disk."""
+    """The database is damaged: its bytes changed on disk."""
 
 
 class IngestError(TrackerError):
-    """A file of records that cannot be stored: names the file and the line."""
+    """A file of records cannot be stored. The message names the file and the line."""
 
 
 class QueryError(TrackerError):
-    """A question about something that the database does not hold, or that has several answers."""
+    """A query names something that does not exist or is ambiguous."""
 
 
 class ReportError(TrackerError):
-    """A report that cannot be built or written."""
+    """A report cannot be built or written."""
 
 
 class OutputError(TrackerError):
-    """An output of the gate that cannot be written or posted."""
+    """An output of the gate cannot be written or posted."""

@@ -1,4 +1,4 @@
-"""The exit codes of both programs, `tritonbench` and `groupbench`, with what each means."""
+"""The exit codes of both programs, `tritonbench` and `groupbench`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code says to a CI job. Where several hold, the first of 1, 3, 4, 0 is used."""
+    """The exit code of a command. If several apply, the first of 1, 3, 4, 0 is used."""
 
     OK = 0
-    """Everything that was asked for was done, and nothing is worse."""
+    """The command did everything, and nothing is worse."""
     FAILED = 1
     """A regression, a wrong result, a damaged database, or a machine that cannot measure."""
     USAGE = 2
-    """Something that the user can fix: a wrong option, a file that is not what it should be."""
+    """An error that the user can fix, such as a wrong option or an invalid file."""
     INCOMPLETE = 3
-    """Not everything was measured, decided or written."""
+    """Some results were not measured, decided or written."""
     INCOMPARABLE = 4
-    """The two sides cannot be compared: other environments, or a run that `--resume` would not continue."""
+    """The two sides cannot be compared: their environments differ, or `--resume` refuses to continue a run."""
     BUG = 70
-    """An error of the program itself, as sysexits' EX_SOFTWARE; its traceback is on standard error."""
+    """A bug in the program (EX_SOFTWARE of sysexits). The traceback is on standard error."""
     BUSY = 75
-    """Another process holds the device: sysexits' EX_TEMPFAIL, try again later."""
+    """Another process uses the device; try again later (EX_TEMPFAIL of sysexits)."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C or a signal that means the same."""
+    """Ended by Ctrl-C or an equivalent signal."""
     BROKEN_PIPE = 141
-    """The reader of the output closed it."""
+    """The reader closed the output."""
     TERMINATED = 143
     """Ended by SIGTERM."""

@@ -1,7 +1,7 @@
-"""Git, run in one place. Needs the standard library alone, so that a GPU machine can import it.
+"""Run git. Needs only the standard library, so that a GPU machine can import it.
 
-`run` raises a GitError that names the command and git's reason; `ask` answers None instead, for questions whose answer
-may be unknown: outside a checkout, without git.
+`run` raises a GitError that names the command and git's reason. `ask` returns None instead, for queries that may have
+no answer, such as outside a checkout or without git.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _REPOSITORY_VARIABLES = frozenset(
         *("NAMESPACE", "CONFIG", "INTERNAL_SUPER_PREFIX", "LITERAL_PATHSPECS", "GLOB_PATHSPECS", "ICASE_PATHSPECS"),
     )
 )
-"""Variables that git sets for hooks. They point at the hook's repository, whatever folder is asked about.
+"""Variables that git sets for hooks. They would redirect every command to the hook's repository.
 
-What says how to run (GIT_CONFIG_GLOBAL, GIT_SSH_COMMAND, GIT_CEILING_DIRECTORIES) is kept.
+Variables that configure git itself (GIT_CONFIG_GLOBAL, GIT_SSH_COMMAND, GIT_CEILING_DIRECTORIES) are kept.
 """
 
 
 class GitError(TrackerError):
-    """Git is not installed, does not answer in time, or refuses."""
+    """Git is not installed, timed out, or failed."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        self.reason = reason  # git's last line, without the command
+        self.reason = reason  # git's last line of output, without the command
 
 
 class NoGitError(GitError):
@@ -63,7 +63,7 @@ def run(
             env=environment,
             timeout=timeout,
             pass_fds=pass_fds,
-            start_new_session=True,  # the terminal's Ctrl-C must not stop it halfway
+            start_new_session=True,  # Ctrl-C in the terminal must not interrupt git
         )
     except FileNotFoundError:
         raise NoGitError from None
@@ -80,7 +80,7 @@ def run(
 
 
 def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) -> str | None:
-    """Run git as `run` does; return None where it fails."""
+    """Run git and return its output, or None if it fails."""
     try:
         return run(folder, *args, timeout=timeout)
     except GitError:
@@ -88,7 +88,7 @@ def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) 
 
 
 def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
-    """Return the full hash of a tag, a branch, HEAD~3 or anything else that git knows as a commit; else None."""
+    """Return the full hash of any name that git resolves to a commit (tag, branch, HEAD~3), or None."""
     if not name:
         return None
     answer = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
@@ -96,9 +96,9 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:
-    """Return a commit and its first parents, the newest first, and whether they end at a root.
+    """Return a commit and its first parents, newest first, and whether they end at a root.
 
-    None where git does not know the commit. A shallow clone's end where the clone does.
+    Returns None if git does not know the commit. In a shallow clone, the parents end where the clone ends.
     """
     answer = ask(".", "rev-list", "--first-parent", "--end-of-options", commit, "--")
     if not answer:
@@ -107,7 +107,7 @@ def first_parents(commit: str) -> tuple[list[str], bool] | None:
 
 
 def between(first: str, last: str) -> set[str] | None:
-    """Return the hashes of `first..last`; None where git does not know both."""
+    """Return the hashes of `first..last`, or None if git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:
         return None
     answer = ask(".", "rev-list", "--end-of-options", f"{first}..{last}")
@@ -115,13 +115,13 @@ def between(first: str, last: str) -> set[str] | None:
 
 
 def is_ancestor(first: str, last: str) -> bool | None:
-    """Return whether `last` is `first` or comes after it; None where git does not know both."""
+    """Return whether `last` is `first` or a descendant of it; None if git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:
         return None
     return ask(".", "merge-base", "--is-ancestor", first, last) is not None
 
 
 def user() -> str | None:
-    """Return who commits here: `Name <address>`."""
+    """Return the configured git user as `Name <address>`, or None."""
     name, address = (" ".join((ask(".", "config", key) or "").split()) for key in ("user.name", "user.email"))
     return f"{name} <{address}>".strip() if name and address else name or address or None

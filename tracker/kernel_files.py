@@ -1,9 +1,9 @@
-"""The code of compiled kernels in a folder: one file for each distinct kernel, named by its hash.
+"""Keep the code of compiled kernels in a folder, one file for each distinct kernel, named by its hash.
 
-Measuring writes it next to the records, and `explain` reads it: source, TTGIR, PTX and machine code of each kernel,
-compressed together, since they say much the same (LZMA: 20 KB for a kernel of 150 KB). What the folder holds is
-limited: beyond the limit the machine code of the oldest goes first, and then the oldest kernels. One that is compiled
-again comes back.
+`tritonbench` writes the folder next to the records, and `groupbench explain` reads it. A file has the source, TTGIR,
+PTX and machine code of a kernel, compressed together because they are similar (LZMA: 20 KB for a kernel of 150 KB). The
+folder's size is limited: first the machine code of the oldest kernels is removed, then the oldest kernels. A kernel
+that is compiled again is stored again.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from groupbench.tracker.record import Code
 
 FOLDER = "kernels"
 LIMIT_BYTES = 500_000_000
-"""A change a day of one backend's kernels (21 of them, 20 KB each) takes 156 MB a year."""
+"""Default limit. One change a day of a backend's 21 kernels of 20 KB takes 156 MB a year."""
 SLACK = 0.9
-"""Share of the limit that is left when it was reached, so that not every kernel prunes again."""
+"""Fraction of the limit to prune to, so that not every new kernel prunes again."""
 LARGEST = 64 << 20
-"""Bytes of one kernel, all of its steps together, that are read."""
+"""Largest number of bytes of a kernel to read, over all its steps."""
 
 _NAME = re.compile(r"[0-9a-f]{8,64}")
 
 
 class KernelFolder:
-    """A folder of kernels. It need not be there."""
+    """A folder of kernels. It may not exist yet."""
 
     def __init__(self, path: Path, limit: int = LIMIT_BYTES) -> None:
         self.path, self.limit = path, limit
         self._size: int | None = None
 
     def add(self, kernels: Iterable[Code]) -> None:
-        """Keep the kernels that are not kept yet. Raises OSError."""
+        """Store the kernels that are not stored yet. Raises OSError."""
         for code in kernels:
             if _NAME.fullmatch(code.hash) and not self._file(code.hash).exists():
                 self._write(code)
@@ -46,7 +46,7 @@ class KernelFolder:
             self.prune()
 
     def get(self, hash_: str | None) -> Code | None:
-        """Return the code of a kernel, or None where it is not kept or cannot be read."""
+        """Return the code of a kernel, or None if it is not stored or cannot be read."""
         if hash_ is None or not _NAME.fullmatch(hash_):
             return None
         try:
@@ -56,11 +56,11 @@ class KernelFolder:
             return None
 
     def size(self) -> int:
-        """Return the bytes of all files."""
+        """Return the total size of the files in bytes."""
         return sum(size for _, size, _ in self._files())
 
     def prune(self) -> None:
-        """Let go of machine code, the oldest first, and then of whole kernels, until the folder is below its limit."""
+        """Remove machine code, then whole kernels, oldest first, until the folder is below its limit."""
         files, room = sorted(self._files()), int(SLACK * self.limit)
         total = sum(size for _, size, _ in files)
         for _, size, file in files:
@@ -83,7 +83,7 @@ class KernelFolder:
         self._size += self._replace(self._file(code.hash), code)
 
     def _replace(self, file: Path, code: Code) -> int:
-        """Write a file whole, so that nobody reads half of it; its age stays. Return its size."""
+        """Write a file atomically, keeping its modification time, and return its size."""
         packed = lzma.compress(msgspec.msgpack.encode(code))
         half = file.with_suffix(f".{os.getpid()}")
         half.write_bytes(packed)
@@ -94,7 +94,7 @@ class KernelFolder:
         return len(packed)
 
     def _files(self) -> list[tuple[int, int, Path]]:
-        """(when it was written, bytes, file) of each kernel."""
+        """Return (modification time, size in bytes, path) of each file."""
         return [(stat.st_mtime_ns, stat.st_size, file) for file in self.path.glob("*.xz") for stat in [file.stat()]]
 
     def _file(self, hash_: str) -> Path:

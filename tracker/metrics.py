@@ -1,7 +1,7 @@
-"""The metrics: what is measured of a cell, each with its unit, its direction, and how it is stored, judged and shown.
+"""The metrics of a cell: unit, direction, and how each one is stored, judged and displayed.
 
-A new metric is one line here, and the code that measures it: a record carries its value in `metrics`, by name, from
-where it is stored, listed by `history --metrics`, judged by the gate, drawn and exported like all others.
+To add a metric, add one entry here and the code that measures it. A record carries its value by name in `metrics`. The
+tracker then stores, lists (`history --metrics`), judges, plots and exports it like every other metric.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Better = Literal["lower", "higher", "neither"]
 Rule = Literal["scatter", "exact", "own"]
 """How a metric is judged:
 
-scatter  by statistics of its history, since it varies from run to run
-exact    by its last value, since the same code always gives the same: a count of registers, say
-own      by a rule that it alone has: latency, and accuracy
+scatter  by statistics of its history, because it varies from run to run
+exact    by its last value, because the same code always gives the same value, such as a count of registers
+own      by a rule of its own: latency and accuracy
 """
 
 
@@ -26,39 +26,39 @@ _TINY = 1e-30
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that a cell has, larger than or equal to zero."""
+    """A non-negative number that is measured of a cell."""
 
     name: str
     unit: str  # empty for a plain number
     meaning: str
-    header: str = ""  # of a column; the name and the unit where it is empty
-    column: str | None = None  # attribute of a point that holds it; None: it is one of the record's `metrics`
-    derived: bool = False  # computed from others when it is asked for
+    header: str = ""  # column header; if empty, name and unit
+    column: str | None = None  # attribute of a point; None if the value is in the record's `metrics`
+    derived: bool = False  # computed from other values on demand
     better: Better = "lower"
-    rule: Rule | None = None  # None is not judged
-    floor: float = 0.01  # relative scatter that is assumed at least
-    least: float = 0.05  # least relative change that counts
-    negligible: float = 0.0  # in the unit: a difference up to this never counts, and a level of it is as good as none
-    cost: str = ""  # what `--costs` must name for it to be measured, where that is not measured anyway
-    hint: bool = False  # a change for the worse is a suspect, which an A/B of the latency decides
+    rule: Rule | None = None  # None if it is not judged
+    floor: float = 0.01  # smallest relative scatter to assume
+    least: float = 0.05  # smallest relative change that counts
+    negligible: float = 0.0  # in the unit; smaller differences never count, and such a level is as good as zero
+    cost: str = ""  # the `--costs` name that measures it; empty if it is always measured
+    hint: bool = False  # a change for the worse is a suspect, which an A/B comparison of the latency decides
 
     @property
     def title(self) -> str:
         return self.header or (f"{self.name} {self.unit}" if self.unit else self.name)
 
     def worse(self, before: Any, after: Any) -> Any:
-        """Return whether `after` is worse than `before` by more than counts; of arrays, element by element."""
+        """Return whether `after` is relevantly worse than `before`, elementwise for arrays."""
         if self.better == "neither":
             return False
         low, high = (before, after) if self.better == "lower" else (after, before)
         return (high > (1 + self.least) * low) & (high - low > self.negligible)
 
     def log(self, level: float) -> float:
-        """Return the logarithm that levels are compared by: a negligible one is as good as none, which has no log."""
+        """Return the logarithm by which levels are compared, offset so that zero and negligible levels are close."""
         return math.log(max(level + self.negligible, _TINY))
 
     def text(self, value: float | None) -> str:
-        """Return a value with its unit, to three digits; empty where there is none."""
+        """Return a value with its unit, to three digits; empty for None."""
         if value is None:
             return ""
         number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
     for metric in (
         LATENCY,
         Metric("tflops", "TFLOP/s", "floating-point operations of real rows", "tflops", "tflops", True, "higher"),
-        Metric("gbps", "GB/s", "the least traffic possible over the latency", "GB/s", "gbps", True, "higher"),
+        Metric("gbps", "GB/s", "smallest possible traffic over the latency", "GB/s", "gbps", True, "higher"),
         RMS,
         Metric("max_abs", "", "largest absolute error", "max error", "max_abs"),
         Metric("worst_block_rms", "", "largest relative RMS of a row or block", "worst block", "worst_block_rms"),
@@ -103,11 +103,11 @@ METRICS: dict[str, Metric] = {
             better="higher",
             rule="exact",
         ),
-        # Of the compiled kernels of a call.
+        # Metrics of the compiled kernels of a call.
         Metric(
             "spills",
             "B",
-            "local memory that registers are spilled to, a thread, of all kernels",
+            "local memory per thread for spilled registers, over all kernels",
             rule="exact",
             least=0.0,
         ),
@@ -115,7 +115,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "occupancy",
             "",
-            "least share of an SM's warps that can be resident at once",
+            "smallest share of an SM's warps that can be resident at once",
             better="higher",
             rule="exact",
             least=0.0,
@@ -124,21 +124,23 @@ METRICS: dict[str, Metric] = {
         Metric(
             "stages",
             "",
-            "stages of the pipeline that has the fewest, of kernels that multiply matrices",
+            "pipeline stages, the fewest over kernels that multiply matrices",
             better="higher",
             rule="exact",
             least=0.0,
             hint=True,
         ),
-        Metric("registers", "", "most registers of a thread", better="neither"),
-        Metric("shared_kib", "KiB", "most shared memory of a program", "shared KiB", better="neither"),
+        Metric("registers", "", "registers per thread, the most over all kernels", better="neither"),
+        Metric(
+            "shared_kib", "KiB", "shared memory per program, the most over all kernels", "shared KiB", better="neither"
+        ),
         Metric("matrix_ops", "", "instructions that multiply matrices (wgmma, mma, tcgen05)", better="neither"),
         Metric("tma_loads", "", "instructions that load by TMA", "TMA loads", better="neither"),
-        # What `costs` measures of a call.
+        # Metrics of a call that `--costs` measures.
         Metric(
             "kernels",
             "",
-            "kernels, copies and fills that one call puts on the GPU",
+            "kernels, copies and fills that one call launches on the GPU",
             rule="exact",
             least=0.0,
             cost="kernels",
@@ -146,7 +148,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "workspace_mib",
             "MiB",
-            "peak of device memory during a call beyond inputs and output",
+            "peak device memory of a call beyond inputs and output",
             "workspace MiB",
             rule="exact",
             negligible=2.0,
@@ -163,7 +165,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "compile_ms",
             "ms",
-            "compiling the kernels that no cache has",
+            "time to compile the kernels that are not cached",
             "compile ms",
             rule="scatter",
             floor=0.1,
@@ -174,7 +176,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "tune_ms",
             "ms",
-            "autotuning, compiling left out",
+            "time for autotuning, without compilation",
             "tune ms",
             rule="scatter",
             floor=0.1,
@@ -199,14 +201,16 @@ METRICS: dict[str, Metric] = {
         Metric(
             "energy_j",
             "J",
-            "energy of one call, in a row of calls that keeps the GPU busy",
+            "energy of one call, in a series of calls that keeps the GPU busy",
             "energy J",
             rule="scatter",
             floor=0.005,
             least=0.03,
             cost="energy",
         ),
-        Metric("power_w", "W", "power of the GPU during that row of calls", "power W", better="neither", cost="energy"),
+        Metric(
+            "power_w", "W", "power of the GPU during that series of calls", "power W", better="neither", cost="energy"
+        ),
         Metric("idle_w", "W", "power of the GPU at rest", "idle W", better="neither", cost="energy"),
         Metric(
             "tflops_w",
@@ -217,7 +221,7 @@ METRICS: dict[str, Metric] = {
             cost="energy",
         ),
         Metric(
-            "sol_gap", "", "latency over the least time at the ceilings that the run's canaries measured", "SOL gap"
+            "sol_gap", "", "latency over the shortest time at the ceilings measured by the run's canaries", "SOL gap"
         ),
         Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
     )
@@ -225,22 +229,22 @@ METRICS: dict[str, Metric] = {
 
 
 def of_alert(name: str) -> Metric:
-    """Return the metric that an alert's name stands for. Its levels are compared as the metric's are."""
+    """Return the metric by which the levels of an alert are compared."""
     return RMS if name == "accuracy" else METRICS.get(name, LATENCY)
 
 
 def register(metric: Metric) -> None:
-    """Add a metric. Raises ValueError for a name that is taken."""
+    """Add a metric. Raises ValueError if the name is taken."""
     if metric.name in METRICS:
-        raise ValueError(f"there is a metric {metric.name!r} already")
+        raise ValueError(f"metric {metric.name!r} already exists")
     METRICS[metric.name] = metric
 
 
 def carried() -> list[Metric]:
-    """Return the metrics that a record carries by name, in the order in which they were registered."""
+    """Return the metrics that records carry by name, in order of registration."""
     return [metric for metric in METRICS.values() if metric.column is None]
 
 
 def judged() -> list[Metric]:
-    """Return the metrics that the gate judges by the rules that all share."""
+    """Return the metrics that the gate judges by the shared rules."""
     return [metric for metric in METRICS.values() if metric.rule in ("scatter", "exact")]

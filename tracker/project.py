@@ -1,22 +1,22 @@
-"""`groupbench.toml`: what is measured in a repository, with which plugins, and where the results go.
+"""Read `groupbench.toml`: what to measure in a repository, with which plugins, and where to store results.
 
-Both programs read it here. It is found in the current folder or above it, up to the top of the git repository. Paths in
-it are relative to its folder.
+Both programs use it. They look for it in the current folder and above, up to the top of the git repository. Paths in it
+are relative to its folder.
 
     plugins = ["bench_softmax.BACKENDS"]   # as `tritonbench --plugin` takes them
-    setup = "make"                         # builds a checkout, where it needs a build
-    budget = "1h"                          # what has not begun by then is left out, and recorded as skipped
+    setup = "make"                         # builds a checkout, if necessary
+    budget = "1h"                          # cells that have not started by then are recorded as skipped
 
     [[measure]]
     operator = "softmax"
     shapes = ["4096,1024"]                 # and/or suites = ["NAME"]
     dtypes = ["bf16"]
-    device = "cuda"                        # only on machines with a GPU; "cpu": only on those without; absent: both
-    only = ["triton"]                      # optional, as are skip, mode, protocol, bursts, samples, idle, seed
+    device = "cuda"                        # "cuda": only with a GPU; "cpu": only without; omitted: both
+    only = ["triton"]                      # optional, like skip, mode, protocol, bursts, samples, idle and seed
 
     [toolchains]
-    stable = "requirements-stable.txt"     # an environment is made of a file that ends in .txt, and kept
-    nightly = "/opt/nightly/bin/python"    # all else is an interpreter
+    stable = "requirements-stable.txt"     # a .txt file: requirements of an environment, which is kept
+    nightly = "/opt/nightly/bin/python"    # anything else: a Python interpreter
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from groupbench.tracker.errors import TrackerError
 
 NAME = "groupbench.toml"
 LONGEST_S = 6e6
-"""The longest duration: as `tritonbench --budget` allows."""
+"""The longest duration, as for `tritonbench --budget`."""
 
 Duration: TypeAlias = str | int | float
-"""`90s`, `2h`; a plain number is minutes."""
+"""A duration such as `90s` or `2h`; a plain number is in minutes."""
 
 
 class ProjectError(TrackerError):
-    """A groupbench.toml that cannot be read, or does not hold what it should."""
+    """A groupbench.toml cannot be read or is invalid."""
 
 
 class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One `[[measure]]`: cells of an operator. What is left out is the operator's or the protocol's default."""
+    """One `[[measure]]` section: cells of an operator. Omitted fields default to the operator's or the protocol's."""
 
     operator: str
     suites: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Where a comment shows the newest verdict: the arguments of `groupbench post`."""
+    """The comment that shows the newest verdict: the arguments of `groupbench post`."""
 
     number: Annotated[int, msgspec.Meta(ge=1)]
     on: Literal["github", "gitlab"] | None = None
@@ -75,15 +75,14 @@ class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The fields of a groupbench.toml.
 
-    name        of the plan: runs of one name are compared as to what is missing
-    plugins     modules of operators and backends, as `--plugin` takes them
-    pythonpath  folders that Python looks for modules in, before the folder of the file and its `src`
-    setup       a shell command that builds a checkout, run in the file's folder, and in that of every other commit
-                that is measured
-    benchmarks  files and folders that commits from before them get from this checkout
-    budget      for measuring; confirm is for suspects; wait is for another run on the device to end
+    name        name of the plan; the gate reports cells that the plan's previous run measured and this one lacks
+    plugins     modules of operators and backends, as for `--plugin`
+    pythonpath  folders to search for modules, before the file's folder and its `src`
+    setup       shell command that builds a checkout, run in the file's folder of every commit that is measured
+    benchmarks  files and folders to copy from this checkout into commits that predate them
+    budget      time for measuring; confirm: time for suspects; wait: time to wait for another run on the device
     database    a file or a URL; records and artifacts are folders; report is a file
-    toolchains  requirement files (*.txt) and interpreters by name: what `confirm` measures older toolchains with
+    toolchains  requirement files (*.txt) and interpreters by name, with which `confirm` measures older toolchains
     """
 
     measure: tuple[PlanEntry, ...] = ()
@@ -106,7 +105,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True)
 class Project:
-    """A groupbench.toml and its folder; without a file, the current folder and every default."""
+    """A groupbench.toml and its folder. Without a file: the current folder and the defaults."""
 
     settings: ProjectSettings = field(default_factory=ProjectSettings)
     folder: Path = field(default_factory=Path.cwd)
@@ -121,35 +120,35 @@ class Project:
         return None if self.settings.budget is None else in_seconds(self.settings.budget)
 
     def place(self, path: str) -> str:
-        """Return a path of the file as the current folder has it."""
+        """Return a path of the file, relative to the current folder if that is the file's."""
         return path if self.folder == Path.cwd() else str(self.folder / path)
 
-    def plugins(self, given: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the file's plugins, then those that a command line names."""
-        return tuple(dict.fromkeys((*self.settings.plugins, *given)))
+    def plugins(self, further: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the file's plugins, followed by those of a command line."""
+        return tuple(dict.fromkeys((*self.settings.plugins, *further)))
 
     def python_path(self) -> list[str]:
-        """Return the folders that Python needs to find the plugins: none without a file."""
+        """Return the folders in which Python finds the plugins; none without a file."""
         if self.file is None:
             return []
         return import_folders(self.folder, self.settings.pythonpath)
 
 
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
-    """Return the folders that modules of a checkout are found in: `pythonpath`, then its `src`, then itself."""
+    """Return the module folders of a checkout: `pythonpath`, then its `src`, then the checkout itself."""
     folders = [*(tree / path for path in pythonpath), tree / "src", tree]
     return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def add_to_path(folders: Iterable[str], environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment whose PYTHONPATH begins with these folders."""
+    """Return an environment with these folders at the front of PYTHONPATH."""
     before = filter(None, [environment.get("PYTHONPATH")])
     path = os.pathsep.join([*folders, *before])
     return {**environment, "PYTHONPATH": path} if path else environment
 
 
 def find(start: Path | None = None) -> Path | None:
-    """Return the groupbench.toml of a folder: its own, or the nearest above it within the git repository."""
+    """Return the nearest groupbench.toml in a folder or above it within the git repository, or None."""
     folder = (start or Path.cwd()).resolve()
     above = [folder, *folder.parents]
     top = next((number for number, each in enumerate(above) if (each / ".git").exists()), 0)
@@ -157,7 +156,7 @@ def find(start: Path | None = None) -> Path | None:
 
 
 def load(path: Path | None = None) -> Project:
-    """Return the project of a file, or of the current folder. Raises ProjectError."""
+    """Return the project of a file, or the one of the current folder. Raises ProjectError."""
     path = path or find()
     return Project() if path is None else Project(read(path), path.resolve().parent, path.resolve())
 
@@ -178,7 +177,7 @@ def read(path: Path) -> ProjectSettings:
 
 
 def _check(name: str, value: Duration) -> None:
-    """Raises ValueError."""
+    """Check a duration of the file. Raises ValueError."""
     found = in_seconds(value)
     if not 0 <= found <= LONGEST_S or (name == "budget" and found == 0):
         raise ValueError(

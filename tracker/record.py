@@ -1,8 +1,8 @@
-"""The record: one measured cell as one line of JSON, the only thing that measuring and tracking share.
+"""The record: one measured cell as one line of JSON, the interface between measuring and tracking.
 
-A GPU machine writes records and needs nothing but msgspec for it; any other machine reads them back, checked
-field by field, and stores them. Units are in the names: `_ms` milliseconds, `_mhz`, `_w` watts, `_c` degrees
-Celsius, `_mib` mebibytes. Times of day are UTC.
+A GPU machine writes records, for which it only needs msgspec. Any other machine reads them, checks every field and
+stores them. Units are in the names: `_ms` milliseconds, `_mhz` megahertz, `_w` watts, `_c` degrees Celsius, `_mib`
+mebibytes. All times are UTC.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 SCHEMA = 1
-"""Version of the record. A reader refuses any other, naming both."""
+"""Version of the record format. A reader refuses any other version."""
 
 Status = Literal["ok", "wrong", "error", "oom", "timeout", "unavailable", "skipped"]
-"""What became of a cell, apart from any value:
+"""The outcome of a cell:
 
 ok           measured, and accurate within the tolerance table
-wrong        ran, but its output is not: see `accuracy` and `message`
-error        raised, or its process died
+wrong        ran, but its output is outside tolerance; see `accuracy` and `message`
+error        raised an exception, or its process died
 oom          ran out of memory
-timeout      gave no answer within the time limit
-unavailable  cannot run here, and says why
-skipped      was planned and not reached (interrupted, out of budget)
+timeout      did not finish within the time limit
+unavailable  cannot run here; `message` has the reason
+skipped      planned but not reached (interrupted, out of budget)
 """
 
 Timing = Literal["gpu", "cpu", "interpreted"]
-"""gpu: device time between two events. cpu: wall time. interpreted: Triton's interpreter, never a speed."""
+"""gpu: device time between two events. cpu: wall time. interpreted: Triton's interpreter, not a real latency."""
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
 PACKAGE = "package "
-"""With what a setting's name begins that holds the version of a package which only some backends need."""
+"""Prefix of settings that record the version of a package that only some backends need."""
 
 Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
@@ -45,34 +45,34 @@ ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]  # may
 
 
 _SIGNED = frozenset({"seed", "temperature_c", "config", "dims"})
-"""Fields in which a number may be below zero; of sizes, others' `dim=-1`. The rest count something, or measure it."""
+"""Fields that may be negative, such as imported sizes `dim=-1`. All others are counts or measurements."""
 
 _LARGEST_SHARE = 1 + 1e-5
-"""A mean of ones in fp32 may come out at 1.0000001."""
+"""Largest share, because a mean of ones in fp32 may be 1.0000001."""
 
 _MINUS = re.compile(rb"-(?<=[\s:,[]-)\d")
-"""Of every number below zero in JSON. Most lines hold none, and are not searched field by field.
+"""Matches a negative number in JSON. A cheap pre-filter, because most lines have none.
 
-It begins with a character, which the search runs ahead to; with the class before it each byte would be tried.
+It starts with a literal character, which the search can skip to; a leading character class would try every byte.
 """
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-"""As JSON spells it; after a backslash that is itself escaped, the same letters are text."""
+"""Matches a NUL character in JSON, but not the same letters after an escaped backslash."""
 
 
 class RecordError(ValueError):
-    """A line that is no record: says what is wrong with it, and where in the object."""
+    """A line is not a valid record. The message has the reason and the place in the object."""
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Strict: an unknown field is a newer writer or a typing error, not something to drop.
+    """A strict base class: an unknown field is an error, because it is a typo or from a newer writer.
 
-    Each subclass says `frozen=True` again, which type checkers want to see.
+    Subclasses repeat `frozen=True` for type checkers.
     """
 
 
 class Commit(_Struct, frozen=True):
-    """The state of the code that was measured. All but the hash may be unknown (a copied tree)."""
+    """The commit that was measured. In a copied tree, everything but the hash may be unknown."""
 
     hash: Name
     parents: tuple[str, ...] = ()
@@ -84,21 +84,21 @@ class Commit(_Struct, frozen=True):
 
 
 class Run(_Struct, frozen=True):
-    """One invocation: all its records carry the same `run`."""
+    """One invocation of `tritonbench`. All its records carry the same `run`."""
 
-    id: Name  # unique, made by the writer
+    id: Name  # unique, generated by the writer
     started: Utc
     commit: Commit
     trigger: str = "manual"  # manual, nightly, ab, ...
-    plan: str | None = None  # name of the plan that said what to measure; a plan's runs are expected to match
+    plan: str | None = None  # name of the plan; runs of one plan should measure the same cells
     command: str | None = None
 
 
 class Environment(_Struct, frozen=True):
-    """Where it ran. Which of these fields make two environments unlike is declared in `environment_identity`."""
+    """The machine and toolchain. `environment.IDENTITY_FIELDS` declares which fields make environments differ."""
 
     device: Literal["cuda", "cpu"]
-    gpu: str | None = None  # model, as the driver names it
+    gpu: str | None = None  # the driver's name of the model
     gpu_uuid: str | None = None
     gpu_memory_mib: int | None = None
     sm_count: int | None = None
@@ -108,7 +108,7 @@ class Environment(_Struct, frozen=True):
     max_sm_clock_mhz: int | None = None
     cpu: str | None = None
     cpu_count: int | None = None
-    cpu_threads: int | None = None  # that torch computes with, where the device is the cpu
+    cpu_threads: int | None = None  # number of torch's threads, if the device is the CPU
     memory_mib: int | None = None
     os: str | None = None
     host: str | None = None  # machine name
@@ -118,19 +118,19 @@ class Environment(_Struct, frozen=True):
     helion: str | None = None
     tritonbench: str | None = None
     groupbench: str | None = None
-    settings: dict[str, str] = {}  # environment variables and flags that change what is measured; versions by PACKAGE
+    settings: dict[str, str] = {}  # environment variables and flags that affect measurements; versions by PACKAGE
 
 
 class Cell(_Struct, frozen=True):
-    """What was measured: the identity of a series but for the hardware."""
+    """The cell that was measured: the identity of a series without the hardware."""
 
     operator: Name
     backend: Name
-    shape: ShapeText  # canonical text that names the whole problem
+    shape: ShapeText  # canonical text of the whole problem
     dtype: Name  # fp16, bf16, fp32, ...
     mode: Name = "fwd"
     host: Name = "builtin"  # builtin, tritonbench
-    protocol: Name = "cooled"  # how latency was taken; unlike protocols are never compared
+    protocol: Name = "cooled"  # how the latency was measured; different protocols are never compared
     seed: Int64 = 0
     dims: dict[str, Int64] = {}  # the problem's sizes by letter, for filters: G, M, N, K
     flops: Int64 | None = None  # of real rows
@@ -138,7 +138,7 @@ class Cell(_Struct, frozen=True):
 
 
 class Telemetry(_Struct, frozen=True):
-    """The GPU beside one burst."""
+    """The state of the GPU during one burst."""
 
     sm_clock_mhz: int | None = None
     temperature_c: int | None = None
@@ -147,7 +147,7 @@ class Telemetry(_Struct, frozen=True):
 
 
 class Latency(_Struct, frozen=True):
-    """Time of one call, every sample kept, by burst. The burst is the unit: samples of one are not independent."""
+    """The latency of one call, with all samples by burst. Samples of one burst are not independent."""
 
     timing: Timing
     bursts_ms: tuple[tuple[float, ...], ...]
@@ -157,38 +157,38 @@ class Latency(_Struct, frozen=True):
 
 
 class Accuracy(_Struct, frozen=True):
-    """The output against a reference in higher precision. None where the value is not a finite number."""
+    """The accuracy of the output against a higher-precision reference. Values are None if not finite."""
 
     rms: float | None = None  # ‖out - ref‖ / ‖ref‖
     max_abs: float | None = None
     worst_block_rms: float | None = None  # the largest relative RMS of any row and any 64 x 64 block
     mismatch: float | None = None  # share of elements outside the tolerance table
-    unwritten: float | None = None  # share that still held the NaN put there beforehand
+    unwritten: float | None = None  # share of elements that still contain the NaN written beforehand
     repeatable: bool | None = None  # two runs agreed bit by bit
-    first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside
+    first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside tolerance
 
 
 class Kernel(_Struct, frozen=True):
-    """A kernel that the call launched: a compiled one, or one of a library, of which the name alone is known."""
+    """A kernel that the call launched: a compiled one, or a library's, of which only the name is known."""
 
     name: str
-    hash: str | None = None  # of its machine-independent code, line numbers left out
+    hash: str | None = None  # hash of its machine-independent code without line numbers
     registers: int | None = None
     spills: int | None = None
     shared_bytes: int | None = None
     config: dict[str, Any] = {}
-    external: bool = False  # of a library, or a copy or fill of memory; it has no hash
+    external: bool = False  # a library kernel, memory copy or fill, which has no hash
     launches: int | None = None  # in one call
-    arch: str | None = None  # what it was compiled for: sm_90a
+    arch: str | None = None  # target architecture: sm_90a
     occupancy: float | None = None  # share of an SM's warps that can be resident at once
-    counted_in: Literal["sass", "ptx"] | None = None  # what `counts` were counted in
+    counted_in: Literal["sass", "ptx"] | None = None  # language of the instructions in `counts`
     counts: dict[str, Int64] = {}  # instructions by kind: "wgmma m64n256k16", "TMA load", "local store", ...
 
 
 class Code(_Struct, frozen=True):
-    """The code of a compiled kernel at each step from its source, where the step was kept."""
+    """The code of a compiled kernel at each compilation step that was kept."""
 
-    hash: Name  # the kernel's
+    hash: Name  # hash of the kernel
     name: Name
     source: str | None = None  # Python
     ttgir: str | None = None
@@ -205,13 +205,13 @@ class Record(_Struct, frozen=True):
     cell: Cell
     status: Status
     message: str | None = None  # why the status is not ok
-    baseline: bool = False  # other backends' speed-up is over this one
+    baseline: bool = False  # the backend is the baseline of speed-ups
     latency: Latency | None = None
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
-    duration_s: float | None = None  # wall time the cell took, all in but its process's start
-    code: tuple[Code, ...] = ()  # of its kernels, on its way to where it is kept; it is no part of a stored line
-    metrics: dict[Name, float] = {}  # further values by the names that `metrics.METRICS` explains
+    duration_s: float | None = None  # wall time of the cell, without the start of its process
+    code: tuple[Code, ...] = ()  # code of its kernels in transit; not part of a stored line
+    metrics: dict[Name, float] = {}  # further values by the names in `metrics.METRICS`
 
 
 _encoder = msgspec.json.Encoder()
@@ -219,15 +219,14 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """The record as one line, newline included."""
+    """Return a record as one line of JSON, including the newline."""
     return _encoder.encode(record) + b"\n"
 
 
 def decode(line: bytes | str) -> Record:
-    """The record of one line.
+    """Return the record of one line.
 
-    Raises RecordError: not JSON, not of this schema version, a field of the wrong type, or values that
-    contradict each other.
+    Raises RecordError for invalid JSON, another schema version, a field of the wrong type, or contradictory values.
     """
     try:
         record = _decoder.decode(line)
@@ -237,18 +236,18 @@ def decode(line: bytes | str) -> Record:
             raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
         raise RecordError(str(error)) from error
     text = line if isinstance(line, bytes) else line.encode()
-    if b"\\u0000" in text and _NUL.search(text):  # the search alone takes as long as all the rest
-        raise RecordError("text with a NUL character, which no database keeps")
+    if b"\\u0000" in text and _NUL.search(text):  # the regex alone takes as long as everything else
+        raise RecordError("a text contains a NUL character, which databases cannot store")
     _check(record)
     for name in _below_zero(record) if _MINUS.search(text) else ():
-        raise RecordError(f"{name} holds a number below zero")
+        raise RecordError(f"{name} must not be negative")
     return record
 
 
 def read(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
-    """(line number from 1, record) of a stream; blank lines are passed over.
+    """Yield (line number from 1, record) for each line of a stream, skipping blank lines.
 
-    Raises RecordError with the line's number in front.
+    Raises RecordError, prefixed with the line number.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -270,31 +269,31 @@ def _schema_of(line: bytes | str) -> int | None:
 
 
 def _check(record: Record) -> None:
-    """What types alone do not say."""
+    """Check constraints that the types do not express. Raises RecordError."""
     if record.schema != SCHEMA:
         raise RecordError(f"record schema {record.schema}; this groupbench reads schema {SCHEMA}")
     latency = record.latency
     if latency is not None:
         if not latency.bursts_ms or not all(latency.bursts_ms):
-            raise RecordError("latency.bursts_ms holds no sample or an empty burst")
+            raise RecordError("latency.bursts_ms is empty or has an empty burst")
         if not all(0 < min(burst) <= max(burst) < math.inf for burst in latency.bursts_ms):  # JSON has no NaN
-            raise RecordError("latency.bursts_ms holds a sample that is not a positive number")
+            raise RecordError("latency.bursts_ms has a sample that is not a positive number")
         if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
-            raise RecordError("latency.telemetry is not one for each burst")
+            raise RecordError("latency.telemetry must have one entry for each burst")
     elif record.status == "ok" and (record.accuracy is None or record.accuracy == Accuracy()):
-        raise RecordError("status is ok, but nothing was measured: neither latency nor accuracy")
+        raise RecordError("status is ok, but the record has neither latency nor accuracy")
     if record.status != "ok" and not record.message:
-        raise RecordError(f"status is {record.status} without a message")
+        raise RecordError(f"status is {record.status}, which needs a message")
     for name in ("mismatch", "unwritten"):
         share = getattr(record.accuracy, name, None)
         if share is not None and share > _LARGEST_SHARE:
-            raise RecordError(f"accuracy.{name} is {share:g}, and a share is 1 at most")
+            raise RecordError(f"accuracy.{name} is {share:g}; a share must be at most 1")
     if "" in record.cell.dims:
-        raise RecordError("cell.dims holds a size without a name")
+        raise RecordError("cell.dims has a size without a name")
 
 
 def _below_zero(part: Any) -> Iterator[str]:
-    """Names of the fields that hold a number below zero where none can be."""
+    """Yield the names of fields that are negative but must not be."""
     if isinstance(part, msgspec.Struct):
         part = {name: getattr(part, name) for name in part.__struct_fields__ if name not in _SIGNED}
     for name, value in part.items() if isinstance(part, dict) else enumerate(part):

@@ -1,4 +1,4 @@
-"""What both programs do around their commands: streams that take every text, one line an error, an exit code."""
+"""The shell of both programs: robust output streams, one-line errors, and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-"""What writing to an open file raises, which names none: other files are looked after where they are written."""
+"""Disk errors of standard output, which have no file name. Writers of other files handle their own."""
 
 
 def run(
@@ -27,21 +27,21 @@ def run(
     name: str | None = None,
     **settings: Any,
 ) -> NoReturn:
-    """Run a command and exit with its code, or with that of its error, which is one line on standard error.
+    """Run a command and exit with its exit code. An error is one line on standard error.
 
-    program    begins each error's line
-    expected   the root of the program's own exceptions; each has an `exit_code`
-    arguments  of the command line; those of this process by default
-    name       in lines of usage, the program's own by default
-    settings   of the command's context
+    program    prefix of error lines
+    expected   root of the program's own exceptions, each with an `exit_code`
+    arguments  command-line arguments; by default those of this process
+    name       name in usage lines; by default `program`
+    settings   settings of the command's context
 
-    A reader that leaves early is code 141, an interrupt 130, a full disk 3. Any other exception is a bug, whose
-    traceback is printed; its code is 70, and never 1, which would read as a regression.
+    The exit code is 141 for a closed pipe, 130 for an interrupt and 3 for a full disk. Any other exception is a bug: it
+    prints a traceback, and the exit code is 70, never 1, which would mean a regression.
     """
     _complete(command, name or program, settings)
     _prepare_streams()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    code = _code(program, lambda: _invoke(command, name or program, given, settings), expected)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    code = _code(program, lambda: _invoke(command, name or program, command_line, settings), expected)
     for stream in (sys.stdout, sys.stderr):
         _abandon(stream)
     sys.exit(code)
@@ -57,7 +57,7 @@ def _complete(command: click.Command, name: str, settings: dict[str, Any]) -> No
 
 
 def _invoke(command: click.Command, name: str, arguments: list[str], settings: dict[str, Any]) -> int:
-    """Not by click's own `main`, which ends with 1 where a reader leaves: that means a wrong result here."""
+    """Invoke a command without click's `main`, which exits with 1 on a closed pipe: here that means a regression."""
     try:
         with command.make_context(name, arguments, **settings) as context:
             command.invoke(context)
@@ -101,7 +101,7 @@ def _report(program: str, message: str, code: int) -> int:
 
 
 def _prepare_streams() -> None:
-    """Open a closed standard stream to nowhere; let a terminal without ± show ? in its place."""
+    """Open closed standard streams on /dev/null, and replace characters that a terminal cannot show by `?`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -110,7 +110,7 @@ def _prepare_streams() -> None:
 
 
 def _abandon(stream: IO[str]) -> None:
-    """What a stream does not take goes nowhere, or Python complains of it at exit."""
+    """Redirect a broken stream to /dev/null, so that Python does not complain at exit."""
     try:
         stream.flush()
     except (OSError, ValueError):

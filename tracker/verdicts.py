@@ -1,6 +1,6 @@
-"""The verdicts: each word once, with how severe it is, what it does to the exit code, its colour and its meaning.
+"""The verdicts: every word with its severity, exit code, colour and meaning.
 
-A new verdict is one line of `Verdict`. Its place among the others is its severity.
+To add a verdict, add one line to `Verdict`. The order of the lines is the order of severity.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from groupbench.tracker.exits import ExitCode
 
 @dataclass(frozen=True)
 class Tone:
-    """How something good, bad or neither looks wherever it is shown."""
+    """How a good, bad or neutral word looks in each output."""
 
-    name: str  # class of the style sheets, and name of their variable
-    light: str  # text on a light ground
-    dark: str  # text on a dark ground
-    badge: str  # ground below white text, with a contrast of 4.5
-    terminal: str  # colour of the terminal; empty is the terminal's own
-    sign: str  # beside the word: colour is never alone
-    dot: str  # where nothing but text can be coloured
+    name: str  # CSS class and variable name
+    light: str  # text colour on a light background
+    dark: str  # text colour on a dark background
+    badge: str  # background of white text, with a contrast ratio of 4.5
+    terminal: str  # terminal colour; empty for the default
+    sign: str  # shown next to the word, so that colour is never the only cue
+    dot: str  # for outputs that allow only text
 
     def __str__(self) -> str:
         return self.name
@@ -48,20 +48,20 @@ class _Facts:
 
 
 class Verdict(StrEnum):
-    """What is said of one series, the most severe first."""
+    """The verdict on one series, most severe first."""
 
     tone: Tone
     meaning: str
     exit: ExitCode
-    """What one such series makes of the run's exit code."""
+    """Exit code of a run with one such series."""
     strict: ExitCode
-    """The same under --strict, where `exit` is OK."""
+    """Exit code under --strict, used where `exit` is OK."""
     quiet: bool
-    """Only counted, unless there is something to say of the row."""
+    """The series is only counted, unless its row is news."""
     changed: bool
-    """The series has moved, or may have."""
+    """The series has changed, or may have."""
     of_sides: bool
-    """`compare` says it, too."""
+    """`groupbench compare` uses the verdict as well."""
     severity: int
     """0 is the most severe."""
 
@@ -78,28 +78,32 @@ class Verdict(StrEnum):
     MISSING = _Facts(
         "missing", WARN, "an earlier run measured it, this one did not", ExitCode.INCOMPLETE, of_sides=True
     )
-    UNRESOLVED = _Facts("unresolved", WARN, "it moved, and an A/B could not decide", ExitCode.INCOMPLETE, changed=True)
-    SUSPECT = _Facts("suspect", WARN, "it may have moved; an A/B would decide", ExitCode.INCOMPLETE, changed=True)
-    INCOMPARABLE = _Facts("incomparable", WARN, "its environment is new", ExitCode.INCOMPARABLE, of_sides=True)
+    UNRESOLVED = _Facts(
+        "unresolved", WARN, "it changed, and an A/B could not decide", ExitCode.INCOMPLETE, changed=True
+    )
+    SUSPECT = _Facts("suspect", WARN, "it may have changed; an A/B can decide", ExitCode.INCOMPLETE, changed=True)
+    INCOMPARABLE = _Facts(
+        "incomparable", WARN, "it has no history on this machine", ExitCode.INCOMPARABLE, of_sides=True
+    )
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
     NOISY = _Facts(
-        "noisy", FAINT, "its bursts scatter too far to judge its latency", strict=ExitCode.INCOMPLETE, quiet=True
+        "noisy", FAINT, "its bursts vary too much to judge the latency", strict=ExitCode.INCOMPLETE, quiet=True
     )
     OK = _Facts("ok", GOOD, "it did not change", quiet=True, of_sides=True)
     NEW = _Facts("new", FAINT, "it has no earlier result", strict=ExitCode.INCOMPLETE, quiet=True, of_sides=True)
-    INSUFFICIENT = _Facts("insufficient", FAINT, "few earlier results", strict=ExitCode.INCOMPLETE, quiet=True)
+    INSUFFICIENT = _Facts("insufficient", FAINT, "too few earlier results", strict=ExitCode.INCOMPLETE, quiet=True)
     UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
-    UNKNOWN = _Facts("~", FAINT, "nothing can be said of it", quiet=True, of_sides=True)
+    UNKNOWN = _Facts("~", FAINT, "it cannot be judged", quiet=True, of_sides=True)
 
     @property
     def fails(self) -> bool:
-        """Whether it is a change for the worse that is certain: what opens an alert."""
+        """Whether the verdict is a certain change for the worse, which opens an alert."""
         return self.exit is ExitCode.FAILED
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What is said of a whole run."""
+    """The verdict on a whole run."""
 
     word: str
     tone: Tone
@@ -111,22 +115,22 @@ OUTCOMES = {
     ExitCode.INCOMPARABLE: RunOutcome("incomparable", FAINT),
     ExitCode.OK: RunOutcome("ok", GOOD),
 }
-"""By the run's exit code, the most severe first: where several hold, the first counts."""
+"""Outcomes by exit code, most severe first. The first that applies is the run's."""
 
 OUTCOMES_BY_WORD = {outcome.word: outcome for outcome in OUTCOMES.values()}
 
 _STATUSES = {"error": BAD, "skipped": FAINT}
-"""Statuses of a cell that are no verdict's word; the others are warnings."""
+"""Tones of the statuses that are not verdicts. Every other status is a warning."""
 
 
 def most_severe(codes: Iterable[ExitCode]) -> ExitCode:
-    """Return the exit code of a run whose series have these."""
+    """Return the exit code of a run whose series have these codes."""
     held = set(codes)
     return next((code for code in OUTCOMES if code in held), ExitCode.OK)
 
 
 def tone_of(word: str | None) -> Tone:
-    """Return the tone of a verdict, a status or a state. Nothing is faint, and a word not known here a warning."""
+    """Return the tone of a verdict, status or state: faint if empty, a warning if unknown."""
     if not word:
         return FAINT
     return _TONE_BY_WORD.get(word, WARN)
@@ -136,7 +140,7 @@ _TONE_BY_WORD = {**_STATUSES, **{str(verdict): verdict.tone for verdict in Verdi
 
 
 def style_sheet() -> str:
-    """Return the tones as variables of CSS, for a light ground and a dark one."""
+    """Return the tones as CSS variables, for a light and a dark background."""
     light = " ".join(f"--{tone}: {tone.light};" for tone in TONES)
     dark = " ".join(f"--{tone}: {tone.dark};" for tone in TONES)
     return (

@@ -109,7 +109,7 @@ def test_a_record_that_nobody_could_read_becomes_an_error(make) -> None:  # type
     assert record.latency is not None
     negative = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, prepare_ms=-4.0))
     written = vetted(negative)
-    assert written.status == "error" and "prepare_ms holds a number below zero" in (written.message or "")
+    assert written.status == "error" and "prepare_ms must not be negative" in (written.message or "")
     assert decode(encode(written)) == written
     nan = msgspec.structs.replace(record.latency, bursts_ms=((float("nan"),),))
     assert vetted(msgspec.structs.replace(record, latency=nan)).status == "error"

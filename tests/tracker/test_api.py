@@ -69,7 +69,7 @@ def test_history(tracker: Any) -> None:
     assert [row.point.run.id for row in tracker.history(commits="001..", backend="b")] == ["run-002"]
     with pytest.raises(QueryError, match="no backend 'z'; known: a, b"):
         tracker.history(backend="z")
-    with pytest.raises(QueryError, match="is no date"):
+    with pytest.raises(QueryError, match="is not a date"):
         tracker.history(since="yesterday")
 
 

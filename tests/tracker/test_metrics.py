@@ -63,7 +63,7 @@ def nights(cli: Cli, write: Callable[..., Path], make: Callable[..., Record], fu
 @pytest.mark.parametrize(
     ("held", "problem"),
     [
-        pytest.param({"effort": -1.0}, "below zero", id="below zero"),
+        pytest.param({"effort": -1.0}, "must not be negative", id="below zero"),
         pytest.param({"effort": "1"}, "float", id="text"),
         pytest.param({"": 1.0}, "length", id="no name"),
     ],

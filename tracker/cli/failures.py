@@ -43,7 +43,7 @@ def _damage(location: str) -> str | None:
         with open_store(location, create=False, read_only=True) as store, store.read() as session:
             problems = verify(session, until=time.monotonic() + SECONDS)
             damage = next((problem for problem in problems if problem.kind != "orphan"), None)
-            return None if damage is None else f"{shown_name(location)}: is damaged: {damage}; {ADVICE}"
+            return None if damage is None else f"{shown_name(location)}: damaged database: {damage}; {ADVICE}"
     except DamageError as error:
         return error.message
     except TrackerError:

@@ -1,4 +1,4 @@
-"""Two sides beside each other: every series of either, each judged within like environments."""
+"""Compare two sides: every series of either side, each within comparable environments."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from groupbench.tracker.formats import Options
 
 ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
-SAID = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
-"""Verdicts that tell something about B against A."""
+COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
+"""Verdicts that compare B with A."""
 
 
 @dataclass(frozen=True)
 class SeriesPair:
-    """One series on both sides. Latencies are medians over the side's runs."""
+    """A series on both sides. Latencies are medians over a side's runs."""
 
     series: SeriesRow
     verdict: Verdict
@@ -46,8 +46,8 @@ class SeriesPair:
     low: float | None = None  # the 95 % interval of the ratio
     high: float | None = None
     p: float | None = None  # two-sided, of a ratio of 1
-    noise: float | None = None  # relative change that would still be noise
-    runs: tuple[int, int] = (0, 0)  # how many of A and of B went in
+    noise: float | None = None  # largest relative change that would still be noise
+    runs: tuple[int, int] = (0, 0)  # number of runs used of A and of B
     note: str | None = None
 
     @classmethod
@@ -55,29 +55,31 @@ class SeriesPair:
         return ("verdict", *SHOWN, "a_ms", "b_ms", "ratio", "low", "high", "p", "noise", "runs", "note")
 
     def flat(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "low", "high", "p", "noise")}
-        named = {name: getattr(self.series, name) for name in SHOWN}
-        return {"verdict": self.verdict, **named, **told, "runs": list(self.runs), "note": self.note}
+        numbers = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "low", "high", "p", "noise")}
+        series = {name: getattr(self.series, name) for name in SHOWN}
+        return {"verdict": self.verdict, **series, **numbers, "runs": list(self.runs), "note": self.note}
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The comparison of two sides, with a pair for every series of either side."""
+
     a: ComparedSide
     b: ComparedSide
     pairs: tuple[SeriesPair, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        found = Counter(pair.verdict for pair in self.pairs)
-        return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
+        counts = Counter(pair.verdict for pair in self.pairs)
+        return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
 
     @property
     def comparable(self) -> bool:
-        return any(pair.verdict in SAID or pair.ratio is not None for pair in self.pairs)
+        return any(pair.verdict in COMPARING or pair.ratio is not None for pair in self.pairs)
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What keeps series from being compared: each that an `incomparable` pair names, once."""
+        """The distinct reasons why pairs are incomparable."""
         notes = (pair.note or "environments differ" for pair in self.pairs if pair.verdict is Verdict.INCOMPARABLE)
         return tuple(dict.fromkeys(notes))
 
@@ -85,26 +87,26 @@ class Comparison:
         return Rows(SeriesPair, self.pairs)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Needs pandas."""
+        """Return the pairs as a pandas data frame. Raises QueryError without pandas."""
         return self.rows().to_pandas()
 
     def to_arrow(self) -> pyarrow.Table:
-        """Needs pyarrow."""
+        """Return the pairs as an Arrow table. Raises QueryError without pyarrow."""
         return self.rows().to_arrow()
 
     @property
     def geometric_mean(self) -> float | None:
-        """Of the ratios of all series that have one."""
+        """The geometric mean of all ratios, if any."""
         return None if self.overall is None else self.overall.ratio
 
     @property
     def overall(self) -> GeometricMean | None:
-        """The geometric mean over all series that have a ratio, with its interval."""
+        """The geometric mean of all ratios with its interval, if any."""
         return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None])
 
     @property
     def by_backend(self) -> dict[str, GeometricMean]:
-        """The geometric mean of each backend that has a ratio, by name."""
+        """The geometric mean of each backend with ratios, by name."""
         ratios: dict[str, list[float]] = {}
         for pair in self.pairs:
             if pair.ratio is not None:
@@ -113,7 +115,7 @@ class Comparison:
         return {backend: mean for backend, mean in means.items() if mean is not None}
 
     def means(self) -> list[dict[str, Any]]:
-        """Return `by_backend` as rows for programs."""
+        """Return `by_backend` as a list of plain dicts."""
         return [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()]
 
 
@@ -127,15 +129,16 @@ def compare(
     where: Filter = Filter(),  # noqa: B008
     options: Options | None = None,
 ) -> Comparison:
-    """Compare what two words stand for (see `sides.find_side`); `force` ignores unlike environments.
+    """Compare two sides by name (see `sides.find_side`). Raises QueryError.
 
-    Of `where` what says series counts; `options` are what files of other formats do not say themselves.
+    `force` ignores differences of environment. Only the series fields of `where` apply. `options` supply facts that
+    files in other formats lack.
     """
-    found = [sides.find_side(session, word, options) for word in (a, b)]
-    if found[0].points == found[1].points:
-        commit = "commit " if found[0].title == str(found[0].state) else ""
-        raise QueryError(f"{a!r} and {b!r} are the same {commit}{found[0]}; give two")
-    return compare_sides(*found, force=force, min_effect=min_effect, where=where)
+    side_a, side_b = (sides.find_side(session, word, options) for word in (a, b))
+    if side_a.points == side_b.points:
+        commit = "commit " if side_a.title == str(side_a.state) else ""
+        raise QueryError(f"{a!r} and {b!r} are the same {commit}{side_a}; give two different ones")
+    return compare_sides(side_a, side_b, force=force, min_effect=min_effect, where=where)
 
 
 def compare_sides(
@@ -146,12 +149,12 @@ def compare_sides(
     min_effect: float | None = None,
     where: Filter = Filter(),  # noqa: B008
 ) -> Comparison:
-    """Compare every series of either side, the most severe verdict and the largest change first.
+    """Compare every series of either side, sorted by severity and size of the change.
 
-    Raises QueryError where `where` names what neither side has, or both sides are the same.
+    Raises QueryError if `where` names something that neither side has, or if both sides are the same.
     """
     if a.points == b.points:
-        raise QueryError(f"A and B are the same {a.title}; give two")
+        raise QueryError(f"A and B are the same {a.title}; give two different sides")
     series = {point.series.sort_key: point.series for side in (a, b) for point in side.points}
     allowed = {row.sort_key for row in narrowed(series.values(), where, exact=True)}
     a, b = (replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in (a, b))
@@ -172,7 +175,7 @@ def compare_series(
     force: bool = False,
     min_effect: float | None = None,
 ) -> SeriesPair:
-    """One series: its points at A against those at B."""
+    """Compare the points of one series at A with those at B."""
     wrong = next((point for point in reversed(b) if point.status == "wrong"), None)
     if wrong is not None:
         return SeriesPair(series, Verdict.WRONG, runs=(len(a), len(b)), note=wrong.message)
@@ -194,12 +197,12 @@ def _within(points: Sequence[PointRow], environment: str) -> list[PointRow]:
 
 
 def _unlike(a: Sequence[PointRow], b: Sequence[PointRow]) -> list[str]:
-    """Return what differs between the newest environments of two sides."""
+    """Return the differences between the newest environments of two sides."""
     return environment_differences(a[-1].environment.facts, b[-1].environment.facts)
 
 
 def _ignored(a: Sequence[PointRow], b: Sequence[PointRow]) -> str | None:
-    """Return a note of the differences that `force` ignores, or None where there are none."""
+    """Return a note of the differences that `force` ignores, or None."""
     if len({p.environment.identity for p in (*a, *b)}) == 1:
         return None
     return "forced: " + ("; ".join(_unlike(a, b)) or "several environments")
@@ -243,7 +246,7 @@ def _judged(
 def _timed(
     series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
 ) -> SeriesPair:
-    """Return the pair of two sides that each have a latency, by the same timing."""
+    """Return the pair of two sides with latencies of the same timing."""
     pools = (
         finite(p.median_ms for p in a),
         finite(p.error for p in a),
@@ -251,26 +254,26 @@ def _timed(
         finite(p.error for p in b),
     )
     timing = str(a[-1].timing)
-    found = judge_pools(*pools, timing=timing, min_effect=min_effect)
-    assert found.change is not None
+    judged = judge_pools(*pools, timing=timing, min_effect=min_effect)
+    assert judged.change is not None
     pair = SeriesPair(
         series,
-        found.verdict if found.verdict in SAID else Verdict.UNKNOWN,
+        judged.verdict if judged.verdict in COMPARING else Verdict.UNKNOWN,
         a_ms=_median(a),
         b_ms=_median(b),
-        ratio=math.exp(found.change),
-        noise=found.relative_threshold,
+        ratio=math.exp(judged.change),
+        noise=judged.relative_threshold,
         runs=(len(a), len(b)),
         note=note,
     )
     if pair.verdict is Verdict.UNKNOWN:
-        return replace(pair, note=note or "one run with one burst on a side: its noise is not known")
+        return replace(pair, note=note or "one run with one burst on a side: the noise is unknown")
     interval = ratio_interval(*pools, timing=timing)
     return pair if interval is None else replace(pair, low=interval.low, high=interval.high, p=interval.p)
 
 
 def _median(points: Sequence[PointRow]) -> float | None:
-    """Of the runs' latencies, by the logarithm as the ratio is."""
+    """Return the median of the runs' latencies on the logarithmic scale, as for the ratio."""
     logs = sorted(math.log(p.median_ms) for p in points if p.timed and p.median_ms is not None)
     if not logs:
         return None

@@ -1,4 +1,4 @@
-"""What happened to the kernels between two sides: cells that changed alike, facts side by side, diffs of the code."""
+"""Explain how kernels changed between two sides: groups of cells, facts side by side, and diffs of the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from groupbench.tracker.text.wording import counted, signed_percent
 
 @dataclass(frozen=True)
 class CellKernels:
-    """One cell on both sides."""
+    """A cell on both sides, with its kernels."""
 
     before: PointRow
     after: PointRow
@@ -42,7 +42,7 @@ class CellKernels:
 
     @property
     def log_ratio(self) -> float | None:
-        """Of the latencies, where both are speeds."""
+        """The log ratio of the latencies, if both are real latencies."""
         if not (self.before.timed and self.after.timed and self.before.median_ms and self.after.median_ms):
             return None
         return math.log(self.after.median_ms / self.before.median_ms)
@@ -50,7 +50,7 @@ class CellKernels:
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Cells of one operator and backend whose kernels changed alike; of the first of them, everything."""
+    """Cells of one operator and backend whose kernels changed in the same way. The first one represents the group."""
 
     cells: tuple[CellKernels, ...]
 
@@ -60,49 +60,49 @@ class CellGroup:
 
     @property
     def text(self) -> str:
-        """What changed, of whom, in a line."""
+        """The operator, the backend and the change, in one line."""
         series, after = self.first.before.series, self.first.after.series
         name = f"{series.operator} {series.backend}" + (f" → {after.backend}" if series != after else "")
-        return f"{name}: {'; '.join(self.first.differences) or 'the code changed, its facts did not'}"
+        return f"{name}: {'; '.join(self.first.differences) or 'code changed, facts unchanged'}"
 
     @property
     def effect(self) -> str:
-        """How far the latencies of the cells moved, and how many there are."""
+        """The mean change of latency, and the number of cells."""
         ratios = [cell.log_ratio for cell in self.cells if cell.log_ratio is not None]
         cells = counted(len(self.cells), "cell")
         return f"{signed_percent(math.expm1(statistics.fmean(ratios)))} latency in {cells}" if ratios else cells
 
     def pairs(self) -> list[KernelPair]:
-        """Return the kernels that differ."""
+        """Return the pairs of kernels that differ."""
         return [pair for pair in pairs(*self.first.kernels) if not pair.same]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Groups of cells that changed, the largest change of latency first."""
+    """The groups of changed cells, largest change of latency first."""
 
     a: str
     b: str
     groups: tuple[CellGroup, ...]
-    same: int  # cells that launch the same kernels on both sides
-    unknown: int  # cells whose kernels are not known on one of them
-    environment: tuple[str, ...]  # what differs between the sides' environments
+    same: int  # cells with the same kernels on both sides
+    unknown: int  # cells with unknown kernels on one side
+    environment: tuple[str, ...]  # differences between the sides' environments
 
     @property
     def head(self) -> str:
         changed = sum(len(group.cells) for group in self.groups)
         parts = [
-            f"{counted(changed, 'cell')} launch{'es' if changed == 1 else ''} other kernels",
-            f"{self.same} the same",
+            f"{counted(changed, 'cell')} with different kernels",
+            f"{self.same} with the same kernels",
         ]
-        parts += [f"{self.unknown} without known kernels"] if self.unknown else []
+        parts += [f"{self.unknown} with unknown kernels"] if self.unknown else []
         return f"A {self.a}  B {self.b}: {', '.join(parts)}"
 
 
 def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | None = None) -> Explanation:
-    """Compare the kernels of each cell that both sides hold.
+    """Compare the kernels of each cell that both sides have.
 
-    against  name of the backend that B holds alone: each cell of A is compared with the same problem in B
+    against  name of the only backend of B: compare each cell of A with the same problem in B
     """
     old = {_key(point, against): point for point in a.points if point.status == "ok"}
     new = {_key(point, against): point for point in b.points if point.status == "ok"}
@@ -125,7 +125,7 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
 
 
 def _key(point: PointRow, against: str | None) -> tuple[str, ...]:
-    """What is compared: a series, or a problem whoever solves it."""
+    """Return the key to match points by: the series, or with `against` the problem."""
     return point.series.sort_key if against is None else point.series.problem
 
 
@@ -134,20 +134,20 @@ def _weight(group: CellGroup) -> float:
 
 
 def kernels_of(session: Session, points: set[int]) -> Mapping[int, tuple[Kernel, ...]]:
-    """Return the kernels of points by key; a point whose kernels are not known is left out."""
-    found = {}
+    """Return the kernels of points by key, without points whose kernels are unknown."""
+    by_point = {}
     query = select(Point.id, KernelSet.kernels).join(KernelSet, Point.kernels_id == KernelSet.id)
     for chunk in chunks(points):
         for key, kernels in session.execute(query.where(Point.id.in_(chunk))):
-            found[key] = msgspec.convert(kernels, tuple[Kernel, ...])
-    return found
+            by_point[key] = msgspec.convert(kernels, tuple[Kernel, ...])
+    return by_point
 
 
 FACTS = ("registers", "spilled_bytes", "shared_bytes", "occupancy", "launches", "arch", "counted_in", "hash")
 
 
 def side_by_side(pair: KernelPair) -> Iterator[tuple[str, object, object]]:
-    """Return (fact, in A, in B) of a kernel: its facts, its config, its instructions."""
+    """Yield (fact, value in A, value in B) of a kernel: facts, config and instruction counts."""
     sides = [_facts(kernel) for kernel in (pair.before, pair.after)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         before, after = (side.get(name) for side in sides)
@@ -164,7 +164,7 @@ def _facts(kernel: Kernel | None) -> dict[str, object]:
 
 
 def diffs(pair: KernelPair, folder: KernelFolder) -> Sequence[IrDiff] | None:
-    """Return diffs of a kernel's code; None where it is not kept on both sides."""
+    """Return diffs of a kernel's code, or None if it is not kept on both sides."""
     if pair.before is None or pair.after is None:
         return None
     codes = [folder.get(kernel.hash) for kernel in (pair.before, pair.after)]

@@ -1,7 +1,7 @@
-"""TTGIR and PTX of two kernels compared: what is a matter of naming is made equal first.
+"""Compare the TTGIR and PTX of two kernels, with names normalised first.
 
-Names of values, layouts, labels and registers are numbered by their first use, places in the source and comments are
-left out, so that an instruction that is added shows as one line and not as every line after it.
+Values, layouts, labels and registers are numbered by first use, and source locations and comments are dropped. So an
+added instruction appears as one line of the diff instead of changing every line after it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PTX_OP = re.compile(r"^(?:@!?\S+\s+)?([a-z]\w*(?:\.[\w:]+)*)")
 
 @dataclass(frozen=True)
 class IrDiff:
-    """What two texts of one language differ in."""
+    """The differences of two texts in one language."""
 
     language: str  # ttgir, ptx or source
-    summary: tuple[str, ...]  # operations that one has more of: "ttg.local_alloc 8 → 6", the largest change first
-    lines: tuple[str, ...]  # of a unified diff
+    summary: tuple[str, ...]  # changed operation counts, largest change first: "ttg.local_alloc 8 → 6"
+    lines: tuple[str, ...]  # lines of a unified diff
 
     @property
     def added(self) -> int:
@@ -39,8 +39,8 @@ class IrDiff:
 
 
 def compare(before: Code, after: Code, context: int = 1) -> list[IrDiff]:
-    """Return a diff for each language that both kernels are kept in and differ in."""
-    found = []
+    """Return a diff for each language in which both kernels are kept and differ."""
+    diffs = []
     for language in ("source", "ttgir", "ptx"):
         texts = [getattr(code, language) for code in (before, after)]
         if None in texts:
@@ -50,19 +50,19 @@ def compare(before: Code, after: Code, context: int = 1) -> list[IrDiff]:
             continue
         diff = difflib.unified_diff(old, new, n=context, lineterm="")
         lines = tuple(line for line in diff if not line.startswith(("---", "+++")))
-        found.append(IrDiff(language, () if language == "source" else tuple(operations(language, old, new)), lines))
-    return found
+        diffs.append(IrDiff(language, () if language == "source" else tuple(operations(language, old, new)), lines))
+    return diffs
 
 
 def normalised(language: str, text: str) -> list[str]:
-    """Return the lines of a text with what is only a name numbered by its first use."""
+    """Return the lines of a text with names numbered by first use."""
     if language == "source":
         return [line.rstrip() for line in text.splitlines() if line.strip()]
     names: dict[str, dict[str, int]] = {}
 
     def number(kind: str, name: str) -> str:
-        known = names.setdefault(kind, {})
-        return f"{kind}{known.setdefault(name, len(known))}"
+        numbers = names.setdefault(kind, {})
+        return f"{kind}{numbers.setdefault(name, len(numbers))}"
 
     if language == "ptx":
         lines = [line.strip() for line in text.splitlines()]
@@ -74,12 +74,12 @@ def normalised(language: str, text: str) -> list[str]:
 
 
 def _register(name: str) -> str:
-    """`%r` of `%r12`; `$L` of a label."""
+    """Return the kind of a register or label: `%r` for `%r12`, `$L` for a label."""
     return "$L" if name.startswith("$L") else name.rstrip("0123456789")
 
 
 def operations(language: str, before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Return what one side has more of, the largest change first: `ttg.local_alloc 8 → 6`."""
+    """Return the changed operation counts, largest change first: `ttg.local_alloc 8 → 6`."""
     pattern = _PTX_OP if language == "ptx" else _MLIR_OP
     old, new = (Counter(match[1] for line in side if (match := pattern.match(line))) for side in (before, after))
     names = sorted({*old, *new}, key=lambda name: (-abs(new[name] - old[name]), name))

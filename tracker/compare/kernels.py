@@ -1,6 +1,6 @@
-"""What differs between the compiled kernels of two calls, in a line: `4 stages → 3; 96 B spilled; 168 registers → 255`.
+"""Describe how the kernels of two calls differ: `4 stages → 3; 96 B spilled; 168 registers → 255`.
 
-Pure functions of what records say of kernels; the code itself is compared in `explain`.
+Pure functions of the kernels' facts in records. `explain` compares the code itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from groupbench.tracker.record import Kernel
 
 LOUD = ("num_stages", "num_warps", "num_ctas", "maxnreg")
-"""What of a config is named first. The rest are the kernel's own constants."""
+"""Config entries to list first. The others are the kernel's own constants."""
 
 _STAGES = ("STAGES", "NUM_STAGES", "num_stages")
 
 
 @dataclass(frozen=True)
 class KernelPair:
-    """A kernel before and after; None where a side has none of that name."""
+    """A kernel before and after; None if a side has no kernel of that name."""
 
     before: Kernel | None
     after: Kernel | None
@@ -41,43 +41,45 @@ class KernelPair:
 
 
 def pairs(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[KernelPair]:
-    """Return the kernels of two calls side by side: by name, and those of one name in the order of their launch.
+    """Return the kernels of two calls in pairs: by name, and within a name in launch order.
 
-    Where each side has one kernel that the other lacks, these two are a pair: one that was renamed.
+    If each side has exactly one kernel that the other lacks, those two are a pair: a renamed kernel.
     """
-    found: list[KernelPair] = []
+    matched: list[KernelPair] = []
     names = dict.fromkeys(kernel.name for kernel in (*before, *after))
     for name in names:
         of_name = ([kernel for kernel in side if kernel.name == name] for side in (before, after))
-        found += [KernelPair(old, new) for old, new in zip_longest(*of_name)]
-    gone = [pair for pair in found if pair.after is None]
-    come = [pair for pair in found if pair.before is None]
-    if len(gone) == len(come) == 1:
-        found = [
-            KernelPair(gone[0].before, pair.after) if pair is come[0] else pair for pair in found if pair is not gone[0]
+        matched += [KernelPair(old, new) for old, new in zip_longest(*of_name)]
+    removed = [pair for pair in matched if pair.after is None]
+    added = [pair for pair in matched if pair.before is None]
+    if len(removed) == len(added) == 1:
+        matched = [
+            KernelPair(removed[0].before, pair.after) if pair is added[0] else pair
+            for pair in matched
+            if pair is not removed[0]
         ]
-    return found
+    return matched
 
 
 def differences(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[str]:
-    """Return what differs, the most telling first; the name of a kernel is in front where there are several."""
+    """Return the differences, most informative first, prefixed with the kernel's name if there are several."""
     if not before or not after:
         return []
     changed = [pair for pair in pairs(before, after) if not pair.same]
     several = max(len(before), len(after)) > 1
-    told: list[str] = []
+    unique: list[str] = []
     for pair in changed:
         texts = list(_of_pair(pair))
         if texts and several and pair.before is not None and pair.after is not None:
             texts[0] = f"{pair.name}: {texts[0]}"
-        told += (text for text in texts if text not in told)
-    return told
+        unique += (text for text in texts if text not in unique)
+    return unique
 
 
 def _of_pair(pair: KernelPair) -> Iterator[str]:
     before, after = pair.before, pair.after
     if before is None or after is None:
-        yield f"{pair.name} is {'new' if before is None else 'gone'}"
+        yield f"{pair.name} {'added' if before is None else 'removed'}"
         return
     if before.name != after.name:
         yield f"{before.name} → {after.name}"
@@ -94,8 +96,8 @@ def _of_pair(pair: KernelPair) -> Iterator[str]:
 
 
 def _stages(kernel: Kernel) -> int | None:
-    found = next((kernel.config[name] for name in _STAGES if name in kernel.config), None)
-    return found if isinstance(found, int) else None
+    value = next((kernel.config[name] for name in _STAGES if name in kernel.config), None)
+    return value if isinstance(value, int) else None
 
 
 def _spills(before: Kernel, after: Kernel) -> Iterator[str]:
@@ -109,20 +111,20 @@ def _spills(before: Kernel, after: Kernel) -> Iterator[str]:
 
 
 def _products(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:
-    """Matrix instructions: other shapes, or another number of the same."""
+    """Yield changes of matrix instructions: their shapes or their counts."""
     old, new = ({name: n for name, n in counts.items() if "mma" in name} for counts in (before, after))
-    gone, come = [name for name in old if name not in new], [name for name in new if name not in old]
-    if before and after and (gone or come):
-        yield f"{' + '.join(gone) or 'no matrix instruction'} → {_short(gone, come) or 'no matrix instruction'}"
+    removed, added = [name for name in old if name not in new], [name for name in new if name not in old]
+    if before and after and (removed or added):
+        yield f"{' + '.join(removed) or 'no matrix instruction'} → {_short(removed, added) or 'no matrix instruction'}"
     for name in (name for name in old if name in new and old[name] != new[name]):
         yield f"{name} × {old[name]} → × {new[name]}"
 
 
-def _short(gone: Sequence[str], come: Sequence[str]) -> str:
-    """`m64n128k16` where both are of one kind."""
-    if len(gone) == len(come) == 1 and gone[0].split()[0] == come[0].split()[0]:
-        return come[0].split()[-1]
-    return " + ".join(come)
+def _short(removed: Sequence[str], added: Sequence[str]) -> str:
+    """Return the new instructions, shortened to the shape (`m64n128k16`) if both are of one kind."""
+    if len(removed) == len(added) == 1 and removed[0].split()[0] == added[0].split()[0]:
+        return added[0].split()[-1]
+    return " + ".join(added)
 
 
 def _numbers(before: Kernel, after: Kernel) -> Iterator[str]:
@@ -139,7 +141,7 @@ def _kib(size: int | None) -> str:
 
 
 def _config(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """What the configs differ in, stages aside where both have them."""
+    """Yield differences of the configs, without stages if both have them."""
     names = [*LOUD, *(name for name in (*before, *after) if name not in LOUD)]
     stages = next((name for name in _STAGES if name in before and name in after), None)
     for name in dict.fromkeys(names):
@@ -152,7 +154,7 @@ def _shown(config: Mapping[str, Any], name: str) -> str:
 
 
 def _counts(before: Kernel, after: Kernel) -> Iterator[str]:
-    """Other instructions, where both sides were counted in the same."""
+    """Yield changes of other instruction counts, if both sides were counted in the same language."""
     if before.counted_in is None or before.counted_in != after.counted_in:
         return
     names = [name for name in (*before.counts, *after.counts) if "mma" not in name and name != "instructions"]

@@ -1,11 +1,11 @@
-"""Which backend is fastest, on what, by how much, and how sure that is.
+"""The league table: which backend is fastest on which problem, by how much, and how certain that is.
 
-A match is one problem (operator, mode, dtype, shape, protocol) on one card at one state of the code: every backend that
-was measured there, the newest point of each, the fastest first. Nothing is compared across cards or commits. A table is
-of the matches of one operator, mode, dtype and GPU model; losses are in it like wins.
+A match is one problem (operator, mode, dtype, shape, protocol) on one card at one state of the code, with the newest
+point of every backend measured there, fastest first. Nothing is compared across cards or commits. A table contains the
+matches of one operator, mode, dtype and GPU model, losses as well as wins.
 
-The lead is the second's latency over the first's, with the interval of stats/ratios.py. Where that holds 1, or the lead
-is below the smallest change that counts, the two are level, and both have won.
+The lead is the second's latency over the first's, with the interval of stats/ratios.py. If the interval contains 1, or
+the lead is below the smallest change that counts, the two are level and both win.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY = METRICS["workspace_mib"], METRICS["kept_mib"]
 
 @dataclass(frozen=True)
 class Match:
-    """One problem on one card at one commit. `entries` are right and timed, the fastest first; `out` are the others."""
+    """A problem on one card at one commit. `entries` are correct and timed, fastest first; `out` are the others."""
 
     entries: tuple[PointRow, ...]
     out: tuple[PointRow, ...]
@@ -45,18 +45,18 @@ class Match:
         return self.entries[0]
 
     def behind(self, point: PointRow) -> float:
-        """Return the point's latency over the fastest's."""
+        """Return a point's latency over the fastest one's."""
         assert point.median_ms and self.first.median_ms
         return point.median_ms / self.first.median_ms
 
     def lead_over(self, point: PointRow) -> Interval | None:
-        """Return the interval of `behind`, or None where nothing shows the noise."""
+        """Return the interval of `behind`, or None if nothing shows the noise."""
         assert point.median_ms and self.first.median_ms and point.timing
         errors = [[math.nan if p.error is None else p.error] for p in (self.first, point)]
         return ratio_interval([self.first.median_ms], errors[0], [point.median_ms], errors[1], timing=point.timing)
 
     def level(self, point: PointRow) -> bool:
-        """Whether the point cannot be told from the fastest, or not by as much as counts."""
+        """Return whether a point is level with the fastest: not significantly or not relevantly slower."""
         if point is self.first:
             return True
         bounds, least = self.lead_over(point), least_effect(point.timing or "gpu", self.first.median_ms or 1.0)
@@ -65,13 +65,14 @@ class Match:
 
 @dataclass(frozen=True)
 class Standing:
-    """One backend over the matches that it took part in.
+    """The results of one backend over its matches.
 
     won      matches in which it was fastest or level with the fastest
-    matches  in which it was measured and right
-    wrong, absent  in which its result was wrong; in which it was not measured for another reason
+    matches  matches in which it was measured and correct
+    wrong    matches in which its result was wrong
+    absent   matches in which it was not measured for another reason
     behind   geometric mean of its latency over the fastest's
-    worst    the largest of these, and its shape
+    worst    the largest of these ratios, with `worst_shape`
     """
 
     backend: str
@@ -82,16 +83,16 @@ class Standing:
     behind: GeometricMean
     worst: float
     worst_shape: str
-    rms: float | None  # the largest
-    memory_mib: float | None  # most of workspace and what preparing keeps, where measured
-    prepare_ms: float | None  # the longest
-    routing: str  # dynamic, fixed, mixed; empty where it is not known
+    rms: float | None  # largest
+    memory_mib: float | None  # largest sum of workspace and memory kept by preparation, if measured
+    prepare_ms: float | None  # longest
+    routing: str  # dynamic, fixed or mixed; empty if unknown
     packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LeagueTable:
-    """The matches of one operator, mode, dtype, protocol and GPU model, and where each backend stands."""
+    """The matches of one operator, mode, dtype, protocol and GPU model, with the backends' standings."""
 
     operator: str
     mode: str
@@ -106,23 +107,23 @@ class LeagueTable:
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:
-        """Every backend that was right somewhere: the smallest geometric mean first, those with more matches ahead."""
+        """The standings by geometric mean; backends with fewer than half of the most matches come last."""
         names = dict.fromkeys(point.series.backend for match in self.matches for point in match.entries)
-        found = [_standing(name, self.matches) for name in names]
-        most = max(standing.matches for standing in found)
-        return tuple(sorted(found, key=lambda s: (2 * s.matches < most, s.behind.ratio, s.backend)))
+        standings = [_standing(name, self.matches) for name in names]
+        most = max(standing.matches for standing in standings)
+        return tuple(sorted(standings, key=lambda s: (2 * s.matches < most, s.behind.ratio, s.backend)))
 
     @property
     def provenance(self) -> list[str]:
-        """A line for each commit and toolchain."""
+        """One line for each commit and toolchain."""
         points = (point for match in self.matches for point in match.entries)
         return list(dict.fromkeys(_provenance(point) for point in points))
 
 
 def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueTable]:  # noqa: B008
-    """Return the tables of points that may be of many runs. Problems with a single backend are no match.
+    """Return the league tables of points from any number of runs. A match needs at least two backends.
 
-    Of `where` what says series counts. Raises QueryError where it names what no point has.
+    Only the series fields of `where` apply. Raises QueryError if it names something that no point has.
     """
     allowed = {row.sort_key for row in narrowed((point.series for point in points), where, exact=True)}
 
@@ -131,11 +132,11 @@ def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueT
         return series.operator, series.mode, series.dtype, series.protocol, series.hardware
 
     matches = sorted(_matches(point for point in points if point.series.sort_key in allowed), key=key)
-    return [LeagueTable(*key_of, tuple(found)) for key_of, found in groupby(matches, key)]
+    return [LeagueTable(*key_of, tuple(matches_of_key)) for key_of, matches_of_key in groupby(matches, key)]
 
 
 def _matches(points: Iterable[PointRow]) -> Iterator[Match]:
-    """The newest state of the code that two backends have a point of, for each problem and card."""
+    """Return an iterator over matches: for each problem, the newest state of the code with at least two backends."""
     places: dict[tuple[Any, ...], dict[Any, list[PointRow]]] = {}
     for point in sorted(points, key=lambda p: (p.run.started, p.run.pk)):
         facts = point.environment.facts
@@ -144,13 +145,13 @@ def _matches(points: Iterable[PointRow]) -> Iterator[Match]:
         by_state.setdefault(point.run.state, []).append(point)
     newest: dict[tuple[str, ...], Match] = {}
     for (problem, _), by_state in places.items():
-        for found in by_state.values():  # in order of time
-            last = {point.series.backend: point for point in found}.values()
+        for points_of_state in by_state.values():  # in order of time
+            last = {point.series.backend: point for point in points_of_state}.values()
             entries = sorted((p for p in last if p.timed), key=lambda p: p.median_ms or 0)
             if len(entries) >= 2:
                 match = Match(tuple(entries), tuple(p for p in last if not p.timed))
-                known = newest.get(problem)
-                if known is None or known.first.run.started <= match.first.run.started:
+                newest_match = newest.get(problem)
+                if newest_match is None or newest_match.first.run.started <= match.first.run.started:
                     newest[problem] = match
     return iter(newest.values())
 
@@ -182,7 +183,7 @@ def _standing(backend: str, matches: Sequence[Match]) -> Standing:
 
 
 def _packages(point: PointRow) -> Iterator[str]:
-    """`quack-kernels 0.6.5`: the versions that this backend alone needs."""
+    """Yield the versions of packages that only this backend needs: `quack-kernels 0.6.5`."""
     for name, version in point.environment.facts.settings.items():
         if name.startswith(PACKAGE):
             yield f"{name.removeprefix(PACKAGE)} {version}"

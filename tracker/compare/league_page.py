@@ -1,4 +1,4 @@
-"""The league as Markdown: for each table where the backends stand, then every problem, losses included."""
+"""The league as Markdown: for each table the standings, then every problem."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from groupbench.tracker.text.wording import counted, interval, milliseconds, pri
 
 HEAD = """# League table
 
-Times are medians over bursts. "Behind" is a backend's latency over the fastest's, as a geometric mean over the problems
-it took part in, with its 95 % interval; 1.000 is always fastest. It won where it was fastest, or level with the
-fastest: the 95 % interval of the two latencies holds 1, or they differ by less than counts. Nothing is compared across
-cards, toolchains or commits. Dynamic routing follows new offsets without new preparation; fixed routing does not."""
+Times are medians over bursts. "Behind" is a backend's latency over the fastest one's: the geometric mean over its
+problems, with a 95 % interval. A value of 1.000 means always fastest. A backend wins if it is fastest or level with the
+fastest: the 95 % interval of the ratio contains 1, or the difference is too small to count. Nothing is compared across
+cards, toolchains or commits. Dynamic routing accepts new offsets without a new preparation; fixed routing does not."""
 
 LONGEST = 60
-"""Characters of a shape. A longer one, such as a list of rows, is shortened in the middle."""
+"""Largest number of characters of a shape. Longer ones, such as lists of rows, are shortened in the middle."""
 
 
 def page(tables: Sequence[LeagueTable]) -> str:
-    """Return the whole page, or a sentence where nothing can be compared."""
+    """Return the whole page, or a sentence if nothing can be compared."""
     if not tables:
-        return f"{HEAD}\n\nNo problem was measured with two backends on one card at one commit.\n"
+        return f"{HEAD}\n\nNo problem has results of two backends on one card at one commit.\n"
     return "\n\n".join([HEAD, *(part for table in tables for part in _table(table))]) + "\n"
 
 
@@ -54,7 +54,7 @@ def _standing(standing: Standing) -> list[str]:
 
 
 def _match(match: Match, names: Iterable[str]) -> list[str]:
-    """The fastest's milliseconds, and how far each is behind it."""
+    """Return the row of a match: the fastest's latency, and how far each backend is behind."""
     second = match.entries[1]
     bounds = match.lead_over(second)
     entries = {point.series.backend: point for point in match.entries}

@@ -1,4 +1,4 @@
-"""What the words of `compare` stand for: a commit, a run, the newest run before a date, or a file of records."""
+"""Resolve the sides of `compare`: a commit, a run, the newest run by a date, or a file of records."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """One side of a comparison: what it is, and its points by series and time."""
+    """One side of a comparison, with its points by series and time."""
 
     title: str
     points: tuple[PointRow, ...]
-    state: State | None = None  # where it is a commit, or a run of one
+    state: State | None = None  # for a commit or a run
 
     def __str__(self) -> str:
         return self.title
 
 
 def is_file(word: str) -> bool:
-    """Whether a word can only be a file: it has a folder or a suffix of a file of records, and exists."""
+    """Return whether a word names an existing file by a folder or a known suffix."""
     named = os.sep in word or word.endswith(FILE_SUFFIXES)
     return named and Path(word).is_file()
 
 
 def find_side(session: Session | None, word: str, options: Options | None = None) -> ComparedSide:
-    """The points that a word stands for; without a session only files are known.
+    """Return the side that a word names. Without a session, only files are possible. Raises QueryError.
 
-    In this order: a file; `run:ID`; a date after @; `latest`, `previous`, a branch or the start of a hash; a date,
-    which is the newest run that had begun by its end; what git knows as a commit.
+    The first that applies of: a file; `run:ID`; `@` and a date; `latest`, `previous`, a branch, the start of a hash or
+    a commit known to git; a date, for the newest run started by its end.
     """
     if is_file(word) or (session is None and Path(word).is_file()):
         return _of_file(word, options)
     if session is None:
-        raise QueryError(f"no file {word!r}, and no database to look for it")
+        raise QueryError(f"no file {word!r}, and no database to look it up in")
     if word.startswith("run:"):
         return _of_run(session, find_run(session, word.removeprefix("run:")))
     if word.startswith("@"):
@@ -67,7 +67,7 @@ def find_side(session: Session | None, word: str, options: Options | None = None
         state = resolve_commit(session, word, git.rev_parse)
     except QueryError as error:
         if word in ("latest", "previous"):
-            raise QueryError(f"{error}; run:ID names one run of a commit, `groupbench runs` lists them") from error
+            raise QueryError(f"{error}; `run:ID` names a single run, `groupbench runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
         return _of_run(session, run_at(session, filters.instant(word, end=True)))
@@ -82,14 +82,14 @@ def _of_run(session: Session, run: RunRow) -> ComparedSide:
 def _of_file(name: str, options: Options | None) -> ComparedSide:
     from groupbench.tracker.formats import Options, load
 
-    # Nothing is stored of it: where the file names no commit, date or device, its name and any of these will do.
+    # These points are not stored, so any commit, date and device will do if the file has none.
     unknown = Options(commit=name, date=datetime.fromtimestamp(0, UTC), device="cuda")
     loaded = load(Path(name), options=options or unknown)
     return ComparedSide(name, tuple(points_of(loaded.records)))
 
 
 def points_of(records: Iterable[Record]) -> list[PointRow]:
-    """Records as the rows that they would be in the store, by series and time. Their keys mean nothing there."""
+    """Return records as point rows, by series and time. Their keys do not refer to the store."""
     runs: dict[str, RunRow] = {}
     environments: dict[str, EnvironmentRow] = {}
     series: dict[Any, SeriesRow] = {}
@@ -98,8 +98,8 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
         run = record.run
         if run.id not in runs:
             commit = run.commit
-            said = (commit.hash, commit.dirty, commit.branch, commit.subject, run.started, run.trigger, run.plan)
-            runs[run.id] = RunRow(len(runs), run.id, *said)
+            facts = (commit.hash, commit.dirty, commit.branch, commit.subject, run.started, run.trigger, run.plan)
+            runs[run.id] = RunRow(len(runs), run.id, *facts)
         content = digest(record.environment)
         if content not in environments:
             identity = environment_identity(record.environment)
@@ -108,14 +108,14 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
     return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
-def _series(record: Record, known: dict[Any, SeriesRow]) -> SeriesRow:
+def _series(record: Record, seen: dict[Any, SeriesRow]) -> SeriesRow:
     cell, fields = record.cell, series_fields(record.cell, record.environment)
     key = tuple(fields.values())
-    if key not in known:
-        known[key] = SeriesRow(
-            pk=len(known), **fields, dims=cell.dims, flops=cell.flops, min_bytes=cell.min_bytes
+    if key not in seen:
+        seen[key] = SeriesRow(
+            pk=len(seen), **fields, dims=cell.dims, flops=cell.flops, min_bytes=cell.min_bytes
         )  # fmt: skip
-    return known[key]
+    return seen[key]
 
 
 def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, series: SeriesRow) -> PointRow:
@@ -151,7 +151,7 @@ def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, se
 
 
 def by_series(points: Sequence[PointRow]) -> dict[tuple[str, ...], list[PointRow]]:
-    found: dict[tuple[str, ...], list[PointRow]] = {}
+    grouped: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
-        found.setdefault(point.series.sort_key, []).append(point)
-    return found
+        grouped.setdefault(point.series.sort_key, []).append(point)
+    return grouped

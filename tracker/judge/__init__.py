@@ -1,1 +1,1 @@
-"""The verdict on a run: the past of its series, what moved, why, and the alerts that follow."""
+"""The verdict on a run: the history of its series, what changed, why, and the resulting alerts."""

@@ -1,4 +1,4 @@
-"""The rule for results: whether one is right, as accurate as it was, and the same when it is computed twice."""
+"""The rule for results: correct, as accurate as before, and bitwise repeatable."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from groupbench.tracker.stats.thresholds import YOUNG, worse_since
 from groupbench.tracker.verdicts import Verdict
 
 _STILL = 0.2
-"""Range of log(rms) within which nothing is worse."""
+"""A range of log(rms) too small for any result in it to be worse than another."""
 
 
 class AccuracyRule:
-    """Judges results. An error hardly scatters: it is rounding of one kernel on the same inputs."""
+    """Judges results. Their errors hardly scatter: they are rounding errors of one kernel on fixed inputs."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.findings = self._findings()
 
     def _findings(self) -> dict[int, tuple[Past, scans.SeriesFinding | None]]:
-        """Where accuracy moved at all: its past in the same environment, and what statistics say where it moved far."""
+        """Return, for each point whose accuracy moved, its past and, if it moved far, the statistics' finding."""
         pasts: dict[int, Past] = {}
         moved_ever = self.data.pasts.inaccurate(_STILL)
         for point in self.data.points:
@@ -48,7 +48,7 @@ class AccuracyRule:
         return {key: (past, by_point.get(key)) for key, past in pasts.items()}
 
     def places(self, point: PointRow) -> list[int]:
-        """Return the runs at which facts of the point's series tell a cause."""
+        """Return the runs whose facts are needed to find a cause."""
         runs: list[int] = []
         past, finding = self.findings.get(point.pk, (None, None))
         ends = None if past is None else _ends(past, finding)
@@ -60,19 +60,19 @@ class AccuracyRule:
         return runs
 
     def not_ok(self, point: PointRow) -> Judged:
-        """Judge a point that has no right result."""
+        """Judge a point whose status is not ok."""
         series, expected = point.series, self.data.expected.get(point.series.pk)
         if point.status == "wrong":
             return self._wrong(point)
         if point.status != "unavailable":
             return Judged(series, Verdict.MISSING, point, point.status, note=point.message)
         if expected is not None and expected.status == "ok":
-            note = f"ran in the previous run: {point.message}"
+            note = f"available in the previous run: {point.message}"
             return Judged(series, Verdict.MISSING, point, "unavailable", note=note)
         return Judged(series, Verdict.UNAVAILABLE, point, "unavailable", note=point.message)
 
     def _wrong(self, point: PointRow) -> Judged:
-        """Outside the tolerance table: always wrong. History only dates the first run that was."""
+        """Judge a result outside tolerance: always `wrong`; history only dates the first wrong run."""
         turn, seen = self.data.turns[point.series.pk], self.data.pasts.earlier_ok(point.series.pk)
         runs = self.data.runs
         span = Span(None if turn.base is None else runs[turn.base], runs[turn.head])
@@ -86,14 +86,14 @@ class AccuracyRule:
         return replace(row, effect=Effect(turn.ms, turn.rms), cause=cause.word, note=note)
 
     def worse(self, point: PointRow, row: Judged) -> Judged | None:
-        """Return what got worse besides the latency, which is `row`'s and is named in the same row."""
+        """Return a regression of accuracy or repeatability, or None. `row` is the latency's."""
         worse_row = self._less_accurate(point, row) or self._not_repeatable(point, row)
         return worse_row and replace(
             worse_row, evidence=replace(worse_row.evidence, p=None, q=None)
-        )  # those are the latency's
+        )  # p and q are the latency's
 
     def _less_accurate(self, point: PointRow, row: Judged) -> Judged | None:
-        """A result that is within tolerance, yet worse than it was; with what the latency did in the same row."""
+        """Return a regression within tolerance, or None. Its note also mentions a change of the latency."""
         past, finding = self.findings.get(point.pk, (None, None))
         ends = None if past is None else _ends(past, finding)
         if past is None or ends is None or point.rms is None:
@@ -104,7 +104,7 @@ class AccuracyRule:
             start = (first + 1 if finding.index is None else finding.index) - finding.n_before
             since = finding.n_after
         level = past.log[max(0, min(start, first)) : first + 1]
-        before = float(np.median(_errors(level)))  # what was measured; the effect is an estimate
+        before = float(np.median(_errors(level)))  # measured, whereas the effect is an estimate
         if not RMS.worse(before, point.rms):
             return None
         runs = self.data.runs
@@ -120,7 +120,7 @@ class AccuracyRule:
         )  # fmt: skip
 
     def _not_repeatable(self, point: PointRow, row: Judged) -> Judged | None:
-        """Two executions that agreed bit by bit, and no longer do."""
+        """Return a regression if two executions used to agree bit by bit and no longer do."""
         alerts = self.data.alerts.get(point.series.pk, ())
         accepted = any(each.metric == "repeatability" and self.data.accepted(each) for each in alerts)
         agreed = None if accepted else self._agreed(point)
@@ -138,8 +138,10 @@ class AccuracyRule:
         )  # fmt: skip
 
     def _agreed(self, point: PointRow) -> tuple[Past, int] | None:
-        """Of a point whose two executions do not agree, where they did before in the same environment: that past, and
-        the last place in it where they did."""
+        """Return the past in the same environment and the last place where two executions agreed.
+
+        None if the point's executions agree, or never agreed.
+        """
         if point.repeatable is not False:
             return None
         past = self.data.pasts.repeatable(point.series.pk)
@@ -149,9 +151,9 @@ class AccuracyRule:
 
 
 def _ends(past: Past, finding: scans.SeriesFinding | None) -> tuple[int, int] | None:
-    """Places of the last result before an accuracy changed and of the first after it.
+    """Return the places of the last result before a change of accuracy and of the first after it.
 
-    It hardly scatters: where a series is too young for statistics, one result before is enough.
+    Accuracy hardly scatters, so one earlier result is enough for a series too young for statistics.
     """
     if moved(finding):
         return finding.first or 0, finding.last or 0
@@ -160,6 +162,6 @@ def _ends(past: Past, finding: scans.SeriesFinding | None) -> tuple[int, int] | 
 
 
 def _errors(log: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Relative RMS errors from the logarithms that they are judged by, where none is the floor's, but for rounding."""
+    """Return relative RMS errors from their logarithms; 0 for an error at the floor."""
     errors = np.exp(log) - RMS.negligible
     return np.where(errors > 1e-9 * RMS.negligible, errors, 0.0)

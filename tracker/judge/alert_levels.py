@@ -1,4 +1,4 @@
-"""Whether what the gate sees is the change of an alert, and whether the level before it is back."""
+"""Match what the gate sees with stored alerts: the same change, or back to the level before it?"""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.thresholds import least_effect
 
 LATEST = 9
-"""Of the newest results, as many at most decide whether a level is back."""
+"""The largest number of newest results that decide whether a level is back."""
 
 _SIGMAS = 3.0
 
 
 def same_change(alert: AlertRow, row: Judged) -> bool:
-    """Return whether a regression that the gate sees is the one of an alert.
+    """Return whether a regression is the one that an alert records.
 
-    The date of a change moves by a night or two as results come in, so the levels decide as well: a change from the
-    alert's level before is the same one, and one from its level after is another.
+    The estimated date of a change shifts by a night or two as results come in, so levels decide too. A change that
+    starts from the alert's earlier level is the same one; a change from its later level is another.
     """
     if alert.metric != row.what:
         return False
@@ -43,7 +43,7 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
 
 
 def levels(row: Judged) -> tuple[float | None, float | None]:
-    """Return (before, after) of what a row says, in the unit of its metric."""
+    """Return a row's (level before, level after), in the unit of its metric."""
     if row.what == "latency" and row.effect.before_ms and row.change is not None:
         return row.effect.before_ms, row.effect.before_ms * (1 + row.change)
     if (
@@ -59,14 +59,14 @@ def levels(row: Judged) -> tuple[float | None, float | None]:
 
 
 def _over_since(alert: AlertRow, row: Judged) -> bool:
-    """Whether what a row says began anew: a result was right, or repeatable, after the change of the alert."""
+    """Whether a row's problem is a new one: the result was correct, or repeatable, after the alert's change."""
     if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
         return False
     return not Span(alert.base_run, alert.run).overlaps(row.span)
 
 
 def is_back(alert: AlertRow, row: Judged) -> bool:
-    """Return whether the newest results are on the level that an alert's series had before, or were since."""
+    """Return whether the newest results are back on the alert's earlier level, or have been since."""
     if _over_since(alert, row):
         return True
     point = row.point
@@ -106,9 +106,9 @@ def on_level(
     sigma: float | None,
     timing: str,
 ) -> bool:
-    """Return whether the newest results lie on one level rather than on another.
+    """Return whether the newest results are on the level `before` rather than on the other one.
 
-    One result is enough where six sigma lie between; else so many together that their mean is as certain.
+    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain.
     """
     needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
     if not latest or needed > min(len(latest), LATEST):

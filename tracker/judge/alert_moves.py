@@ -1,4 +1,4 @@
-"""Alerts opened, moved and closed: by what the gate found, and by people. Every transition is an event."""
+"""Open, update and close alerts, from the gate's verdicts or by hand. Every change of state is an event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from groupbench.tracker.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update did, by keys of alerts."""
+    """The keys of the alerts that an update changed."""
 
     opened: tuple[int, ...] = ()
     reopened: tuple[int, ...] = ()
@@ -39,18 +39,18 @@ class Updated:
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
             if keys
         ]
-        advice = "; `groupbench alerts` lists them, `ack`, `expect` and `close` deal with them"
+        advice = "; list them with `groupbench alerts`, then use `ack`, `expect` or `close`"
         return "alerts: " + (", ".join(parts) or "nothing new") + (advice if self.opened or self.reopened else "")
 
 
 def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated:
-    """Write what the gate found: open what is new, reopen what is back or over, close what is fixed.
+    """Store the gate's verdicts: open new alerts, reopen returned and expired ones, close fixed ones.
 
-    The session must be one that writes. A second time changes nothing.
+    Needs a session that writes. Calling it again changes nothing.
     """
     now = datetime.now(UTC) if now is None else now
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
-    # A pin needs no alert: it fails the gate until it is removed or kept to.
+    # A pin needs no alert: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
     opened, reopened = _raise_alerts(session, failing, now, at)
     seen = {row.alert.pk for row in failing if row.alert is not None}
@@ -60,13 +60,13 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
 
 
 def _raise_alerts(session: Session, failing: Iterable[Judged], now: datetime, at: str) -> tuple[list[int], list[int]]:
-    """Open an alert for each row that has none, reopen those that were fixed, and return the keys of both."""
+    """Open an alert for each row without one, reopen fixed ones, and return the keys of both."""
     opened, reopened = [], []
     for row in failing:
         if row.alert is None:
             opened.append(_open(session, row, now, at))
         elif row.alert.state == "fixed":
-            _move(session, row.alert.pk, "new", ITSELF, f"it is back: {at}", now)
+            _move(session, row.alert.pk, "new", ITSELF, f"regressed again: {at}", now)
             reopened.append(row.alert.pk)
     return opened, reopened
 
@@ -74,16 +74,16 @@ def _raise_alerts(session: Session, failing: Iterable[Judged], now: datetime, at
 def _settle_alerts(
     session: Session, gate: Gate, alerts: Iterable[AlertRow], seen: set[int], now: datetime, at: str
 ) -> tuple[list[int], list[int]]:
-    """Close each open alert whose level is back, reopen those whose acceptance lapsed, and return the keys of both."""
+    """Close each alert whose level is back, reopen each expired one, and return the keys of both."""
     rows = {row.series.pk: row for row in gate.rows if row.point is not None}
     fixed, lapsed = [], []
     for alert in alerts:
         judged = rows.get(alert.series.pk) if alert.pk not in seen and alert.run != gate.run else None
         if judged is not None and is_back(alert, judged):
-            _move(session, alert.pk, "fixed", ITSELF, f"the level is back: {at}", now)
+            _move(session, alert.pk, "fixed", ITSELF, f"back on the earlier level: {at}", now)
             fixed.append(alert.pk)
         elif alert.pk in gate.lapsed:
-            _move(session, alert.pk, "new", ITSELF, f"expected until {alert.until}", now)
+            _move(session, alert.pk, "new", ITSELF, f"was expected until {alert.until}", now)
             lapsed.append(alert.pk)
     return fixed, lapsed
 
@@ -97,8 +97,8 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     identity = select(Series.identity).where(Series.id == row.series.pk)
     identity_fields = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
     stored_key = session.scalar(select(Alert.id).where(Alert.identity == digest(identity_fields)))
-    if stored_key is not None:  # of a time before: it was closed, and levels moved on since
-        _move(session, stored_key, "new", ITSELF, f"it is back: {at}", now)
+    if stored_key is not None:  # closed earlier, and levels have moved on since
+        _move(session, stored_key, "new", ITSELF, f"regressed again: {at}", now)
         return stored_key
     alert = Alert(
         identity=digest(identity_fields),
@@ -123,7 +123,7 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
 
 
 def accept_improvements(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
-    """Accept the level of every series that improved: the gate judges by it from then on, and reports it no more."""
+    """Accept the new level of every improved series. The gate judges by it and no longer reports it."""
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     keys = {
         _open(session, row, now, at)
@@ -136,10 +136,9 @@ def accept_improvements(session: Session, gate: Gate, who: str, reason: str | No
 
 
 def accept_transition(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
-    """Accept the levels since the newest change of the toolchain or machine: a run is judged by these from then on.
+    """Accept the levels since the newest change of toolchain or machine. Later runs are judged by them.
 
-    Each is kept as an alert that is closed as invalid, since it is no change of the code. A wrong result is never
-    accepted.
+    Each is stored as an alert closed as invalid, since the code did not cause it. A wrong result is never accepted.
     """
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     keys = set()
@@ -156,7 +155,7 @@ def accept_transition(session: Session, gate: Gate, who: str, reason: str | None
 
 
 def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | None, now: datetime) -> list[AlertRow]:
-    """Say that they are known and worked on."""
+    """Mark alerts as known and being worked on. Raises QueryError."""
     for alert in _alerts_by_id(session, ids):
         _must_be_open(alert, "acknowledged")
         _move(session, alert.pk, "acknowledged", who, reason, now)
@@ -166,23 +165,23 @@ def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | No
 def expect(
     session: Session, ids: Sequence[int], until: str | None, who: str, reason: str, now: datetime
 ) -> list[AlertRow]:
-    """Accept their new levels, until a date or a commit. Raises QueryError."""
+    """Accept the new levels of alerts, until a date or a commit if given. Raises QueryError."""
     when, commit = _until(session, until, now)
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result":
-            raise QueryError(f"alert {alert.pk} is of a wrong result, which can be no expected level; mend the backend")
+            raise QueryError(f"alert {alert.pk} is a wrong result and cannot be expected; fix the backend")
         _must_be_open(alert, "expected")
         _move(session, alert.pk, "expected", who, reason, now, when, commit)
     return find(session, keys=set(ids))
 
 
 def close(session: Session, ids: Sequence[int], state: str, who: str, reason: str, now: datetime) -> list[AlertRow]:
-    """Close them as fixed or as invalid. Raises QueryError."""
+    """Close alerts as fixed or as invalid. Raises QueryError."""
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result" and state == "invalid":
-            raise QueryError(f"alert {alert.pk} is of a wrong result, which is not accepted; mend backend or tolerance")
+            raise QueryError(f"alert {alert.pk} is a wrong result and cannot be accepted; fix backend or tolerance")
         if alert.state == state:
-            raise QueryError(f"alert {alert.pk} is closed as {state} already; `groupbench alerts --all` lists them")
+            raise QueryError(f"alert {alert.pk} is already closed as {state}; `groupbench alerts --all` lists it")
         _move(session, alert.pk, state, who, reason, now)
     return find(session, keys=set(ids))
 
@@ -192,25 +191,25 @@ def _alerts_by_id(session: Session, ids: Iterable[int]) -> list[AlertRow]:
     by_key = {alert.pk: alert for alert in find(session, keys=set(wanted))}
     for key in wanted:
         if key not in by_key:
-            raise QueryError(f"no alert {key}; `groupbench alerts --all` lists them")
+            raise QueryError(f"no alert {key}; `groupbench alerts --all` lists all alerts")
     return [by_key[key] for key in wanted]
 
 
 def _must_be_open(alert: AlertRow, state: str) -> None:
     if alert.state not in OPEN:
-        then = "it reopens if the change returns" if alert.state == "fixed" else "its level is what is judged by now"
+        then = "it reopens if the regression returns" if alert.state == "fixed" else "its level is already accepted"
         raise QueryError(f"alert {alert.pk} is closed as {alert.state}; {then}")
 
 
 def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime | None, str | None]:
-    """A date, how far ahead (30d), or a commit. Raises QueryError."""
+    """Parse a date, a duration from now (30d) or a commit. Raises QueryError."""
     if text is None:
         return None, None
     if filters.looks_like_date(text) and not re.fullmatch(r"[0-9a-f]{7,40}", text):
         ahead = re.fullmatch(r"\d+\s*[mhdwy]", text.strip())
         when = now + (now - filters.instant(text, now=now)) if ahead else filters.instant(text, end=True)
         if when <= now:
-            raise QueryError(f"{text!r} is over already; give a date to come, 30d, or a commit")
+            raise QueryError(f"{text!r} is in the past; give a future date, a duration such as 30d, or a commit")
         return when, None
     hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, text)).limit(2))) if text else []
     hash_ = hashes[0] if len(hashes) == 1 else git.rev_parse(text)

@@ -1,4 +1,4 @@
-"""What a stored alert makes of a verdict: a level that was accepted, or a regression that nobody dealt with."""
+"""Apply stored alerts to a verdict: accepted levels, and regressions that are still open."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from groupbench.tracker.verdicts import Verdict
 
 
 class AlertRules:
-    """The rules, in the order in which they are asked; the first that has an answer decides."""
+    """Applies the alerts of a series to its verdict. The first rule that matches decides."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
 
     def apply(self, row: Judged, *names: str | None) -> Judged:
-        """Return the row with the alert of its change; a quiet one, too, where the alert has not been dealt with.
+        """Return a row with the alert of its change; a quiet row becomes a regression while its alert is open.
 
-        names  what the alerts are about that are looked at
+        names  metrics of the alerts to consider
         """
         of_series = [each for each in self.data.alerts.get(row.series.pk, ()) if each.metric in names]
         if (regression := self._own_regression(row, of_series)) is not None:
@@ -39,7 +39,7 @@ class AlertRules:
         return self._with_open_alert(row, of_series)
 
     def _own_regression(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
-        """A regression: with the alert of the same change, and as it is where it is news."""
+        """Return a regression with its alert, or unchanged if it is news; None for every other row."""
         if not row.verdict.fails:
             return None
         same = [each for each in of_series if not self.data.accepted(each) and same_change(each, row)]
@@ -48,7 +48,7 @@ class AlertRules:
         return row if row.news.since <= OLD else None
 
     def _in_doubt(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
-        """A suspect: the regression of an open alert, the level before that alert again, or what it was."""
+        """Judge a suspect: the regression of an open alert, back on the level before one, or unchanged."""
         opened = [each for each in of_series if each.state in alerts.OPEN]
         same = [each for each in opened if same_change(each, row)]
         if same:
@@ -60,7 +60,7 @@ class AlertRules:
         return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note, ab_base=None)
 
     def _with_open_alert(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
-        """Whatever history says: the level of an open alert is still there, accepted or not."""
+        """Return the row with an open alert whose level persists, whatever history says."""
         for alert in reversed(of_series):
             if not self._holds(alert, row):
                 continue
@@ -72,32 +72,32 @@ class AlertRules:
         return row
 
     def _holds(self, alert: AlertRow, row: Judged) -> bool:
-        """Whether an alert is open and its level is still there, on the same machine."""
+        """Whether an alert is open and its level persists on the same machine."""
         if alert.state not in alerts.OPEN or alert.metric == "result" or row.point is None:
             return False
         return alert.machine == row.point.environment.machine and not is_back(alert, row)
 
     def _still(self, row: Judged, alert: AlertRow) -> Judged:
-        """A regression that history has grown used to, and nobody has dealt with."""
+        """Return a regression that has become the series' normal level while its alert is open."""
         span = Span(alert.base_run, alert.run, alert.author)
         note = joined("still there", self._text(alert))
         row = replace(row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared)
         return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))
 
     def _text(self, alert: AlertRow) -> str:
-        return alert.text + ("; that time is over" if alert.pk in self.data.lapsed else "")
+        return alert.text + ("; expired" if alert.pk in self.data.lapsed else "")
 
 
 def _long_ago(row: Judged) -> Judged:
-    """A change that is no news, as one that is only noted."""
+    """Return the row of an old change as `ok` with a note, any other row unchanged."""
     if row.news.since <= OLD or not row.verdict.changed:
         return row
-    note = joined(f"long ago: {row.news.since} results on this level", row.note)
+    note = joined(f"old change: {row.news.since} results on this level", row.note)
     return replace(row, verdict=Verdict.OK, news=replace(row.news, old=True), note=note, ab_base=None)
 
 
 def _levels(row: Judged, alert: AlertRow) -> Effect:
-    """Return the effect of a row with what an alert says of the level before."""
+    """Return a row's effect, relative to the level before its alert."""
     if alert.before is None:
         return row.effect
     if alert.metric == "accuracy":
@@ -106,7 +106,7 @@ def _levels(row: Judged, alert: AlertRow) -> Effect:
         return row.effect
     now = row.point.value(METRICS[alert.metric])
     low, high = (None if end is None else math.expm1(end) for end in (alert.low, alert.high))
-    # The alert's own effect, which its interval belongs to; today's result alone may lie outside.
+    # The interval belongs to the alert's own effect. Today's result alone may lie outside it.
     change = alert.change
     if change is None and now is not None and alert.before:
         change = now / alert.before - 1

@@ -1,14 +1,15 @@
-"""Alerts: a change for the worse of one series, from the night that confirmed it until it is dealt with.
+"""Alerts: confirmed regressions of a series, tracked until they are resolved.
 
-    new           nobody has looked yet; the gate fails
-    acknowledged  known and worked on; the gate lists it, and passes unless --strict
-    expected      the new level is accepted, until a date or a commit if one is named: the gate judges by it
-    fixed         the level is back; by itself, or because somebody says so
-    invalid       not a change of the code: the level is accepted as with `expected`, for good
+    new           not yet reviewed; the gate fails
+    acknowledged  known and being worked on; the gate lists it and passes unless --strict
+    expected      the new level is accepted, optionally until a date or a commit; the gate judges by it
+    fixed         back on the earlier level, seen by the gate or declared by a person
+    invalid       not caused by the code; the new level is accepted for good
 
-One alert for each series and change, however many nights see it. `update` opens, closes and reopens them by what the
-gate found; people move them by `acknowledge`, `expect` and `close`: all of them in alert_moves. Every transition is an
-event with who, when and why. A wrong result fails the gate whatever its alert says, and can be no expected level.
+Each change of a series has one alert, however many runs see it. In alert_moves, `update` opens, closes and reopens
+alerts by the gate's verdicts, and `acknowledge`, `expect` and `close` change their state by hand. Every change of state
+is an event with who, when and why. A wrong result always fails the gate, whatever its alert says, and can never be
+expected.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from groupbench.tracker.text import repro
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
 ITSELF = "groupbench"
-"""Who moves an alert that no person moved."""
+"""The author of changes that no person made."""
 
 _MAX_KEYS = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
@@ -48,11 +49,11 @@ _LEVELS = ("before", "after", "effect", "low", "high")
 
 @dataclass(frozen=True)
 class StateChange:
-    """A transition."""
+    """A change of an alert's state."""
 
     at: datetime
     who: str
-    state: str  # from then on
+    state: str  # the new one
     reason: str | None
 
     @property
@@ -62,7 +63,7 @@ class StateChange:
 
 @dataclass(frozen=True)
 class AlertRow:
-    """An alert. Levels are ms, or relative RMS errors; effects log(after / before), None where one of them is zero."""
+    """An alert. Levels are in the metric's unit; effects are log(after / before), None if a level is zero."""
 
     pk: int
     series: SeriesRow
@@ -71,7 +72,7 @@ class AlertRow:
     cause: str | None
     base_run: RunRow | None
     run: RunRow
-    machine: str | None  # identity of the one on which the change was seen
+    machine: str | None  # identity of the machine that showed the change
     before: float | None
     after: float | None
     effect: float | None
@@ -90,12 +91,12 @@ class AlertRow:
 
     @property
     def change(self) -> float | None:
-        """Relative: 0.03 is three per cent more."""
+        """The relative change: 0.03 is a 3 % increase."""
         return None if self.effect is None else math.expm1(self.effect)
 
     @property
     def distance(self) -> float | None:
-        """From one level to the other as the gate judges them: logarithms, an accuracy's with its floor."""
+        """The log distance between the levels, with the metric's floor, as the gate compares them."""
         if self.before is None or self.after is None:
             return None
         metric = of_alert(self.metric)
@@ -103,14 +104,14 @@ class AlertRow:
 
     @property
     def until(self) -> str | None:
-        """When an expected one returns to new."""
+        """When an expected alert becomes new again."""
         if self.until_time is not None:
             return f"{self.until_time:%Y-%m-%d %H:%M}"
         return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
 
     @property
     def text(self) -> str:
-        """What the gate says of it."""
+        """The alert in the gate's output: `alert 3 acknowledged by Ada: on it`."""
         last = self.events[-1] if self.events else None
         who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
         until = f", until {self.until}" if self.state == "expected" and self.until else ""
@@ -152,13 +153,13 @@ def find(
     keys: Collection[int] | None = None,
     series: Collection[int] | None = None,
     states: Collection[str] | None = None,
-    runs: Collection[int] | None = None,  # keys of the runs that may have seen the change first
+    runs: Collection[int] | None = None,  # keys of the first run after the change
 ) -> list[AlertRow]:
-    """Alerts by commit, operator and backend: those of one change stand together."""
+    """Return alerts in the order of commit, operator and backend, so that those of one change are adjacent."""
     statement = select(Alert).order_by(Alert.id)
     if states is not None:
         statement = statement.where(Alert.state.in_(states))
-    # Few are asked for by key; of many, all are read and the others left out, since a statement holds only so many.
+    # A statement binds a limited number of keys: for more, read all rows and filter below.
     if keys is not None and len(keys) <= _MAX_KEYS:
         statement = statement.where(Alert.id.in_(keys))
     if series is not None and len(series) <= _MAX_KEYS:
@@ -223,7 +224,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
 
 
 def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
-    """Whether an expectation is over when a run is judged: its date has come, or its commit is in."""
+    """Return whether an expected alert has expired at a run: by its date, or because the run contains its commit."""
     if alert.state != "expected":
         return False
     if alert.until_time is not None and run.started >= alert.until_time:
@@ -232,7 +233,7 @@ def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
 
 
 def _contains(session: Session, commit: str, wanted: str) -> bool:
-    """Whether a commit is another or comes after it: by parents, by git, or else by the order of what is stored."""
+    """Whether a commit is another or its descendant: by parents, by git, or else by the stored order."""
     if commit == wanted or wanted in ancestors(session, commit):
         return True
     by_git = git.is_ancestor(wanted, commit)

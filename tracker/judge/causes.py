@@ -1,20 +1,20 @@
-"""Why a latency or a result moved: told from what two points say of themselves. Pure functions: nothing is read.
+"""Find the cause of a change from the facts of two points. Pure functions, without I/O.
 
-In this order, the first that holds:
+The first cause that applies, in this order:
 
-    machine         the run's canaries moved, which no code under test can do
-    environment     the card, its power limit or a setting is not what it was
-    toolchain       torch, Triton, Helion, CUDA, Python or the driver is another; with the code, where that is, too
-    infrastructure  the code is the same commit, or the compiled kernels are the same to the last instruction
-    tuning          the same kernels by name were compiled from another config, as an autotuner chooses
+    machine         the run's canaries moved, and they do not run the code under test
+    environment     the card, its power limit or a setting changed
+    toolchain       torch, Triton, Helion, CUDA, Python or the driver changed; "code and toolchain" if both did
+    infrastructure  the commit is the same, or the compiled kernels are identical
+    tuning          the same kernels were compiled from another config, such as an autotuner's choice
     code            none of these
 
-An A/B of the two commits in turns on one machine overrules the first four: machine and environment are the same on
-both of its sides, so that what differs there is the code, or its tuning. That compiled kernels are the same is said
-all the same: it is what an A/A looks like, and tells the noise.
+An A/B comparison of the two commits on one machine overrules the first four: both sides share the machine and the
+environment, so only the code or its tuning can differ. The note still mentions identical kernels, because such a
+comparison is an A/A comparison and shows the noise.
 
-A result, its accuracy or whether it is right, is no matter of the machine's speed, and equal compiled kernels do not
-clear the code of it: what launches them, and what torch computes around them, makes it as well.
+A change of accuracy or correctness does not depend on the machine's speed. Identical kernels do not rule out the code
+either: the code that launches them, and what torch computes around them, affects the result too.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ Word = Literal["machine", "environment", "toolchain", "code and toolchain", "inf
 OF_TOOLCHAINS = ("toolchain", "code and toolchain")
 
 _SHOWN = 4
-"""Differences that are named one by one."""
+"""Number of differences to list."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a point says beside its results."""
+    """What a point records besides its results."""
 
     state: State | None = None
     environment: Environment | None = None
-    kernel_hash: str | None = None  # of all its kernels' code; None where one is unknown
+    kernel_hash: str | None = None  # of all its kernels' code; None if any is unknown
     kernels: tuple[Kernel, ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class Cause:
     word: Word
-    note: str | None = None  # what it was seen by
+    note: str | None = None  # the evidence
 
 
 def find_cause(
-    before: Facts | None,  # of the last point before the change; None where there is none
+    before: Facts | None,  # of the last point before the change, if any
     after: Facts,
     *,
     canaries_moved: bool = False,
-    confirmed: bool = False,  # an A/B on one machine said that the two differ
-    result: bool = False,  # it is the result that moved, no latency
+    confirmed: bool = False,  # an A/B comparison on one machine found a difference
+    result: bool = False,  # the result changed, not the latency
 ) -> Cause:
-    """The cause of a change between two points."""
+    """Return the cause of a change between two points."""
     same_kernels = _same_kernels(before, after)
     if not confirmed:
         if canaries_moved:
@@ -70,7 +70,7 @@ def find_cause(
             if cause is not None:
                 return cause
         if before is not None and _same_code(before, after):
-            return Cause("infrastructure", "the same commit before and after")
+            return Cause("infrastructure", "same commit before and after")
         if same_kernels and not result:
             return Cause("infrastructure", SAME_KERNELS)
     changes = some(differences(before.kernels if before else (), after.kernels))
@@ -83,13 +83,13 @@ def find_cause(
     return Cause("code", f"compiled kernel changed: {changes}" if changes else "compiled kernel changed")
 
 
-SAME_KERNELS = "compiled kernel as before"
+SAME_KERNELS = "compiled kernel unchanged"
 DRIFT = "drift"
-"""A cause that needs no finding: many small steps in one direction, none of which is a change."""
+"""The cause of many small steps in one direction, none of which counts as a change."""
 
 
 def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:
-    """Whether the same kernels by name were compiled from another config."""
+    """Whether kernels of the same names were compiled from another config."""
     old, new = ([kernel for kernel in side if not kernel.external] for side in (before, after))
     if [kernel.name for kernel in old] != [kernel.name for kernel in new]:
         return False
@@ -97,13 +97,13 @@ def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:
 
 
 def some(texts: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """Return the first few texts, and how many more there are."""
     more = len(texts) - _SHOWN
     return "; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _surroundings(before: Facts, old: Environment, after: Facts, new: Environment) -> Cause | None:
-    """Return the machine or the toolchain as the cause, where it is another; the machine first."""
+    """Return a change of the machine, or else of the toolchain, as the cause; None if both are the same."""
     machine, toolchain = machine_differences(old, new), toolchain_differences(old, new)
     if machine:
         return Cause("environment", some((*machine, *toolchain)))

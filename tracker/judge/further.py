@@ -1,4 +1,4 @@
-"""The rules that metrics share: by the statistics of a history, or exactly where a value does not scatter."""
+"""The rules that metrics share: statistics for values that scatter, exact comparison for those that do not."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ from groupbench.tracker.store.schema import Point, Run
 from groupbench.tracker.verdicts import Verdict
 
 GROSS = 5.0
-"""Where a series is too young for statistics, a change of so many times the least that counts is a suspect."""
+"""Multiple of the smallest relevant change that makes a suspect in a series too young for statistics."""
 
 FLIPS = 2
-"""Changes of an exact value among the newest results from which on one to a value that was there before is no news:
-a regression, its repair and the same regression again are three changes, of which the last is told by its alert."""
+"""Number of recent changes of an exact value after which a return to an earlier value is not news.
+
+A regression, its fix and the same regression again are three changes. An alert already covers the last one."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A change of one metric of a point: places are those of the past."""
+    """A change of one metric of a point. `first` and `last` are places in the past."""
 
     metric: Metric
     past: Past  # in the environment of the point
     first: int  # the last result that is certainly before
-    last: int  # the first that is certainly after
+    last: int  # the first result that is certainly after
     since: int  # results after it
-    before: float  # level, in the unit
+    before: float  # level, in the metric's unit
     verdict: Verdict
     finding: scans.SeriesFinding | None = None
 
 
 class FurtherRule:
-    """Judges the metrics that have no rule of their own."""
+    """Judges the metrics without a rule of their own."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
@@ -74,7 +75,7 @@ class FurtherRule:
                 self.steps.setdefault(point.pk, []).append(step)
 
     def places(self, point: PointRow) -> list[int]:
-        """Return the runs at which facts of the point's series tell a cause."""
+        """Return the runs whose facts are needed to find a cause."""
         steps = self.steps.get(point.pk, ())
         return [int(step.past.run[at]) for step in steps for at in (step.first, step.last)]
 
@@ -103,7 +104,7 @@ class FurtherRule:
         return self._hinted(row) if metric.hint and finding is None and step.verdict is Verdict.SUSPECT else row
 
     def _hinted(self, row: Judged) -> Judged:
-        """Judge what only may make a kernel slower by an A/B of the latency, and ask for one where there is none."""
+        """Judge a hint of a slower kernel by an A/B comparison of the latency, or request one."""
         assert row.span is not None
         run, base = self.data.run, row.span.base
         ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
@@ -118,7 +119,7 @@ class FurtherRule:
         return replace(row, verdict=verdict, compared=compared, note=note, news=loud_while_new(row.news))
 
     def _read(self, metrics: list[Metric]) -> dict[int, list[Any]]:
-        """What is stored of the series of the points, by series, the oldest first."""
+        """Return the stored rows of the points' series by key, oldest first."""
         if not metrics:
             return {}
         series = {point.series.pk for point in self.data.points if any(point.value(m) is not None for m in metrics)}
@@ -140,7 +141,7 @@ class FurtherRule:
         return {key: sorted(each, key=lambda row: place[row.run_id])[newest] for key, each in rows.items()}
 
     def _pasts(self, metric: Metric, rows: dict[int, list[Any]]) -> Iterator[tuple[PointRow, Past]]:
-        """The past of each point in its environment, on the level that was accepted, where there is one."""
+        """Yield each point's past in its environment, on its accepted level."""
         keys = {row.environment_id for each in rows.values() for row in each}
         environments = environment_rows(self.data.session, keys)
         machine = coded({key: row.machine for key, row in environments.items()})
@@ -171,12 +172,12 @@ def _value(metric: Metric, row: Any) -> float | None:
 
 
 def _levels(metric: Metric, log: NDArray[np.float64]) -> list[float]:
-    """The values themselves, without what rounding leaves of the logarithm."""
+    """Return the values of logarithms, without rounding residue."""
     return [0.0 if level < 1e-29 else float(f"{level:.9g}") for level in (np.exp(log) - metric.negligible).tolist()]
 
 
 def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
-    """The newest change of each history, where what it came to is still another value than the one before."""
+    """Yield the newest change of each history whose value still differs from the one before."""
     for point, past in pasts:
         levels = _levels(metric, past.log)
         differs = [
@@ -196,9 +197,9 @@ def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iter
 
 
 def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
-    """Return whether an exact value goes to and fro, as where a tuner chooses again each time.
+    """Return whether an exact value alternates, such as when a tuner picks a config on every run.
 
-    It does where it has changed before among the newest results, and what it came to is no worse than what it was.
+    It does if it changed before among the newest results, and its new value is no worse than an earlier one.
     """
     recent = [at for at in differs if at >= len(levels) - OLD]
     earlier = levels[max(0, len(levels) - OLD - 1) : differs[-1]]
@@ -206,7 +207,7 @@ def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
 
 
 def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
-    """The changes that statistics find."""
+    """Yield the changes found by statistics."""
     points_and_pasts = list(pasts)
     least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
     worse: Literal[1, -1] = -1 if metric.better == "higher" else 1
@@ -223,14 +224,14 @@ def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> 
 
 
 def _step_found(metric: Metric, past: Past, finding: scans.SeriesFinding) -> _Step | None:
-    """Return the step that the statistics found, or None where it is old good news or between runs of the same code."""
+    """Return a finding as a step, or None for an old improvement or a change within the same code."""
     assert finding.effect is not None
     worse = (finding.effect > 0) == (metric.better == "lower")
     certain = finding.verdict == "changed"
     first, last, since = finding.first or 0, finding.last or 0, finding.n_after
     if not worse and (not certain or since > OLD):
         return None
-    if past.state[first] == past.state[last]:  # the same code before and after is no change of it
+    if past.state[first] == past.state[last]:  # the code is the same before and after
         return None
     if finding.before is None:
         before = _levels(metric, past.log[first : first + 1])[0]

@@ -1,9 +1,9 @@
-"""The verdict on a run: reads the store, asks the statistics, and says what a CI job should do about it.
+"""The verdict on a run: read the store, apply the statistics, and decide the exit code of a CI job.
 
-All series of the run are judged together, so that the share of false alarms is held over the whole night. What history
-alone cannot decide is a suspect, and stays one until an A/B of the two commits has said same or different. Alerts that
-are stored speak as well: a level that was accepted is the one to judge by, and a regression that nobody dealt with
-stays one when history has grown used to it.
+All series of the run are judged together to bound the false-positive rate of the whole night. A change that history
+alone cannot decide is a suspect until an A/B comparison of the two commits finds "same" or "different". Stored alerts
+count too: an accepted level replaces the earlier one, and a regression stays a regression while its alert is open,
+even when it has become the series' normal level.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from groupbench.tracker.verdicts import Verdict
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
 WINDOW = 100
-"""How many earlier results of a series are looked at: three months of nights."""
+"""Number of earlier results of a series that count: about three months of nightly runs."""
 
 _OF_THE_CELL = ("latency", "accuracy", "repeatability", "result")
-"""What an alert may be about besides the metrics that share a rule."""
+"""Metrics of alerts that the latency and accuracy rules produce."""
 
 
 def judge_run(
@@ -47,11 +47,11 @@ def judge_run(
     run: RunRow,
     *,
     window: int = WINDOW,
-    min_effect: float | None = None,  # relative; None takes that of the timing
+    min_effect: float | None = None,  # relative; None for the timing's default
     strict: bool = False,
-    first_parents: FirstParents | None = None,  # what else than the database knows of ancestry
+    first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
 ) -> Gate:
-    """Return the verdict on each series that a run holds or should hold. Only reads."""
+    """Return the verdict on each series that a run contains or should contain. Only reads."""
     points = points_of_run(session, run)
     line = line_of(session, run, first_parents)
     previous = previous_of_plan(session, run, {point.series.hardware for point in points}, line)
@@ -71,12 +71,12 @@ def judge_run(
 def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
     left_out = ""
     if copies:
-        left_out = f"{counted(copies, 'result')} left out: the same samples under another run of the same commit"
+        left_out = f"{counted(copies, 'result')} ignored: same samples as in another run of the same commit"
     return tuple(note for note in (line.note, left_out) if note)
 
 
 class _Judge:
-    """Asks each rule about each point, and makes rows of the answers."""
+    """Applies every rule to every point."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
@@ -89,7 +89,7 @@ class _Judge:
         data.load_facts(places)
 
     def rows(self) -> list[Judged]:
-        """Return the verdict on each point, in their order."""
+        """Return the rows of all points, in order."""
         rows = [row for point in self.data.points for row in self._rows(point)]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
@@ -98,7 +98,7 @@ class _Judge:
         ]
 
     def _rows(self, point: PointRow) -> list[Judged]:
-        """One row, or more where a series changed in several ways: one at a time is one change."""
+        """Return the row of a point, or several rows if the series changed in several ways at different times."""
         if point.status != "ok":
             return [self.alerts.apply(self.accuracy.not_ok(point), *_OF_THE_CELL)]
         reason = _implausible(point)
@@ -111,7 +111,7 @@ class _Judge:
         return [*(kept if further else rows), *further]
 
     def _of_the_cell(self, point: PointRow) -> list[Judged]:
-        """What the latency and the result say: two rows where they changed at two times."""
+        """Return a row for latency and result, or two rows if they changed at different times."""
         row = self.latency.row(point)
         worse = self.accuracy.worse(point, row)
         if worse is None:
@@ -121,12 +121,12 @@ class _Judge:
         evidence = Evidence(sigma=row.evidence.sigma, latest=row.evidence.latest)
         unchanged = Judged(row.series, Verdict.OK, point, evidence=evidence)
         worse = self.accuracy.worse(point, unchanged) or worse
-        # Each with its own alerts: what nobody dealt with in the one is not hidden by the other.
+        # Each row has its own alerts, so that neither hides the other's open ones.
         both = [self.alerts.apply(row, "latency"), self.alerts.apply(worse, worse.what)]
         return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
 
     def _further(self, point: PointRow) -> list[Judged]:
-        """A row for each other metric that changed, or whose alert nobody has dealt with."""
+        """Return a row for each other metric that changed or has an alert."""
         rows = self.further.rows(point)
         covered = {row.what for row in rows} | {"latency"}
         alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
@@ -136,7 +136,7 @@ class _Judge:
 
 
 def _implausible(point: PointRow) -> str | None:
-    """Why a point's latency cannot be one, or None."""
+    """Return why a point's latency is implausible, or None."""
     if not point.timed or point.median_ms is None:
         return None
     series, where = point.series, point.environment.facts
@@ -146,7 +146,7 @@ def _implausible(point: PointRow) -> str | None:
 
 
 def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, PointOutcome]) -> list[Judged]:
-    """Series that the previous run of the plan measured on this hardware, and this one does not hold."""
+    """Return a row for each series that the plan's previous run measured on this hardware and this run lacks."""
     present = {point.series.pk for point in points}
     hardware = {point.series.hardware for point in points}
     missing_keys = [key for key, before in expected.items() if before.status == "ok" and key not in present]

@@ -1,4 +1,4 @@
-"""What the rules of the gate know of a run, read from the store for all of its points at once."""
+"""The data behind a verdict, read from the store for all points of a run at once."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
 SETTLED = 6
-"""Results on an accepted level that make a history of their own."""
+"""Number of results on an accepted level that form a history of their own."""
 
 
 @dataclass
 class GateData:
-    """Everything that a rule may ask for. `load_facts` adds the facts that tell causes."""
+    """The data that the gate's rules use. `load_facts` adds the facts that show causes."""
 
     session: Session
     run: RunRow
-    line: CommitLine  # the runs that count, up to `run`
+    line: CommitLine  # the runs of the history, up to `run`
     points: Sequence[PointRow]
-    expected: Mapping[int, PointOutcome]  # by series, of the previous run of the plan
-    window: int  # earlier results of a series that count
-    min_effect: float | None  # relative; None takes that of the timing
+    expected: Mapping[int, PointOutcome]  # by series, from the plan's previous run
+    window: int  # number of earlier results of a series to use
+    min_effect: float | None  # relative; None for the timing's default
     pasts: Pasts
     comparisons: Mapping[int, Sequence[Compared]]  # by series
-    turns: Mapping[int, Turn]  # by series whose result is wrong
+    turns: Mapping[int, Turn]  # by series, for wrong results
     alerts: Mapping[int, Sequence[AlertRow]]  # by series
-    lapsed: frozenset[int]  # keys of expected alerts whose time is over
+    lapsed: frozenset[int]  # keys of expected alerts that have expired
     runs: dict[int, RunRow]  # by key
     facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
 
@@ -54,7 +54,7 @@ class GateData:
         window: int,
         min_effect: float | None,
     ) -> GateData:
-        """Return what is stored of the series of a run's points."""
+        """Read the data of the series of a run's points."""
         series = [point.series.pk for point in points]
         pasts = Pasts(session, line, series, window)
         turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
@@ -90,15 +90,15 @@ class GateData:
         return before, after or point_facts(point)
 
     def clean_commits(self, runs: Iterable[int]) -> set[str]:
-        """Return the commits that runs measured, as far as they measured no dirty tree."""
+        """Return the commits of runs, without those of dirty trees."""
         return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
 
     def accepted(self, alert: AlertRow) -> bool:
-        """Return whether the level after an alert's change is the one to judge by."""
+        """Return whether the level after an alert's change is accepted."""
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
 
     def on_accepted_level(self, past: Past, metric: str) -> Past:
-        """Return a past on its newest accepted level: from there on, or with all before it moved there."""
+        """Return a past from its newest accepted level on, or with earlier results shifted to that level."""
         for alert in self.alerts.get(past.series, ()):
             place = np.flatnonzero(past.run == alert.run.pk)
             if alert.metric != metric or alert.distance is None or not self.accepted(alert) or not len(place):
@@ -110,13 +110,13 @@ class GateData:
                 continue
             base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
             earlier = at <= base[0] if len(base) else ~since
-            # Nobody knows which level the results between the ends of the change are on.
-            if alert.cause == "environment":  # of a machine that was accepted in the place of another
+            # Results between the ends of the change are dropped: their level is unknown.
+            if alert.cause == "environment":  # one machine was accepted in place of another
                 past = past.on_machine_of(int(place[0]), np.flatnonzero(earlier))
             past = past.shifted(np.flatnonzero(earlier), alert.distance).where(earlier | since)
         return past
 
 
 def point_facts(point: PointRow) -> Facts:
-    """Return what a point itself says besides its results."""
+    """Return the facts of a point."""
     return Facts(point.run.state, point.environment.facts, point.kernel_hash)

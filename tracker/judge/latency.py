@@ -1,4 +1,4 @@
-"""The rule for latencies: the statistics of their history, what an A/B decided, and whose fault a change is."""
+"""The rule for latencies: statistics of their history, A/B comparisons, and the cause of a change."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from groupbench.tracker.text.wording import date
 from groupbench.tracker.verdicts import Verdict
 
 ENOUGH = 3
-"""Earlier results that a noisy one can agree with."""
+"""Number of earlier results needed to accept a noisy result that agrees with them."""
 
 CLEAR = 6.0
-"""Sigmas from the other level at which a result is certainly on its own."""
+"""Distance in sigma from one level at which a result certainly belongs to the other."""
 
 
 @dataclass(frozen=True)
 class LatencyFinding:
-    """What history says of a point's latency."""
+    """The statistics' finding on a point's latency."""
 
-    past: Past  # in any environment, on the level that was accepted
+    past: Past  # in any environment, on the accepted level
     finding: scans.SeriesFinding
-    least: float  # smallest change that counts, a logarithm
+    least: float  # smallest change that counts, as a logarithm
 
     @property
     def moved(self) -> bool:
@@ -59,16 +59,16 @@ class LatencyFinding:
 
     @property
     def with_toolchain(self) -> bool:
-        """Whether another toolchain is in use since the change."""
+        """Whether the toolchain changed along with the latency."""
         used = self.past.toolchain
         return self.finding.index is not None and bool(used[self.ends[0]] != used[self.ends[1]])
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """Return the places of the last result that is certainly before the change, and of the first after it.
+        """The places of the last result certainly before the change and of the first certainly after it.
 
-        The statistics locate a change by its step alone, which one newest result hardly does. Where
-        toolchains have to be told apart, a result on one level, and far from the other, is on its side for certain.
+        The statistics locate a change by its step, and a single new result locates it poorly. To tell toolchains
+        apart, a result that is on one level and far from the other counts as certain.
         """
         finding = self.finding
         assert finding.first is not None and finding.last is not None and finding.index is not None
@@ -85,7 +85,7 @@ class LatencyFinding:
         return first, last
 
     def before(self) -> list[int]:
-        """Return the runs that are certainly on the level before the change, the newest last."""
+        """Return the runs certainly on the level before the change, newest last."""
         if self.finding.index is None or self.finding.first is None:
             return []
         alike = self.past.alike
@@ -93,29 +93,29 @@ class LatencyFinding:
         return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.ends[0]]].tolist()
 
     def after(self) -> list[int]:
-        """Return the runs that are certainly after it, the oldest first."""
+        """Return the runs certainly after the change, oldest first."""
         alike = self.past.alike
         return self.past.run[alike[alike >= (0 if self.finding.index is None else self.ends[1])]].tolist()
 
 
 class LatencyRule:
-    """Judges the latencies of a run, all of them together: the share of false alarms is held over the night."""
+    """Judges all latencies of a run together, to bound the false-positive rate of the whole night."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.latencies = self._latencies()
-        # By machine, of which a run may hold several, and whether it became slower.
+        # By machine, since a run may use several, and by direction: slower or not.
         self.machines_moved: dict[tuple[str, bool], list[Span]] = {}
         for point in data.points:
             latency = self.latencies.get(point.pk)
             if point.series.operator == CANARY and latency is not None and latency.moved:
-                if latency.with_toolchain:  # a canary runs torch's kernels: what moves them then is no machine
+                if latency.with_toolchain:  # a canary runs torch's kernels, so the toolchain may explain its change
                     continue
                 key = point.environment.machine, latency.slower
                 self.machines_moved.setdefault(key, []).append(self._span(latency))
 
     def places(self, point: PointRow) -> list[int]:
-        """Return the runs at which facts of the point's series tell a cause."""
+        """Return the runs whose facts are needed to find a cause."""
         latency = self.latencies.get(point.pk)
         if latency is None:
             return []
@@ -126,7 +126,7 @@ class LatencyRule:
             return runs
         return [*runs, *latency.before()[-1:], *latency.after()[:1]]
 
-    # ---- what is asked of the statistics
+    # ---- statistics
 
     def _latencies(self) -> dict[int, LatencyFinding]:
         pasts: dict[int, Past] = {}
@@ -148,7 +148,7 @@ class LatencyRule:
     # ---- one point
 
     def row(self, point: PointRow) -> Judged:
-        """Judge the latency of a point whose result is right."""
+        """Judge the latency of a point with a correct result."""
         if not point.timed:
             return self._untimed(point)
         latency = self.latencies[point.pk]
@@ -160,7 +160,7 @@ class LatencyRule:
         return row
 
     def _judged(self, point: PointRow, latency: LatencyFinding) -> Judged:
-        """Judge a latency whose machine has measured the series before."""
+        """Judge a latency on a machine that has a history of the series."""
         series, finding, past = point.series, latency.finding, latency.past
         n = len(past.alike) - 1
         evidence = Evidence(
@@ -172,7 +172,7 @@ class LatencyRule:
         row = Judged(series, Verdict.OK, point, evidence=evidence)
         if not latency.moved and _is_too_noisy(point, latency):
             assert point.error is not None
-            note = f"its bursts leave an error of ±{100 * point.error:.0f} %"
+            note = f"standard error over bursts: ±{100 * point.error:.0f} %"
             return self._young(replace(row, verdict=Verdict.NOISY, note=note), latency)
         if finding.verdict in (Verdict.NEW, Verdict.INSUFFICIENT):
             return self._young(replace(row, verdict=Verdict.NEW if n == 0 else Verdict.INSUFFICIENT), latency)
@@ -190,20 +190,20 @@ class LatencyRule:
         return self._moved(row, latency)
 
     def _base_of_young(self, latency: LatencyFinding) -> RunRow | None:
-        """Return the newest earlier run of another commit, of a series whose history cannot judge yet."""
+        """Return the newest earlier run of another commit, if the history is too short to judge."""
         if latency.finding.verdict != Verdict.INSUFFICIENT:
             return None
         earlier = (self.data.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
         return next((run for run in earlier if run.commit != self.data.run.commit), None)
 
     def _young(self, row: Judged, latency: LatencyFinding) -> Judged:
-        """Judge a series with too few results by an A/B with the commit before, where its level has moved."""
+        """Judge a series with few results by an A/B comparison with the commit before, if its level moved."""
         base, point = self._base_of_young(latency), row.point
         if base is None or point is None or row.series.operator == CANARY:
             return row
         compared = self._compared(row, [base.pk], [self.data.run.pk])
         if compared is not None and compared.verdict == SAME:
-            return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: the same")
+            return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: no difference")
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             span = Span(base, self.data.run)
             cause = find_cause(*self.data.facts_of(point, span), confirmed=True)
@@ -217,7 +217,7 @@ class LatencyRule:
     def _untimed(self, point: PointRow) -> Judged:
         expected = self.data.expected.get(point.series.pk)
         if expected is not None and expected.timed:
-            note = "the previous run has a latency, this one has none"
+            note = "the previous run has a latency, this run has none"
             return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
         seen = self.data.pasts.earlier_ok(point.series.pk)
         return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
@@ -232,7 +232,7 @@ class LatencyRule:
         return replace(row, note=joined(finding.reason, total), effect=changes(point, finding))
 
     def _total(self, latency: LatencyFinding) -> str | None:
-        """Return how far a drift has come in all: no single night shows it."""
+        """Return the total change of a drift, which no single night shows."""
         log, run = latency.past.log[latency.past.alike], latency.past.run[latency.past.alike]
         ends = len(log) // 4
         if ends < 1:
@@ -241,7 +241,7 @@ class LatencyRule:
         return f"{percent(moved)} since {date(self.data.runs[int(run[0])].started)}"
 
     def _moved(self, row: Judged, latency: LatencyFinding) -> Judged:
-        """Judge a latency that history says has moved, or may have: what an A/B found, whose fault it is."""
+        """Judge a latency that has moved, or may have: by A/B comparison, cause and history."""
         point, span = row.point, self._span(latency)
         assert point is not None
         row = replace(row, span=span, transition=transitions.across(self.data, point, span, row))
@@ -254,7 +254,7 @@ class LatencyRule:
         if row.transition is not None and not self._machine_moved(row, span, latency.slower):
             return self._with_toolchain(row, latency)
         if span.same_code and row.transition is None:
-            note = "moved without a change of code: the same commit before and after"
+            note = "changed with no code change: same commit before and after"
             return replace(row, cause="infrastructure", note=note, news=loud_while_new(row.news))
         compared = self._compared(row, latency.before(), latency.after())
         different = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
@@ -265,12 +265,12 @@ class LatencyRule:
         )
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
         if compared is not None and compared.verdict == SAME:
-            row = replace(row, note=joined("A/B: the same", cause.note))
+            row = replace(row, note=joined("A/B: no difference", cause.note))
             return replace(row, verdict=Verdict.OK, news=loud_while_new(row.news))
         return confirmed(row) if different else self._undecided(row, latency, cause)
 
     def _with_toolchain(self, row: Judged, latency: LatencyFinding) -> Judged:
-        """Judge a latency that moved when the toolchain changed, with the code or without it."""
+        """Judge a latency that moved when the toolchain changed, with or without a code change."""
         parts = transitions.parts(self.data, row, latency.before(), latency.after())
         row, cause = transitions.separated(row, parts)
         if cause is None:
@@ -282,19 +282,19 @@ class LatencyRule:
         return replace(row, note=joined(row.note, transitions.ACCEPT))
 
     def _undecided(self, row: Judged, latency: LatencyFinding, cause: Cause) -> Judged:
-        """Judge by history alone, since no A/B decided."""
+        """Judge by history alone, because no A/B comparison decided."""
         certain = latency.finding.verdict == "changed" or transitions.is_certain(row, cause)
         undecided = ""
         if row.compared is not None:
             undecided = f"A/B {row.compared.verdict}" + (f": {row.compared.message}" if row.compared.message else "")
         note = joined(undecided, cause.note)
         doubt = Verdict.UNRESOLVED if undecided else Verdict.SUSPECT
-        # Nobody is alarmed by what got faster, whatever its cause, which the row names.
+        # Only slowdowns raise an alarm. An improvement just names its cause.
         if latency.slower and cause.word == "machine":
             verdict = Verdict.UNRESOLVED
-        elif latency.slower and cause.word in ("infrastructure", "environment"):  # history points not at the code
+        elif latency.slower and cause.word in ("infrastructure", "environment"):  # history does not point at the code
             verdict = doubt
-        elif certain:  # what is certain stays so when an A/B could not tell
+        elif certain:  # an inconclusive A/B comparison does not make it less certain
             row = replace(row, verdict=Verdict.REGRESSED if latency.slower else Verdict.IMPROVED, note=note)
             young = latency.finding.verdict != "changed" and row.span is not None
             return self._to_confirm(row, row.span.base) if young and row.span else row
@@ -305,7 +305,7 @@ class LatencyRule:
         return self._to_confirm(replace(row, verdict=verdict, note=note), row.span.base)
 
     def _machine_moved(self, row: Judged, span: Span, slower: bool) -> bool:
-        """Whether a canary of the same machine moved the same way when the row changed, and not some other night."""
+        """Whether a canary of the same machine moved in the same direction at the same time."""
         assert row.point is not None
         spans = self.machines_moved.get((row.point.environment.machine, slower), ())
         return any(span.overlaps(canary) for canary in spans)
@@ -315,12 +315,12 @@ class LatencyRule:
         return Span(runs[before[-1]] if before else None, runs[after[0]] if after else self.data.run)
 
     def _compared(self, row: Judged, before: list[int], after: list[int]) -> Compared | None:
-        """The A/B of a commit before with one after, if there is one."""
+        """Return the A/B comparison of a commit before with one after, if any."""
         stored = self.data.comparisons.get(row.series.pk, ())
         return comparisons.about(stored, self.data.clean_commits(before), self.data.clean_commits(after))
 
     def _elsewhere(self, point: PointRow, latency: LatencyFinding) -> Judged:
-        """Judge one of the first results on its machine, of a series that has some on another."""
+        """Judge one of the first results on a machine, when the series has a history on another."""
         row, before = transitions.elsewhere(self.data, point, latency.past, latency.least)
         assert row.transition is not None
         if [text.split(" ")[0] for text in row.transition.differences] != ["gpu_uuid"]:
@@ -328,7 +328,7 @@ class LatencyRule:
         compared = self._compared(row, [before.pk], [self.data.run.pk])
         row = replace(row, compared=compared)
         if compared is not None and compared.verdict == SAME:
-            note = joined("another card; A/B on one: the same", row.note)
+            note = joined("another card; A/B on one card: no difference", row.note)
             return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             old = self.data.facts.get((point.series.pk, before.pk))
@@ -337,7 +337,7 @@ class LatencyRule:
         return self._to_confirm(row, before) if row.verdict is Verdict.INCOMPARABLE else row
 
     def _to_confirm(self, row: Judged, base: RunRow | None) -> Judged:
-        """Name the base of the A/B that would decide, or say why there can be none."""
+        """Set the base of the A/B comparison that would decide, or note why there can be none."""
         run = self.data.run
         replaceable = row.transition is not None and row.transition.replaceable
         if base is None or (base.commit == run.commit and not replaceable):
@@ -349,10 +349,10 @@ class LatencyRule:
 
 
 def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:
-    """Return whether a latency's bursts scatter so far that it cannot be judged.
+    """Return whether a latency's bursts vary too much to judge it.
 
-    What disturbs a burst makes it slower. So a median close to the fastest burst says enough, whatever a stall of the
-    host made of one of the others; and so does one that agrees with the results before it.
+    Disturbances only make bursts slower. So a median close to the fastest burst is good enough even if a stall of the
+    host slowed down another burst. So is a median that agrees with earlier results.
     """
     if point.error is None or point.error <= TOO_NOISY or not point.low_ms or not point.median_ms:
         return False
@@ -365,7 +365,7 @@ def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:
 
 
 def _pool(point: PointRow) -> tuple[object, ...]:
-    """Series whose noise is alike: taken in the same way on the same hardware, within a factor of ten."""
+    """Return the pool of series with similar noise: same hardware, host and protocol, within a factor of ten."""
     series = point.series
     assert point.median_ms is not None
     return (point.timing, series.hardware, series.host, series.protocol, math.floor(math.log10(point.median_ms)))

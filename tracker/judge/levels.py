@@ -1,8 +1,8 @@
-"""A series as the statistics read it, and the levels that its results are on.
+"""Convert a series for the statistics, and split its results into levels.
 
-The gate's verdict and the charts both come from here: which results compare, where a level ends, and what besides the
-history says so. An A/B that found a difference, an alert and the gate's own verdict are such evidence: history alone is
-certain of a change only after several results.
+The gate and the charts share this code: which results are comparable, and where a level ends. Levels also end where an
+A/B comparison, an alert or the gate's verdict places a change, because history alone needs several results to be
+certain.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def latency_history(
     timing: str,
     *,
     canary: bool = False,
-    min_effect: float | None = None,  # relative; None takes that of the timing and the latency
+    min_effect: float | None = None,  # relative; None for the default of timing and latency
     pool: Hashable = 0,
 ) -> scan.SeriesHistory:
-    """Return a series' latencies as `scan` reads them.
+    """Return a series' latencies as input for `scan`.
 
-    A canary does not depend on the code under test: no two of its runs measured the same code.
+    A canary does not run the code under test, so each of its runs counts as its own state of the code.
     """
     if min_effect is None:
         min_effect = least_effect(timing, math.exp(float(np.median(past.log))))
@@ -51,7 +51,7 @@ def latency_history(
 
 @dataclass(frozen=True)
 class ChangeEvidence:
-    """What besides its history says that a series' latency changed."""
+    """Evidence of a change of latency beyond the series' history."""
 
     alerts: Sequence[AlertRow] = ()
     comparisons: Sequence[Compared] = ()
@@ -60,7 +60,7 @@ class ChangeEvidence:
 
 @dataclass(frozen=True)
 class StableLevel:
-    """Results within one environment and without a change between them."""
+    """Consecutive results in one environment without a change between them."""
 
     first: int  # key of its first run
     last: int
@@ -69,7 +69,7 @@ class StableLevel:
 
 @dataclass(frozen=True)
 class Levels:
-    """The changes that history is certain of, by the first run on the new level, and the levels between all edges."""
+    """The certain changes of a series, by the first run on the new level, and the levels between all edges."""
 
     changes: tuple[tuple[int, scan.PastChange], ...]
     levels: tuple[StableLevel, ...]
@@ -80,9 +80,9 @@ def levels_of(
     timings: Sequence[str],
     canaries: Sequence[bool],
     evidence: Sequence[ChangeEvidence],
-    commits: Mapping[int, str],  # the clean commit that a run measured, by the run's key
+    commits: Mapping[int, str],  # clean commit of each run, by key
 ) -> list[Levels]:
-    """Return the changes and levels of many series. Changes are searched for in all at once."""
+    """Return the changes and levels of many series, searched together."""
     histories = [
         latency_history(past, timing, canary=canary)
         for past, timing, canary in zip(pasts, timings, canaries, strict=True)
@@ -104,7 +104,7 @@ def levels_of(
 
 
 def _changes_by(evidence: ChangeEvidence, past: Past, commits: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-    """Yield changes as (last place before it, first place after it)."""
+    """Yield changes as (last place before, first place after)."""
     yield from _changes_by_verdicts(evidence, past)
     yield from _changes_by_comparisons(evidence, past, commits)
 
@@ -136,7 +136,7 @@ def _changes_by_comparisons(
 
 
 def _return(alert: AlertRow, past: Past, edges: Collection[int]) -> int | None:
-    """Return the place since which the level is back that a fixed alert's series had before; None where it is not."""
+    """Return the first place back on the level before a fixed alert, or None."""
     if alert.metric != "latency" or alert.state != "fixed" or not alert.before or alert.effect is None:
         return None
     since = np.flatnonzero(past.run == alert.run.pk)
@@ -149,7 +149,7 @@ def _return(alert: AlertRow, past: Past, edges: Collection[int]) -> int | None:
 
 
 def _stretches(past: Past, edges: Collection[int]) -> Iterable[NDArray[np.int64]]:
-    """Places of the results between edges; another environment is an edge as well."""
+    """Return the places of the results between edges. A change of environment is an edge too."""
     if not len(past):
         return []
     elsewhere = np.flatnonzero(np.diff(past.environment)) + 1
@@ -158,7 +158,7 @@ def _stretches(past: Past, edges: Collection[int]) -> Iterable[NDArray[np.int64]
 
 
 def _level(past: Past, stretch: NDArray[np.int64], timing: str) -> StableLevel | None:
-    """Return None where few results are far apart: a change between them could not be found, and they are no level."""
+    """Return the level of a stretch; None for a few results too far apart to be one level."""
     ms = np.exp(past.log[stretch])
     middle = float(np.median(ms))
     if len(ms) < YOUNG and float(np.abs(ms - middle).max()) > GROSS[timing] * middle:

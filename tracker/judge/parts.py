@@ -1,4 +1,4 @@
-"""What the rules of the gate share: notes, intervals, and a past as the statistics take it."""
+"""Helpers that the gate's rules share: notes, intervals, and input for the statistics."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
 Q = 0.05
-"""Share of false ones among the changes that history reports."""
+"""False-discovery rate of the changes that history reports."""
 
 OLD = scans.RECENT
-"""After so many results on a new level its change is no news: it counts where an alert of it is stored, and is else
-only shown. So a regression that was opened stays one until it is dealt with, and what happened long before anybody
-asked, or was for the better, fails and fills no report for good."""
+"""Number of results on a new level after which a change is no longer news.
+
+An older change counts only if it has an alert. So a regression stays until its alert is resolved, while changes from
+before the alerts began, and improvements, do not fail or fill reports forever."""
 
 _MOVED = ("changed", "suspect")
 
 
 def joined(*texts: str | None) -> str | None:
-    """Return the texts that there are as one note."""
+    """Return the non-empty texts as one note."""
     return "; ".join(text for text in texts if text) or None
 
 
@@ -41,24 +42,24 @@ def percent_of(change: float) -> str:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return a number, None where it is not one."""
+    """Return a number, or None for NaN."""
     return None if value is None or math.isnan(value) else float(value)
 
 
 def relative(end: float | None) -> float | None:
-    """Return a logarithm as a relative change, None where it is not known."""
+    """Return a logarithm as a relative change, or None if unknown."""
     return None if end is None or math.isnan(end) else math.expm1(end)
 
 
 def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
-    """Return whether a history has moved, or may have."""
+    """Return whether a finding is a change or a suspect."""
     return finding is not None and finding.verdict in _MOVED and finding.effect is not None
 
 
 def history(
     past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05, worse: Literal[1, -1] = 1
 ) -> scans.SeriesHistory:
-    """Return a past as the statistics take it; `least` and `gross` are logarithms."""
+    """Return a past as input for the statistics; `least` and `gross` are logarithms."""
     return scans.SeriesHistory(
         log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
         floor=floor, min_effect=least, gross=gross, pool=pool, worse=worse,
@@ -66,7 +67,7 @@ def history(
 
 
 def changes(point: PointRow, finding: scans.SeriesFinding) -> Effect:
-    """Return what a finding says of a latency's change."""
+    """Return the effect of a finding on a latency."""
     if finding.effect is None or point.median_ms is None:
         return Effect()
     change = math.expm1(finding.effect)
@@ -75,12 +76,12 @@ def changes(point: PointRow, finding: scans.SeriesFinding) -> Effect:
 
 
 def loud_while_new(news: News) -> News:
-    """Return the news, shown as long as its level is new."""
+    """Return the news, marked to be shown while the level is new."""
     return replace(news, loud=news.since <= OLD)
 
 
 def confirmed(row: Judged) -> Judged:
-    """Return a row by an A/B that found a difference: its effect and interval are the row's."""
+    """Return a row with the effect and verdict of the A/B comparison that found a difference."""
     compared = row.compared
     assert compared is not None and compared.effect is not None and row.point is not None
     pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""

@@ -1,4 +1,4 @@
-"""The past of each series of a run, as arrays: what the statistics are asked about."""
+"""The earlier results of each series of a run, as arrays for the statistics."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _OK = STATUSES.index("ok")
 
 @dataclass(frozen=True)
 class Past:
-    """Good results of one series, timed like the run's: the oldest first, that of the run last."""
+    """The good results of one series with the run's timing, oldest first; the run's own is last."""
 
     series: int
     run: NDArray[np.int64]  # [n] keys
-    environment: NDArray[np.int64]  # [n] the machine: results compare where it is equal
-    toolchain: NDArray[np.int64]  # [n] what was installed is the same where it is equal
-    state: NDArray[np.int64]  # [n] code and toolchain are the same where it is equal
+    environment: NDArray[np.int64]  # [n] machine; results with an equal one are comparable
+    toolchain: NDArray[np.int64]  # [n] equal for the same toolchain
+    state: NDArray[np.int64]  # [n] equal for the same code and toolchain
     log: NDArray[np.float64]  # [n] logarithm of the value
-    error: NDArray[np.float64]  # [n] its standard error; NaN where unknown
+    error: NDArray[np.float64]  # [n] standard error of the logarithm; NaN if unknown
 
     def __len__(self) -> int:
         return len(self.run)
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """[m] Places of the results on the machine of the last one."""
+        """Places of the results on the machine of the last one, [m]."""
         return np.flatnonzero(self.environment == self.environment[-1:])
 
     def where(self, keep: NDArray[Any]) -> Past:
@@ -52,10 +52,10 @@ class Past:
         return Past(self.series, **arrays)
 
     def of_its_toolchain(self) -> Past:
-        """Return the results of the last one's toolchain, and of those that were in use before it.
+        """Return the results of the last toolchain and of the toolchains in use before it.
 
-        Where two toolchains are measured in turns, each has a past of its own: once a toolchain is in use, results of
-        another one between its own do not count. An older one ends where the newer one begins.
+        When two toolchains are measured alternately, each has a past of its own: once a toolchain is in use, results
+        of another one in between do not count. An older toolchain ends where the newer one begins.
         """
         alike = self.alike
         used = self.toolchain[alike]
@@ -70,13 +70,13 @@ class Past:
         return self if keep.all() else self.where(keep)
 
     def on_machine_of(self, place: int, places: NDArray[Any]) -> Past:
-        """With some results as if they had been taken on the machine of another one."""
+        """Return the past with the results at `places` assigned to the machine of the one at `place`."""
         environment = self.environment.copy()
         environment[places] = environment[place]
         return replace(self, environment=environment)
 
     def shifted(self, places: NDArray[Any], by: float) -> Past:
-        """With some results moved, as if they had always been on another level."""
+        """Return the past with the results at `places` shifted by a log distance."""
         log = self.log.copy()
         log[places] += by
         return replace(self, log=log)
@@ -86,19 +86,19 @@ _ARRAYS = ("run", "environment", "toolchain", "state", "log", "error")
 
 
 class Pasts:
-    """The newest results of a line of commits, up to the run that ends it. All series are prepared at once."""
+    """The newest results along a line of commits, up to the run that ends it. Prepares all series at once."""
 
     def __init__(self, session: Session, line: CommitLine, series: Collection[int], window: int) -> None:
         points = recent_points(session, window + 1, line=line, series=series)
         self.copies = points.copies
         starts, sizes = points.starts, np.diff(points.starts)
-        # Within each series the other way round: the oldest first.
+        # Reverse the order within each series: oldest first.
         at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
         environments = environment_rows(session, np.unique(points.environment).tolist())
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
         runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty)))
-        # A dirty tree is like no other, its own included.
+        # A dirty tree never equals another state, not even a dirty tree of the same commit.
         state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
         self._place = {key: place for place, key in enumerate(points.series.tolist())}
         self._starts = starts
@@ -113,23 +113,23 @@ class Pasts:
 
     @staticmethod
     def _newest_timing(points: Recent) -> NDArray[np.int8]:
-        """[s] Of each series, the timing of its newest good result; 0 where it has none."""
+        """Return the timing of each series' newest good result, or 0 if it has none, [s]."""
         ok = points.status == _OK
         timing = np.zeros(len(points.series), dtype=np.int8)
         series = np.repeat(np.arange(len(points.series)), np.diff(points.starts))[ok]
-        timing[series[::-1]] = points.timing[ok][::-1]  # the newest stands first, and is written last
+        timing[series[::-1]] = points.timing[ok][::-1]  # the newest comes first and is written last
         return timing
 
     def latency(self, series: int) -> Past:
-        """Of results that are right."""
+        """Return the past of a series' latency."""
         return self._latency.of(series).of_its_toolchain()
 
     def accuracy(self, series: int) -> Past:
-        """Relative RMS error plus its floor, of results that are within tolerance: what is below it hardly counts."""
+        """Return the past of a series' relative RMS error. Its floor is added, so that tiny errors hardly count."""
         return self._accuracy.of(series).of_its_toolchain()
 
     def repeatable(self, series: int) -> Past:
-        """1 where two executions agreed bit by bit, and 0 where they did not."""
+        """Return the past of a series' repeatability: 1 if two executions agreed bit by bit, else 0."""
         comparable = self._like_newest & (self._repeatable >= 0)
         place = self._place[series]
         rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
@@ -142,17 +142,17 @@ class Pasts:
         return past.of_its_toolchain()
 
     def earlier_ok(self, series: int) -> int:
-        """How many good results there are before the run's own, of whatever timing and environment."""
+        """Return the number of good results before the run's own, in any timing and environment."""
         place = self._place[series]
         return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
 
     def inaccurate(self, least: float) -> set[int]:
-        """Series whose log(rms) has a range above `least`: all others need no second look."""
+        """Return the series whose log(rms) varies by more than `least`; no other can have changed."""
         table = self._accuracy
         long = np.flatnonzero(np.diff(table.starts) > 0)
         if not len(long):
             return set()
-        begin = table.starts[:-1][long]  # those between have no points
+        begin = table.starts[:-1][long]  # the others have no points
         spread = np.maximum.reduceat(table.log, begin) - np.minimum.reduceat(table.log, begin)
         keys = np.array(list(self._place), dtype=np.int64)
         return set(keys[long[spread > least]].tolist())
@@ -177,7 +177,7 @@ class Pasts:
 
 @dataclass(frozen=True)
 class _Table:
-    """Pasts of all series, one after the other."""
+    """The pasts of all series, concatenated."""
 
     place: dict[int, int]  # of each series
     starts: NDArray[np.int64]  # [s + 1]
@@ -196,17 +196,19 @@ class _Table:
 
 @dataclass(frozen=True)
 class Turn:
-    """When the result of a series became wrong."""
+    """The runs between which a series' result became wrong."""
 
-    head: int  # key of the first run since whose result is wrong
-    base: int | None = None  # of the last one whose result was right; None where none is stored
-    ms: float | None = None  # what the base measured
+    head: int  # key of the first run with a wrong result
+    base: int | None = None  # key of the last run with a correct result, if stored
+    ms: float | None = None  # latency at the base
     rms: float | None = None
 
 
 def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> dict[int, Turn]:
-    """Of series whose result is wrong in the run that ends a line, by key. Failures and what was not measured are no
-    results."""
+    """Return when each series became wrong, by key, for series that are wrong in the last run of a line.
+
+    Failed and unmeasured cells are not results and do not count.
+    """
     rank = {run: place for place, run in enumerate(reversed(line.runs))}
     columns = (Point.series_id, Point.run_id, Point.status, Point.median_ms, Point.timing, Point.rms)
     turns: dict[int, Turn] = {}
@@ -224,7 +226,7 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
 
 
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:
-    """What the points of (series, run) say beside their results; what is not stored is left out."""
+    """Return the facts of the points at (series, run). Points that are not stored are left out."""
     wanted = set(places)
     query = (
         select(Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels)
@@ -248,7 +250,7 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
 
 
 def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
-    """Who wrote each commit, as far as it is stored."""
+    """Return the author of each commit, as far as stored."""
     return {
         hash_: author
         for chunk in chunks(set(commits))
@@ -257,7 +259,7 @@ def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
 
 
 def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:
-    """Return a number for each key, equal where its text is."""
+    """Return a number for each key, equal for equal texts."""
     numbers: dict[str, int] = {}
     return _by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
 

@@ -1,7 +1,7 @@
-"""Pinned commits: a fixed baseline beside the history, so that many small steps cannot add up unnoticed.
+"""Pinned commits: a fixed reference besides the history, so that small steps cannot add up unnoticed.
 
-A history forgets: what got 0.1 % slower every night never stands out from the night before. A pin names a commit and
-how much slower any series may be than it was there.
+A history adapts: a series that slows down by 0.1 % every night never differs from the night before. A pin names a
+commit and the largest slowdown that is allowed since then.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from groupbench.tracker.store.schema import Commit, Environment, Pin, Point, Run
 from groupbench.tracker.verdicts import Verdict
 
 NEWEST = 5
-"""Results whose median is the level that is compared with the pinned one."""
+"""Number of results whose median is compared with the pinned level."""
 
 SIGMAS = 3.0
-"""Standard errors by which the limit must be passed for a regression; less is a suspect."""
+"""Standard errors by which a regression exceeds the limit; anything closer is a suspect."""
 
 
 @dataclass(frozen=True)
 class PinRow:
-    """A commit that runs are compared with."""
+    """A pinned commit with its limit."""
 
     pk: int
     name: str
@@ -62,7 +62,7 @@ class PinRow:
 
 
 def find(session: Session, *, ended: bool = False) -> list[PinRow]:
-    """Return the pins in force, the oldest first; `ended` includes those that were removed."""
+    """Return the pins in force, oldest first; `ended` includes removed pins."""
     statement = select(Pin).order_by(Pin.id)
     if not ended:
         statement = statement.where(Pin.ended.is_(None))
@@ -73,10 +73,10 @@ def find(session: Session, *, ended: bool = False) -> list[PinRow]:
 
 
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
-    """Pin a commit that was measured; one of the same name is replaced. Raises QueryError."""
+    """Pin a measured commit, replacing a pin of the same name. Raises QueryError."""
     state = resolve_commit(session, commit, git.rev_parse)
     if state.dirty:
-        raise QueryError(f"{state} is a dirty tree: pin a commit")
+        raise QueryError(f"{state} is a dirty tree; pin a commit instead")
     if max_slowdown <= 0:
         raise QueryError("--max-slowdown must be larger than 0")
     now, name = datetime.now(UTC), name or commit
@@ -88,14 +88,14 @@ def pin(session: Session, commit: str, max_slowdown: float, name: str | None, wh
 
 
 def unpin(session: Session, name: str) -> PinRow:
-    """End the pin of a name. Raises QueryError."""
+    """Remove a pin by name. Raises QueryError."""
     for each in find(session):
         if each.name == name:
             session.get_one(Pin, each.pk).ended = datetime.now(UTC)
             session.flush()
             return each
     names = ", ".join(each.name for each in find(session)) or "none"
-    raise QueryError(f"no pin {name!r}; there are: {names}")
+    raise QueryError(f"no pin {name!r}; known: {names}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Level:
 
 
 class PinRule:
-    """Compares the newest level of each series with its level at the pinned commits."""
+    """Compares the newest level of each series with its level at each pinned commit."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
@@ -117,21 +117,21 @@ class PinRule:
         data.runs |= run_rows(data.session, runs - set(data.runs))
 
     def rows(self, point: PointRow, row: Judged) -> list[Judged]:
-        """Return a row for each pin whose limit a point's latency passes, or may pass. `row` is its own."""
+        """Return a row for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
         if not point.timed or point.series.operator == CANARY:
             return []
         rows = (self._row(each, point, row) for each in self.pins)
         return [each for each in rows if each is not None]
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line for each pin that some latencies cannot be compared with: silence would read as a pass."""
+        """Return a line for each pin that lacks some latencies, since silence would look like a pass."""
         timed = [point for point in self.data.points if point.timed and point.series.operator != CANARY]
         lines = []
         for each in self.pins:
             levels = self.levels[each.pk]
             lacking = sum((point.series.pk, point.environment.identity) not in levels for point in timed)
             if lacking and each.commit != self.data.run.commit:
-                lines.append(f"pin {each.name}: {lacking:,} series have no result there in this environment")
+                lines.append(f"pin {each.name}: {lacking:,} series have no result at that commit in this environment")
         return tuple(lines)
 
     def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
@@ -157,7 +157,7 @@ class PinRule:
         verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
         judged = replace(
             Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
-            note=f"{percent(effect)} since {pinned.name}, where {percent(limit)} is allowed",
+            note=f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}",
             effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
             evidence=Evidence(before.n, row.evidence.sigma), compared=compared,
         )  # fmt: skip
@@ -168,7 +168,7 @@ class PinRule:
 def _slowdown(
     past: Past, number: int, before: _Level, point: PointRow, compared: Compared | None
 ) -> tuple[float, float, float]:
-    """Return (effect, low, high) of the newest results against the pinned level, or of an A/B of the two."""
+    """Return (effect, low, high) since the pin, from the newest results or an A/B comparison."""
     if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
         return compared.effect, compared.low or compared.effect, compared.high or compared.effect
     assert point.timing is not None
@@ -179,12 +179,12 @@ def _slowdown(
 
 
 def _scatter(log: NDArray[np.float64]) -> float:
-    """Return the scatter between results, from one to the next: a drift, or a step, adds nothing to it."""
+    """Return the scatter from differences of successive results, which drifts and steps do not affect."""
     return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
 
 
 def _levels(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> Mapping[tuple[int, str], _Level]:
-    """The level of each series at a pinned commit, by series and environment."""
+    """Return the level of each series at a pinned commit, by series and environment."""
     statement = (
         select(Point.series_id, Environment.identity, Point.run_id, Point.median_ms, Point.error_ppm)
         .join(Run, Point.run_id == Run.id)

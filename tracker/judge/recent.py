@@ -1,8 +1,7 @@
-"""The newest results of every series at once, as arrays: what a gate reads.
+"""Read the newest results of every series at once, as arrays for the gate.
 
-Points lie on disk in the order in which they were stored, so the newest of all series stand together. Runs are
-read from the newest back until every series has its share; the few that were not measured for long are then
-looked up one by one.
+Points are stored on disk in the order of ingestion, so the newest points of all series are adjacent. Runs are read
+from the newest back until nearly every series has enough points. The few remaining series are then read by key.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Point, Run, Series, table_of
 
 TIMINGS = (None, "gpu", "cpu", "interpreted")
-"""None where no latency was taken."""
+"""None for points without a latency."""
 
-_STRAGGLERS = 0.02  # share of the series that is looked up rather than scanned for
+_STRAGGLERS = 0.02  # share of the series to read by key instead of scanning further runs
 _CHUNK = 200
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Points by series; within one, the newest first. Point i of series s is `starts[s] + i`.
+    """Points by series, newest first. Point i of series s is at `starts[s] + i`.
 
-    `run` and `environment` are keys of the tables; points of one identity may have several environments.
+    `run` and `environment` are table keys. Points with one environment identity may have several environments.
     """
 
     series: NDArray[np.int64]  # [s] keys, ascending
-    starts: NDArray[np.int64]  # [s + 1] where each series begins; the last is the number of points
+    starts: NDArray[np.int64]  # [s + 1] start of each series; the last entry is the number of points
     run: NDArray[np.int64]  # [p] key
     environment: NDArray[np.int64]  # [p] key
     status: NDArray[np.int8]  # [p] place in STATUSES
     timing: NDArray[np.int8]  # [p] place in TIMINGS
-    median_ms: NDArray[np.float64]  # [p] NaN where unknown, as the following
+    median_ms: NDArray[np.float64]  # [p] NaN if unknown, like the next two
     error: NDArray[np.float64]  # [p] standard error of log(median_ms)
     rms: NDArray[np.float64]  # [p]
-    repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 where unknown
-    copies: int = 0  # results that were left out: the samples of a newer one of their commit, under another run id
+    repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 if unknown
+    copies: int = 0  # results ignored: the same samples are stored under a newer run of the commit
 
     def of(self, series: int) -> slice:
-        """Where the points of a series stand; empty for one that has none."""
+        """Return the slice of a series' points; empty if it has none."""
         place = int(np.searchsorted(self.series, series))
         if place == len(self.series) or self.series[place] != series:
             return slice(0, 0)
@@ -58,18 +57,21 @@ class Recent:
 
 
 _POINT = table_of(Point).columns
-_CODES = (len(TIMINGS), 3)  # of timing and repeatable, which share an integer with status
+_CODES = (len(TIMINGS), 3)  # number of codes for timing and repeatable, which share an integer with status
 
 
 def _code() -> Any:
-    """Status, timing and repeatable as one integer: two million texts would take longer to read than all the rest."""
+    """Return SQL that encodes status, timing and repeatable as one integer.
+
+    Reading them as two million texts would take longer than everything else.
+    """
     status = case({name: place for place, name in enumerate(STATUSES)}, value=_POINT.status)
     timing = case({name: place for place, name in enumerate(TIMINGS) if name}, value=_POINT.timing, else_=0)
     repeatable = case((_POINT.repeatable.is_(True), 1), (_POINT.repeatable.is_(False), 0), else_=2)
     return (status * _CODES[0] + timing) * _CODES[1] + repeatable
 
 
-_COLUMNS = (  # of the table: those of the mapped class would cost as much again
+_COLUMNS = (  # of the table; the mapped class would double the time
     _POINT.series_id,
     _POINT.run_id,
     _POINT.environment_id,
@@ -92,17 +94,17 @@ _ROW = np.dtype(
     ]
 )
 _Rows = NDArray[Any]
-"""[p] of _ROW."""
+"""An array [p] of _ROW."""
 
 
 def recent_points(
     session: Session,
     n: int,
     *,
-    line: CommitLine | None = None,  # the runs that count, the newest first; None is all of them by time
-    series: Collection[int] | None = None,  # keys of the series that are asked for; None is all
+    line: CommitLine | None = None,  # the runs that count; None for all runs by time
+    series: Collection[int] | None = None,  # keys of the series to read; None for all
 ) -> Recent:
-    """Return the `n` newest points of every series, in the order of the line. Copies of samples are left out."""
+    """Return the `n` newest points of every series, in the order of the line, without copies of samples."""
     newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
     size = (session.scalar(select(func.max(Run.id))) or 0) + 1
     rank, commit = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
@@ -141,9 +143,9 @@ def recent_points(
 
 
 class _Copies:
-    """Tells copies from new measurements: the same samples in the same environment, of one commit.
+    """Finds copies of measurements: the same samples of one commit in the same environment.
 
-    Two measurements never agree in every sample. What has none (an accuracy alone) may well repeat itself.
+    Two measurements never agree in every sample. Results without samples, such as an accuracy alone, may repeat.
     """
 
     def __init__(self, commit: NDArray[np.int64], runs: Sequence[int]) -> None:
@@ -153,7 +155,7 @@ class _Copies:
         self.number = 0
 
     def without(self, block: _Rows) -> _Rows:
-        """The rows of one run that are no copies of those of runs before it. A hash of a result is of its series."""
+        """Return the rows of one run without copies of earlier runs. The content hash includes the series."""
         commit = int(self._commit[block["run"][0]]) if len(block) else 0
         if not len(block) or not self._repeated[commit]:
             return block
@@ -164,23 +166,23 @@ class _Copies:
             self.number += int(copied.sum())
             block = block[~copied] if copied.any() else block
         contents = block["content"] if seen is None else np.concatenate([seen, np.sort(block["content"])])
-        self._seen[commit] = np.sort(contents, kind="stable")  # merges what is in order in linear time
+        self._seen[commit] = np.sort(contents, kind="stable")  # merges sorted parts in linear time
         return block
 
     def of_each_run(self, rows: _Rows) -> list[_Rows]:
-        """`without`, of the rows of many runs in their order."""
+        """Apply `without` to the rows of many runs, in order."""
         ends = np.flatnonzero(np.diff(rows["run"])) + 1
         return [self.without(block) for block in np.split(rows, ends)]
 
 
 def _rows(session: Session, query: Select[Any]) -> _Rows:
     result: Any = session.execute(query)
-    with result:  # its cursor is the driver's: plain tuples, None where a number is missing
+    with result:  # the driver's cursor gives plain tuples, with None for missing numbers
         return np.fromiter(result.cursor, dtype=_ROW)
 
 
 def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
-    """Those whose series is one of `keys`."""
+    """Return the rows whose series is marked in `keys`."""
     keep = keys[block["series"]]
     return block if keep.all() else block[keep]
 
@@ -211,7 +213,7 @@ def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each run of equal keys begins, and the length at the end."""
+    """Return the start of each group of equal keys, and the length at the end."""
     if not len(ordered):
         return np.zeros(1, dtype=np.int64)
     return np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).astype(np.int64)

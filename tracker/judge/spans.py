@@ -1,4 +1,4 @@
-"""Between which runs a series changed, and what else changed between them."""
+"""The runs between which a series changed, and the toolchain or machine change there, if any."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from groupbench.tracker.record import Environment
 
 @dataclass(frozen=True)
 class Span:
-    """Between which runs a series changed, and what else changed between them."""
+    """The runs between which a series changed."""
 
-    base: RunRow | None  # the last one before; None where there is none
-    head: RunRow  # the first one that is certainly after
-    author: str | None = None  # of the head's commit
+    base: RunRow | None  # the last run before the change, if any
+    head: RunRow  # the first run certainly after it
+    author: str | None = None  # author of the head's commit
 
     @property
     def text(self) -> str:
         return f"{'' if self.base is None else self.base.state}..{self.head.state}"
 
     def overlaps(self, other: Span) -> bool:
-        """Return whether both may be of one moment: each is after its base, up to and with its head."""
+        """Return whether both changes may have happened at the same time: after a base, and by its head."""
         return not (self._ends_before(other) or other._ends_before(self))
 
     def _ends_before(self, other: Span) -> bool:
@@ -35,22 +35,22 @@ class Span:
 
 @dataclass(frozen=True)
 class Transition:
-    """A series across a change of its toolchain or machine. Changes are relative: 0.03 is three per cent slower."""
+    """A change of a series' toolchain or machine, with its effect. Changes are relative: 0.03 is 3 % slower."""
 
-    before: RunRow  # the last run before it
+    before: RunRow  # the last run before the transition
     after: RunRow  # the first run after it
     differences: tuple[str, ...]  # `triton 3.7.1 → 3.8.0`
     code_changed: bool
     change: float
-    low: float | None  # interval of the change; None where few results tell none
+    low: float | None  # interval of the change; None with too few results
     high: float | None
     old: Environment
-    new: Environment  # of the newest result
-    machine: bool = False  # the machine is another, too
+    new: Environment  # environment of the newest result
+    machine: bool = False  # the machine changed too
 
     @property
     def replaceable(self) -> bool:
-        """Whether an interpreter with the old packages would be another toolchain on the machine of the new one."""
+        """Whether the old toolchain can run on the new machine by installing the old packages."""
         return software_identity(self.old) != software_identity(self.new)
 
     @property

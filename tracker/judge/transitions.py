@@ -1,10 +1,10 @@
-"""Transitions: how far a series moved when its toolchain or its machine changed, and which part the code has in it.
+"""Transitions: how far a series moved when its toolchain or machine changed, and how much the code contributed.
 
-A series goes on across another torch, Triton, Helion, CUDA, Python or driver, so that the statistics see a step there
-as they see one of the code. Where both changed, two A/B comparisons separate them: the old code in both toolchains, and
-both commits in the new one. Their effects add up to the whole. A series does not go on like that on another machine,
-since cards of one model differ. Its first results there are compared with the last ones on the machine before, and a
-person accepts them.
+A series continues across a new torch, Triton, Helion, CUDA, Python or driver, so the statistics see a step there just
+as for a code change. If both changed, two A/B comparisons separate them: the old code in both toolchains, and both
+commits in the new one. Their effects add up to the total. A series does not continue on another machine, because cards
+of one model differ. Its first results there are compared with the last ones on the earlier machine, and a person
+accepts them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.verdicts import Verdict
 
 NIGHTS = 10
-"""Results before a transition, at most, whose median is what the newest ones are compared with."""
+"""Largest number of results before a transition whose median is the earlier level."""
 
 YOUNG = 3
-"""Earlier results on a machine that are a history of their own."""
+"""Number of earlier results on a machine that form a history of their own."""
 
 ACCEPT = "`groupbench accept-transition` accepts the new levels"
 
@@ -47,13 +47,13 @@ ACCEPT = "`groupbench accept-transition` accepts the new levels"
 def size(
     old: NDArray[np.float64],  # [n] logarithms, the newest last
     new: NDArray[np.float64],  # [m]
-    sigma: float,  # scatter of one result; NaN where unknown
+    sigma: float,  # scatter of one result; NaN if unknown
     floor: float,
-    nights: int = NIGHTS,  # of the old ones, how many tell their level
+    nights: int = NIGHTS,  # number of old results that define the earlier level
 ) -> tuple[float, float | None, float | None]:
-    """Return (effect, low, high) of the new results against the last old ones: logarithms, with an interval of 95 %.
+    """Return (effect, low, high) of the new results against the last old ones: logarithms and a 95 % interval.
 
-    The interval is Student's, by the scatter of the old results from one to the next; None where one tells none.
+    The interval is Student's t with the scatter between successive old results; None with a single old result.
     """
     old = old[-NIGHTS:]
     level = old[-nights:]
@@ -67,7 +67,7 @@ def size(
 
 
 def newest(data: GateData, point: PointRow, past: Past, sigma: float) -> Transition | None:
-    """Return how far a series moved with the toolchain of its newest result; None where that is no new one."""
+    """Return the transition at a series' newest result, or None if its toolchain is not new."""
     alike = past.alike
     if len(alike) < 2 or past.toolchain[alike[-2]] == past.toolchain[alike[-1]]:
         return None
@@ -78,7 +78,7 @@ def newest(data: GateData, point: PointRow, past: Past, sigma: float) -> Transit
 
 
 def across(data: GateData, point: PointRow, span: Span, row: Judged) -> Transition | None:
-    """Return the transition that lies between the ends of a change; None where the toolchain is the same at both."""
+    """Return the transition between the ends of a change, or None if the toolchain is the same at both."""
     if span.base is None or row.change is None:
         return None
     ends = [None if end is None else math.log1p(end) for end in (row.change, row.effect.low, row.effect.high)]
@@ -105,17 +105,17 @@ def _transition(
 
 
 def cause_of(transition: Transition) -> Cause:
-    """Return what a change across a transition is put down to before any A/B."""
+    """Return the cause of a change across a transition, before any A/B comparison."""
     if transition.code_changed:
         return Cause("code and toolchain", f"{transition.text}, and the code changed")
     return Cause("toolchain", transition.text)
 
 
 def is_certain(row: Judged, cause: Cause) -> bool:
-    """Return whether a change with the toolchain is beyond doubt without an A/B: its whole interval is a large change.
+    """Return whether a toolchain change is certain without an A/B comparison: its whole interval is a large change.
 
-    Of code that could be said as well, but there an A/B is always to be had. One night's outlier reaches as far as what
-    is large in itself, and hardly twice as far.
+    The same could hold for code changes, but those can always be measured by an A/B comparison. The threshold is twice
+    the gross change, because a single outlier can reach the gross change itself.
     """
     if cause.word not in OF_TOOLCHAINS or row.point is None or row.effect.low is None or row.effect.high is None:
         return False
@@ -125,7 +125,7 @@ def is_certain(row: Judged, cause: Cause) -> bool:
 
 @dataclass(frozen=True)
 class SeparatingComparisons:
-    """The comparisons that separate what changed."""
+    """The A/B comparisons that separate the toolchain's effect from the code's."""
 
     toolchain: Compared | None
     code: Compared | None
@@ -137,7 +137,7 @@ class SeparatingComparisons:
 
 
 def parts(data: GateData, row: Judged, before: Iterable[int], after: Iterable[int]) -> SeparatingComparisons:
-    """Return the A/Bs that are stored of a change across a transition. `before` and `after` are keys of runs."""
+    """Return the stored A/B comparisons across a transition. `before` and `after` are run keys."""
     transition, span = row.transition, row.span
     assert transition is not None and span is not None
     stored = data.comparisons.get(row.series.pk, ())
@@ -151,7 +151,7 @@ def parts(data: GateData, row: Judged, before: Iterable[int], after: Iterable[in
 
 
 def separated(row: Judged, comparisons_made: SeparatingComparisons) -> tuple[Judged, Cause | None]:
-    """Return a row by what the A/Bs say, and the cause where history has to decide; None where they decided."""
+    """Return the row after its A/B comparisons, and the cause if history has to decide, else None."""
     transition = row.transition
     assert transition is not None
     changed = some(transition.differences)
@@ -162,19 +162,19 @@ def separated(row: Judged, comparisons_made: SeparatingComparisons) -> tuple[Jud
     if not different and not undecided_parts:
         row = replace(row, cause=cause_of(transition).word)
         sides = "both toolchains" if len(by_part) == 1 else "toolchains and commits"
-        return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: the same", changed)), None
+        return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: no difference", changed)), None
     if different:
         cause = " and ".join(sorted(different))
         each = [f"{changed if name == 'toolchain' else 'code'}: {_effect(one)}" for name, one in different.items()]
-        unknown = f"not separated from the {undecided_parts[0]}, which changed as well" if undecided_parts else None
+        unknown = f"not separated from the {undecided_parts[0]}, which also changed" if undecided_parts else None
         note = joined("; ".join(each) if len(by_part) > 1 else changed, unknown)
         return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values()))), None
     inconclusive = next((by_part[name] for name in undecided_parts if by_part[name] is not None), None)
     row = replace(row, compared=inconclusive)
     if same and undecided_parts == ["toolchain"]:
-        return row, Cause("toolchain", f"{transition.text}; A/B of the commits: the same")
+        return row, Cause("toolchain", f"{transition.text}; A/B of the commits: no difference")
     if same:
-        return row, Cause("code", f"A/B of the toolchains ({changed}): the same")
+        return row, Cause("code", f"A/B of the toolchains ({changed}): no difference")
     return row, cause_of(transition)
 
 
@@ -183,7 +183,7 @@ def _effect(compared: Compared) -> str:
 
 
 def _sum(comparisons_made: Iterable[Compared]) -> Compared:
-    """Return one comparison with the effects of several, which lie one after the other."""
+    """Return one comparison with the summed effects of several successive ones."""
     each = list(comparisons_made)
     if len(each) == 1:
         return each[0]
@@ -201,10 +201,10 @@ def _sum(comparisons_made: Iterable[Compared]) -> Compared:
 
 
 def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
-    """Judge the first results on a machine by the last ones of the machine before; with the last run there.
+    """Judge the first results on a machine against the last ones on the earlier machine; also return its last run.
 
-    `ok` where it moved by less than counts or than the interval holds, else `incomparable`: how much of it is the
-    machine, nobody knows but a person who accepts it, or an A/B of both commits on this machine.
+    The verdict is `ok` for a change below the threshold or within the interval, else `incomparable`. Only a person who
+    accepts the change, or an A/B comparison on this machine, can tell how much of it is due to the machine.
     """
     alike = past.alike
     last = int(alike[0]) - 1 if alike[0] else int(np.flatnonzero(past.environment != past.environment[-1])[-1])
@@ -218,7 +218,7 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
     effect, low, high = size(past.log[old], past.log[alike], math.nan, FLOOR[point.timing], YOUNG)
     same_code = base.state == data.run.state and not data.run.dirty
     transition = Transition(
-        base, data.runs.get(int(past.run[alike[0]]), data.run), differences or ("other timing",), not same_code,
+        base, data.runs.get(int(past.run[alike[0]]), data.run), differences or ("different timing",), not same_code,
         math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,
     )  # fmt: skip
     half = math.inf if high is None else high - effect
@@ -233,11 +233,11 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
     return row, base
 
 
-# ---- what is said of a night
+# ---- the lines of a run
 
 
 def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
-    """Return a line for each transition that the series of a night are the first to show, with how far they moved."""
+    """Return a line for each transition that this run is the first to show, with the range of the changes."""
     groups: dict[tuple[tuple[str, ...], bool, bool], list[Judged]] = {}
     for row in rows:
         transition = row.transition
@@ -251,19 +251,19 @@ def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows:
     changes = [row.transition.change for row in rows if row.transition is not None]
     ends = [_percent(min(changes)), _percent(max(changes))]
     reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {_percent(median(changes))}"
-    text = f"{some(differences)}, {'and the code changed' if code_changed else 'the code unchanged'}"
+    text = f"{some(differences)}, {'and the code changed' if code_changed else 'code unchanged'}"
     text += f": {len(rows)} series moved by {reach}"
     moved = [row for row in rows if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE]
     slower = sum(row.change is not None and row.change > 0 for row in moved)
     faster = len(moved) - slower
     directions = [f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number]
-    text += f"; {' and '.join(directions)}" if directions else "; none by more than its noise"
+    text += f"; {' and '.join(directions)}" if directions else "; none beyond its noise"
     replaceable = any(row.transition.replaceable for row in rows if row.transition is not None)
     return text + (f"; {ACCEPT}" if directions and (machine or not replaceable) else "")
 
 
 def baselines(rows: Sequence[Judged]) -> list[str]:
-    """Return a line for each baseline that moved: speed-ups over it change although other backends did not."""
+    """Return a line for each baseline that moved, because speed-ups over it change while other backends do not."""
     groups: dict[tuple[str, str], list[tuple[Judged, int, int]]] = {}
     problems: dict[tuple[str, ...], list[Judged]] = {}
     for row in rows:
@@ -282,18 +282,18 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
 
 
 RECENT = 3
-"""Results after its change for which a baseline's is told."""
+"""Number of results for which a change of a baseline is reported."""
 
 
 def _baseline(backend: str, why: str, found: Sequence[tuple[Judged, int, int]]) -> str:
     change = median(row.change for row, _, _ in found if row.change is not None)
     still, others = sum(each[1] for each in found), sum(each[2] for each in found)
-    change_text = f"got {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
-    speed = f"{'fall' if change < 0 else 'rise'} as far"
-    others_text = f"{still} of {others} other series did not move themselves"
+    change_text = f"is {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
+    speed = f"{'fall' if change < 0 else 'rise'} by as much"
+    others_text = f"{still} of {others} other series are unchanged"
     with_text = f" with {why}" if why else ""
     where = "" if len(found) == 1 else f" in {len(found)} problems"
-    return f"the baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
+    return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
 
 
 def _percent(change: float) -> str:
@@ -301,7 +301,7 @@ def _percent(change: float) -> str:
 
 
 def facts_needed(past: Past) -> list[int]:
-    """Return the runs whose facts tell what changed at the newest result."""
+    """Return the runs whose facts show what changed at the newest result."""
     alike = past.alike
     runs: list[int] = []
     if len(alike) > 1 and past.toolchain[alike[-2]] != past.toolchain[alike[-1]]:

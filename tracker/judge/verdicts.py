@@ -1,4 +1,4 @@
-"""The words of a judgement: what is said of one series, and of a whole run."""
+"""The gate's results: the verdict on one series, and on a whole run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import OUTCOMES, RunOutcome, Verdict, most_severe
 
 _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
 
 NEWS = 3
-"""Results on its new level for which an improvement is the headline; after them it is only counted."""
+"""Number of results on a new level for which an improvement makes the headline; later it is only counted."""
 
 PIN = "pin"
-"""What a row is about whose series is slower than a pinned commit allows."""
+"""Value of `Judged.what` for a series that is slower than a pin allows."""
 
 CANARY = "canary"
-"""Operator whose series watch the machine: the code under test is no part of them."""
+"""Operator whose series monitor the machine. They do not run the code under test."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """How far a row's metric moved, and from where. Changes are relative: 0.03 is three per cent more."""
+    """How far a row's metric moved, and from which level. Changes are relative: 0.03 is a 3 % increase."""
 
     before_ms: float | None = None  # latency before the change
     before_rms: float | None = None  # error before the change
-    before: float | None = None  # level before the change, of a metric that has no field of its own here
+    before: float | None = None  # level before the change, for every other metric
     change: float | None = None
     low: float | None = None  # interval of the change
     high: float | None = None
@@ -47,22 +48,22 @@ class Effect:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the series' history says of its newest result."""
+    """The statistics behind a verdict."""
 
-    n: int = 0  # earlier results that it was judged by
-    sigma: float | None = None  # scatter of one result, of the logarithm
+    n: int = 0  # earlier results used
+    sigma: float | None = None  # log scatter of one result
     p: float | None = None
     q: float | None = None
-    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few in the point's environment, newest last
+    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few results in the environment, newest last
 
 
 @dataclass(frozen=True)
 class News:
-    """Whether a change is news in this run."""
+    """Whether a change is news in this run, and whether to show it."""
 
-    since: int = 0  # results on the new level, this one included
-    old: bool = False  # too many for the change to count tonight
-    loud: bool = False  # shown whatever the verdict
+    since: int = 0  # results on the new level, including this one
+    old: bool = False  # so many that the change no longer counts
+    loud: bool = False  # always shown, whatever the verdict
 
 
 @dataclass(frozen=True)
@@ -72,33 +73,33 @@ class Judged:
     series: SeriesRow
     verdict: Verdict
     point: PointRow | None  # None where the run lacks the series
-    what: str | None = None  # latency, accuracy, repeatability, result, or what the status says
-    cause: str | None = None  # as causes.find_cause tells it; or drift
+    what: str | None = None  # latency, accuracy, repeatability, result, another metric, or the status
+    cause: str | None = None  # a word of causes.find_cause, or drift
     note: str | None = None
     effect: Effect = field(default=Effect())
     evidence: Evidence = field(default=Evidence())
     news: News = field(default=News())
     span: Span | None = None
-    compared: Compared | None = None  # the A/B that decided
-    alert: AlertRow | None = None  # the stored one of this change
-    ab_base: RunRow | None = None  # where an A/B would decide: the run whose commit is its base
-    transition: Transition | None = None  # across which it changed, or which its newest result is the first to show
+    compared: Compared | None = None  # the A/B comparison that decided
+    alert: AlertRow | None = None  # the stored alert of this change
+    ab_base: RunRow | None = None  # run whose commit is the base of the A/B comparison that would decide
+    transition: Transition | None = None  # the transition at the change, or at the newest result
 
     @property
     def change(self) -> float | None:
-        """How far the metric moved, relative: 0.03 is three per cent more."""
+        """The relative change of the metric: 0.03 is a 3 % increase."""
         return self.effect.change
 
     @property
     def metric(self) -> Metric | None:
-        """What the row is about, where that is a metric."""
+        """The metric that the row judges, if any."""
         if self.what == PIN:
             return LATENCY
         return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
 
     @property
     def repro(self) -> str | None:
-        """The command that measures the row again: both commits in turns where it changed, else the run's own."""
+        """The command that reproduces the row: an A/B comparison if it changed, else a measurement of the commit."""
         if self.point is None:
             return None
         run, base = self.point.run, None if self.span is None else self.span.base
@@ -110,7 +111,7 @@ class Judged:
 
     @property
     def further(self) -> bool:
-        """Whether the row is about a metric that has no rule of its own."""
+        """Whether the row's metric is judged by the shared rules."""
         return self.metric is not None and self.metric.rule != "own"
 
     @property
@@ -122,15 +123,15 @@ class Judged:
 
     @property
     def now(self) -> float | None:
-        """What the run measured of the row's metric, in its unit."""
+        """The run's value of the metric, in the metric's unit."""
         return None if self.metric is None or self.point is None else self.point.value(self.metric)
 
     @property
     def level_now(self) -> float | None:
-        """The level since the change, in the metric's unit, or what the run measured where nothing changed.
+        """The level since the change, or the run's value if nothing changed, in the metric's unit.
 
-        Where there is an effect it is the level before with this effect, so that the numbers of a row agree: the newest
-        result alone may lie on the other side of the level before.
+        With an effect, it is the earlier level times the effect, so that a row's numbers agree. The newest result alone
+        may deviate in the other direction.
         """
         if self.level_before is not None and self.change is not None:
             return self.level_before * (1 + self.change)
@@ -138,26 +139,26 @@ class Judged:
 
     @property
     def better(self) -> bool:
-        """Whether the change is one for the better."""
+        """Whether the change is an improvement."""
         if self.metric is None or self.change is None:
             return False
         return self.change > 0 if self.metric.better == "higher" else self.change < 0
 
     @property
     def judged_latency(self) -> bool:
-        """Whether a latency was compared with earlier ones, whatever came of it."""
+        """Whether the latency was compared with earlier ones, whatever the verdict."""
         return self.point is not None and self.point.timed and self.verdict not in _UNJUDGED
 
     @property
     def acknowledged(self) -> bool:
-        """Whether it is a regression that somebody has acknowledged."""
+        """Whether the row is an acknowledged regression."""
         return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"
 
     def exit_code(self, strict: bool) -> ExitCode:
-        """Return what this series alone makes of the run's exit code.
+        """Return the exit code of a run with this row alone.
 
-        Acknowledged regressions count under `strict` alone. A canary's suspicion is of the machine, and never counts;
-        nor does one that a series may have got better.
+        Acknowledged regressions count only under `strict`. A suspect canary never counts, since it points at the
+        machine; nor does a suspected improvement.
         """
         if (self.acknowledged and not strict) or (self.verdict is Verdict.SUSPECT and self.series.operator == CANARY):
             return ExitCode.OK
@@ -204,11 +205,11 @@ class Gate:
     rows: tuple[Judged, ...]
     exit_code: ExitCode
     summary: str  # the first line
-    alerts: tuple[AlertRow, ...] = field(default=())  # stored ones of the run's series
-    lapsed: frozenset[int] = field(default=frozenset())  # keys of expected ones whose time is over
-    line: CommitLine = field(default=CommitLine(()))  # the runs that it was judged by
-    notes: tuple[str, ...] = ()  # what a reader must know about the history that the run was judged by
-    transitions: tuple[str, ...] = ()  # a line for each that the run is the first to show, and each baseline that moved
+    alerts: tuple[AlertRow, ...] = field(default=())  # stored alerts of the run's series
+    lapsed: frozenset[int] = field(default=frozenset())  # keys of expected alerts that have expired
+    line: CommitLine = field(default=CommitLine(()))  # the runs used as history
+    notes: tuple[str, ...] = ()  # caveats about that history
+    transitions: tuple[str, ...] = ()  # a line for each new transition, and for each baseline that moved
 
     @property
     def counts(self) -> dict[str, int]:
@@ -216,7 +217,7 @@ class Gate:
 
     @cached_property
     def by_series(self) -> dict[int, str]:
-        """The gravest verdict on each series."""
+        """The most severe verdict on each series, by key."""
         verdicts: dict[int, str] = {}
         for row in sorted(self.rows, key=lambda row: -row.verdict.severity):
             verdicts[row.series.pk] = row.verdict
@@ -232,50 +233,50 @@ class Gate:
 
     @property
     def blind(self) -> bool:
-        """Whether the run passed although there were latencies and none of them could be judged."""
+        """Whether the run passed although none of its latencies could be judged."""
         judged, timed = latencies(self.rows)
         return self.exit_code is ExitCode.OK and timed > 0 and judged == 0
 
     @property
     def notable(self) -> tuple[Judged, ...]:
-        """What changed, could not be judged or has something to be said of it: the gravest first."""
+        """The rows worth showing, most severe first: what changed, what could not be judged, and news."""
         loud = [row for row in self.rows if row.news.loud or not row.verdict.quiet]
         return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
 
     @property
     def suspects(self) -> tuple[Judged, ...]:
-        """What an A/B would decide, the largest changes for the worse first."""
+        """The rows that an A/B comparison would decide, the largest changes for the worse first."""
         suspects = [row for row in self.rows if row.ab_base is not None]
         return tuple(sorted(suspects, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
 
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
-        """(lines on transitions and on reasons that several series share to be incomparable, what else is `told`)."""
+        """(one line for each transition and shared reason to be incomparable, the other `notable` rows)."""
         incomparable = [row for row in self.notable if row.verdict is Verdict.INCOMPARABLE and row.note]
         counts = Counter(row.note for row in incomparable)
         measurable = {row.note for row in incomparable if row.ab_base is not None}
         repeated = {note: number for note, number in counts.items() if number > 1}
         lines = list(self.transitions)
         for note, number in repeated.items():
-            then = "; `groupbench confirm` measures both commits on this card" if note in measurable else ""
+            then = "; run `groupbench confirm` to measure both commits on this card" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
         return lines, [
             row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in repeated)
         ]
 
     def table(self) -> Rows[Judged]:
-        """Every series of the run, with `to_pandas()` and `to_arrow()`."""
+        """Return every row as a table with `to_pandas()` and `to_arrow()`."""
         return Rows(Judged, self.rows)
 
 
 def count(rows: Sequence[Judged]) -> dict[str, int]:
-    """How many series have each verdict, the most severe first."""
+    """Return how many rows have each verdict, most severe first."""
     counts = Counter(row.verdict for row in rows)
     return {str(verdict): counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
 def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
-    """Return what all verdicts together mean for CI. What `strict` alone counts comes after all else."""
+    """Return the run's exit code. Codes that only `strict` sets apply if no other code does."""
     codes = {row.exit_code(strict) for row in rows if row.verdict.exit is not ExitCode.OK}
     if not measured(rows):
         codes.add(ExitCode.INCOMPLETE)
@@ -288,16 +289,15 @@ def measured(rows: Sequence[Judged]) -> bool:
 
 
 def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool) -> str:
-    """The first line: what was found, then every verdict counted."""
+    """Return the first line of the output: the outcome, then a count of every verdict."""
     counts = count(rows)
     head = _head(rows, counts, code, strict)
     if same_commit:
         head += "; same commit as the previous run"
-    told = [f"{number} {verdict}" for verdict, number in counts.items()]
-    if known := sum(row.acknowledged for row in rows):
-        told = [f"{text}, {known} of them acknowledged" if text.endswith(" regressed") else text for text in told]
-    told += [f"{number} {text}" for text, number in _asides(rows).items() if number]
-    return f"{head}. " + ", ".join(told)
+    details: dict[str, str] = {Verdict.REGRESSED: _acknowledged(rows), Verdict.OK: _asides(rows)}
+    parts = [f"{number} {verdict}{details.pop(verdict, '')}" for verdict, number in counts.items()]
+    parts += [text.strip(" ()") for text in details.values() if text]
+    return f"{head}. " + ", ".join(parts)
 
 
 def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
@@ -319,7 +319,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
 
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
-    """How many series have each verdict that makes the exit code. One that changed twice has two rows."""
+    """Return a count of series for each verdict that sets the exit code. A series may have several rows."""
     series: dict[Verdict, set[int]] = {}
     for row in rows:
         if row.verdict.exit is code and row.exit_code(strict) is code:
@@ -327,7 +327,7 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
     return ", ".join(
         f"{_results(len(keys))} wrong"
         if verdict is Verdict.WRONG
-        else f"{len(keys)} series {_DOES.get(verdict, verdict)}"
+        else f"{len(keys)} series {_PHRASES.get(verdict, verdict)}"
         for verdict, keys in sorted(series.items(), key=lambda item: item[0].severity)
     )
 
@@ -335,22 +335,22 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
 def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
     if not measured(rows):
         return "nothing was measured"
-    asked = [row.compared is not None for row in rows if row.ab_base]
-    command = "groupbench confirm --again" if asked and all(asked) else "groupbench confirm"
-    advice = f"; `{command}` measures both commits again" if asked else ""
-    told = _headlines(rows, ExitCode.INCOMPLETE, strict)
-    return (told or "strict, and some series are too young to judge") + advice
+    tried = [row.compared is not None for row in rows if row.ab_base]
+    command = "groupbench confirm --again" if tried and all(tried) else "groupbench confirm"
+    advice = f"; run `{command}` to measure both commits" if tried else ""
+    headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
+    return (headlines or "--strict: some series have too little history to judge") + advice
 
 
-_DOES = {Verdict.SUSPECT: "may have got worse"}  # those that may have got better do not make an exit code
+_PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do not set the exit code
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
-    known = sum(row.acknowledged for row in rows)
+    acknowledged = sum(row.acknowledged for row in rows)
     improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
     maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
-    if known:
-        return f"nothing new; {known} series regressed and acknowledged"
+    if acknowledged:
+        return f"nothing new; {counted(acknowledged, 'acknowledged regression')}"
     if improved:
         return f"{len(improved)} series improved"
     if maybe:
@@ -363,7 +363,7 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
             f"{counts[verdict]} {text}"
             for verdict, text in (
                 (Verdict.NOISY, "too noisy"),
-                (Verdict.INSUFFICIENT, "too young"),
+                (Verdict.INSUFFICIENT, "with too few results"),
                 (Verdict.NEW, "new"),
             )
             if verdict in counts
@@ -375,16 +375,24 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     return f"nothing changed in {number} {'latency' if timed == 1 else 'latencies'}"
 
 
-def _asides(rows: Sequence[Judged]) -> dict[str, int]:
-    quiet = [row for row in rows if row.verdict is Verdict.OK]
-    return {
-        "of them changed long ago": sum(row.news.old for row in quiet),
-        "of them drifting": sum(row.cause == DRIFT for row in quiet),
-        "of them moved without a change of code": sum(row.cause == "infrastructure" for row in quiet),
-        "of them on a level that is expected": sum(
+def _acknowledged(rows: Sequence[Judged]) -> str:
+    number = sum(row.acknowledged for row in rows)
+    return f" ({number} acknowledged)" if number else ""
+
+
+def _asides(rows: Sequence[Judged]) -> str:
+    """Return what sets some of the unchanged series apart: ` (1 drifting, 2 changed with no code change)`."""
+    unchanged = [row for row in rows if row.verdict is Verdict.OK]
+    numbers = {
+        "changed long ago": sum(row.news.old for row in unchanged),
+        "drifting": sum(row.cause == DRIFT for row in unchanged),
+        "changed with no code change": sum(row.cause == "infrastructure" for row in unchanged),
+        "on an expected level": sum(
             row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict.quiet
         ),
     }
+    parts = [f"{number} {text}" for text, number in numbers.items() if number]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _results(number: int) -> str:

@@ -1,8 +1,8 @@
-"""The order of commits: by their parents where these are known, by time otherwise.
+"""The order of commits: by their parents if known, else by time.
 
-A night measures some commits and never sees those in between; a copied tree knows its hash alone; a shallow clone
-names parents that nobody has. So ancestry is followed as far as it is stored, and where it says nothing, the
-committer's time does, or else the first run's. A clock that was wrong never puts a commit before its parent.
+Nightly runs skip commits, a copied tree only knows its own hash, and a shallow clone names parents that are not
+available. So ancestry is used as far as it is stored. Otherwise the committer's time decides, or else the time of the
+first run. A wrong clock never puts a commit before its parent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class CommitNode:
-    """A commit as far as its order goes."""
+    """The facts of a commit that define its order."""
 
     hash: str
-    parents: tuple[str, ...] = field(default=())  # also those that are not stored
-    time: datetime | None = None  # the committer's
+    parents: tuple[str, ...] = field(default=())  # including parents that are not stored
+    time: datetime | None = None  # committer's time
     first_run: datetime | None = None
 
     @property
@@ -35,7 +35,7 @@ class CommitNode:
 
 
 def commit_order(session: Session) -> list[CommitNode]:
-    """Every stored commit, the oldest first: a parent is always before its child."""
+    """Return every stored commit, oldest first. A parent always comes before its child."""
     first = select(Run.commit_id, func.min(Run.started).label("started")).group_by(Run.commit_id).subquery()
     query = select(Commit.hash, Commit.parents, Commit.time, first.c.started)
     query = query.outerjoin(first, first.c.commit_id == Commit.id)
@@ -46,18 +46,18 @@ def commit_order(session: Session) -> list[CommitNode]:
 
 
 def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
-    """Commits so that none comes before a parent; of those that ancestry leaves free, the oldest first.
+    """Return commits with every parent before its child, and otherwise oldest first.
 
-    Each is placed at its own time, so that two branches appear interleaved as they were made. Parents that go
-    round in a circle, which git cannot make but a file can claim, are cut at the oldest commit.
+    Parallel branches are interleaved by time. A cycle of parents, which git never has but a file may claim, is cut at
+    its oldest commit.
     """
     nodes = {node.hash: node for node in commits}
     children: dict[str, list[str]] = {hash_: [] for hash_ in nodes}
     waiting: dict[str, int] = {}
     for node in nodes.values():
-        known = {parent for parent in node.parents if parent in nodes and parent != node.hash}
-        waiting[node.hash] = len(known)
-        for parent in known:
+        parents = {parent for parent in node.parents if parent in nodes and parent != node.hash}
+        waiting[node.hash] = len(parents)
+        for parent in parents:
             children[parent].append(node.hash)
     rank = {node.hash: (node.when, node.hash) for node in nodes.values()}
     ready = [rank[hash_] for hash_, number in waiting.items() if number == 0]
@@ -66,7 +66,7 @@ def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
     done: set[str] = set()
     while len(placed) < len(nodes):
         if not ready:
-            heapq.heappush(ready, rank[_oldest_of_circle(nodes, done, rank)])
+            heapq.heappush(ready, rank[_oldest_of_cycle(nodes, done, rank)])
         _, hash_ = heapq.heappop(ready)
         if hash_ in done:
             continue
@@ -79,8 +79,8 @@ def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
     return placed
 
 
-def _oldest_of_circle(nodes: dict[str, CommitNode], done: set[str], rank: dict[str, tuple[datetime, str]]) -> str:
-    """Where every commit that is left waits for another: one of those that wait for themselves."""
+def _oldest_of_cycle(nodes: dict[str, CommitNode], done: set[str], rank: dict[str, tuple[datetime, str]]) -> str:
+    """Return the oldest commit of a cycle, if every remaining commit waits for another."""
     here = min(hash_ for hash_ in nodes if hash_ not in done)
     path: dict[str, int] = {}
     while here not in path:
@@ -90,7 +90,7 @@ def _oldest_of_circle(nodes: dict[str, CommitNode], done: set[str], rank: dict[s
 
 
 def ancestors(session: Session, hash_: str) -> set[str]:
-    """The stored ancestors of a commit, as far as parents are known without a gap; itself included."""
+    """Return the stored ancestors of a commit, including itself, as far as parents are known without a gap."""
     parents = {row.hash: row.parents or () for row in session.execute(select(Commit.hash, Commit.parents))}
     found: set[str] = set()
     left = [hash_]

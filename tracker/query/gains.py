@@ -1,4 +1,4 @@
-"""How much time each problem of a run leaves to gain: the best backend's latency over the speed of light."""
+"""How much faster each problem of a run could be: the best backend's latency against the speed of light."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from groupbench.tracker.query.rows import PointRow
 
 @dataclass(frozen=True)
 class Gain:
-    """A problem, by its fastest backend."""
+    """The possible gain of a problem with its fastest backend."""
 
     point: PointRow
-    gap: float  # latency over the least time at the ceilings that the run's canaries measured
-    gain_ms: float  # of each call, at the speed of light
-    share: float  # of all that the run's problems could gain
+    gap: float  # latency over the shortest time at the ceilings measured by the run's canaries
+    gain_ms: float  # time saved per call at the speed of light
+    share: float  # fraction of the run's total possible gain
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Gain:
 
 
 def gains(points: Iterable[PointRow]) -> list[Gain]:
-    """Return a gain for each problem whose speed of light is known, the largest first."""
+    """Return the gain of each problem whose speed of light is known, largest first."""
     best: dict[tuple[str, ...], PointRow] = {}
     for point in points:
         if not point.timed or point.median_ms is None or not (point.metrics or {}).get("sol_gap"):
@@ -44,10 +44,12 @@ def gains(points: Iterable[PointRow]) -> list[Gain]:
         other = best.get(point.series.problem)
         if other is None or other.median_ms is None or point.median_ms < other.median_ms:
             best[point.series.problem] = point
-    left = {key: max(0.0, (p.median_ms or 0.0) * (1 - 1 / (p.metrics or {})["sol_gap"])) for key, p in best.items()}
-    total = sum(left.values())
-    found = [
-        Gain(point, (point.metrics or {})["sol_gap"], left[key], left[key] / total if total else 0.0)
+    remaining = {
+        key: max(0.0, (p.median_ms or 0.0) * (1 - 1 / (p.metrics or {})["sol_gap"])) for key, p in best.items()
+    }
+    total = sum(remaining.values())
+    gain_list = [
+        Gain(point, (point.metrics or {})["sol_gap"], remaining[key], remaining[key] / total if total else 0.0)
         for key, point in best.items()
     ]
-    return sorted(found, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))
+    return sorted(gain_list, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))

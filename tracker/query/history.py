@@ -1,4 +1,4 @@
-"""The history of series along the commits of a branch: each point against the one before it, and against a baseline."""
+"""The history of series along a branch: each point with its change and its speed-up over a baseline."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from groupbench.tracker.text.wording import counted
 
 
 @dataclass(frozen=True)
-class History:
+class BranchHistory:
     """Points along the commits of a branch."""
 
-    rows: list[HistoryRow]  # by series, the oldest commit first
-    runs: tuple[str, ...] = ()  # ids of the runs that these may be of, in the same order
-    notes: tuple[str, ...] = ()  # what a reader must know of the order, and of what is left out
+    rows: list[HistoryRow]  # by series, oldest commit first
+    runs: tuple[str, ...] = ()  # ids of the runs on the branch, in the same order
+    notes: tuple[str, ...] = ()  # warnings about the order and omitted results
 
 
 def history(
@@ -41,21 +41,22 @@ def history(
     baseline: str | None = None,
     limit: int | None = None,
     all_branches: bool = False,
-    first_parents: FirstParents | None = None,  # what else than the database knows of ancestry
-) -> History:
-    """Return the points of each series along one branch: by commit, and within a commit by measuring time.
+    first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
+) -> BranchHistory:
+    """Return the points of each series along one branch: by commit, and within a commit by time of measurement.
 
-    The branch is that of the newest run, or the one that `where` names. Results of other branches are left out and
-    counted, unless `where` names one of their commits or several branches. Changes and environments are against the
-    point before on the branch, even where the filter starts or ends in between.
+    The branch is that of the newest run, or the one that `where` names. Results of other branches are omitted and
+    counted, unless `where` names one of their commits or several branches. Changes and environments are relative to the
+    point before on the branch, even if the filter starts or ends in between.
 
-    `baseline` is the backend that speed-ups are over; `limit` keeps the newest of each series.
+    `baseline` is the backend for speed-ups; `limit` keeps the newest points of each series. Raises QueryError for
+    unknown names.
     """
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
     states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
     ranges = [commits_between(session, text) for text in where.commits]
-    found = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
+    points = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
 
     def chosen(point: PointRow) -> bool:
         return (
@@ -67,10 +68,10 @@ def history(
 
     line = _line(session, where, all_branches, first_parents)
     if len(where.branch) > 1:
-        found = [point for point in found if point.run.branch in where.branch]
-    along = line.along(found)
+        points = [point for point in points if point.run.branch in where.branch]
+    along = line.along(points)
     rows = [row for row in changes(along) if chosen(row.point)]
-    others = sum(map(chosen, found)) - len(rows)
+    others = sum(map(chosen, points)) - len(rows)
     notes = [line.note] if line.note else []
     if others and not where.branch:
         notes.append(f"{counted(others, 'result')} of other branches left out; --all lists them")
@@ -79,12 +80,12 @@ def history(
     if baseline is not None:
         rows = _with_speedups(session, rows, over)
     ids = {point.run.pk: point.run.id for point in along}
-    return History(rows, tuple(ids[key] for key in reversed(line.runs) if key in ids), tuple(notes))
+    return BranchHistory(rows, tuple(ids[key] for key in reversed(line.runs) if key in ids), tuple(notes))
 
 
 def _line(session: Session, where: Filter, all_branches: bool, first_parents: FirstParents | None) -> CommitLine:
-    """Return the runs that a history is of, in order."""
-    on_branch(session, where)  # raises for an unknown one
+    """Return the runs of a history, in order."""
+    on_branch(session, where)  # raises QueryError for an unknown branch
     if all_branches or len(where.branch) > 1:
         return every_line(session)
     branch = where.branch[0] if where.branch else None
@@ -100,7 +101,7 @@ def _line(session: Session, where: Filter, all_branches: bool, first_parents: Fi
 
 
 def changes(points: Iterable[PointRow]) -> list[HistoryRow]:
-    """Points, by series and the oldest first, each against the latest earlier speed in its environment."""
+    """Return points (by series, oldest first) with the change since the latest earlier latency in the environment."""
     rows: list[HistoryRow] = []
     before: PointRow | None = None
     speeds: dict[tuple[str, str | None], float] = {}
@@ -128,24 +129,24 @@ def _differences(before: PointRow | None, point: PointRow) -> tuple[str, ...]:
 
 
 def _baseline_series(session: Session, backend: str, series: Collection[SeriesRow]) -> dict[tuple[str, ...], int]:
-    """Key of the baseline's series by problem, of those that `series` have."""
+    """Return the keys of the baseline's series by problem, for the problems of `series`."""
     query = series_select().where(Series.backend == backend)
     for name in ("operator", "mode", "dtype", "shape"):
         values = {getattr(row, name) for row in series}
         if len(values) <= 500:
             query = query.where(getattr(Series, name).in_(values))
-    found = [SeriesRow(**row._mapping) for row in session.execute(query)]
-    if not found and session.scalar(select(Series.id).where(Series.backend == backend).limit(1)) is None:
+    baselines = [SeriesRow(**row._mapping) for row in session.execute(query)]
+    if not baselines and session.scalar(select(Series.id).where(Series.backend == backend).limit(1)) is None:
         raise QueryError(f"no backend {backend!r}; known: {', '.join(names(session, 'backend')) or 'none'}")
-    return {row.problem: row.pk for row in found}
+    return {row.problem: row.pk for row in baselines}
 
 
 def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple[str, ...], int]) -> list[HistoryRow]:
-    """Each with the baseline's latency over its own: same run, problem, environment and kind of timing."""
-    theirs = {
+    """Add speed-ups: the baseline's latency over each row's, in the same run, problem, environment and timing."""
+    baseline_of = {
         pk: over[key] for pk, key in {r.point.series.pk: r.point.series.problem for r in rows}.items() if key in over
     }
-    needed = set(theirs.values())
+    needed = set(baseline_of.values())
     base: dict[tuple[int, int], tuple[Any, ...]] = {}
     if needed:
         query = (
@@ -156,14 +157,14 @@ def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple
         for chunk in chunks(needed):
             for series_id, run, *speed in session.execute(query.where(Point.series_id.in_(chunk))):
                 base[series_id, run] = tuple(speed)
-    answer = []
+    with_speedups = []
     for row in rows:
         point = row.point
-        found = base.get((theirs.get(point.series.pk, -1), point.run.pk))
-        if found and point.timed and point.median_ms and found[1:] == (point.timing, point.environment.identity):
-            row = replace(row, speedup=found[0] / point.median_ms)
-        answer.append(row)
-    return answer
+        measured = base.get((baseline_of.get(point.series.pk, -1), point.run.pk))
+        if measured and point.timed and point.median_ms and measured[1:] == (point.timing, point.environment.identity):
+            row = replace(row, speedup=measured[0] / point.median_ms)
+        with_speedups.append(row)
+    return with_speedups
 
 
 def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:

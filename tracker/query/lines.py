@@ -1,9 +1,9 @@
-"""The line of commits that a run stands on: the first parents of its commit, as far as they are known.
+"""The line of commits that ends with a run's commit: its first parents, as far as known.
 
-A run is judged by what came before it in the code, not by what was measured before it. Results of other branches are
-left out, a commit that is measured again or for the first time takes its place among its neighbours, and a run of a
-branch continues the history of its merge base. Parents are read from the database; where these end, a look-up (git,
-where the caller has a checkout) may know more. Runs whose place stays unknown are ordered by time, and counted.
+A run is judged by the commits before it, not by the measurements before it. So results of other branches do not count,
+a commit measured again or late takes its place among its neighbours, and a branch continues the history of its merge
+base. Parents come from the database, and beyond that from a look-up, such as git in a checkout. Runs without a known
+place are ordered by time and counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
 
 FirstParents = Callable[[str], tuple[Sequence[str], bool] | None]
-"""Of a commit: itself and its first parents, the newest first, and whether they end at a root. None if unknown.
+"""Maps a commit to (itself and its first parents, newest first; whether they end at a root), or None if unknown.
 
 Git also answers for a branch and for `HEAD`.
 """
@@ -31,28 +31,28 @@ Git also answers for a branch and for `HEAD`.
 class CommitLine:
     """The runs of one line of commits."""
 
-    runs: tuple[int, ...]  # keys, the newest first: by commit, and within one by time
-    unknown: int = 0  # of these, how many are placed by time
-    known: bool = True  # whether any ancestry is
+    runs: tuple[int, ...]  # keys, newest first: by commit, and within one commit by time
+    unknown: int = 0  # number of these runs that are placed by time
+    known: bool = True  # whether any ancestry is known
 
     def along(self, points: Iterable[PointRow]) -> list[PointRow]:
-        """Return the points of the line by series, the oldest first."""
+        """Return the points on the line by series, oldest first."""
         place = {run: number for number, run in enumerate(reversed(self.runs))}
-        own = (point for point in points if point.run.pk in place)
-        return sorted(own, key=lambda point: (point.series.sort_key, place[point.run.pk]))
+        on_line = (point for point in points if point.run.pk in place)
+        return sorted(on_line, key=lambda point: (point.series.sort_key, place[point.run.pk]))
 
     @property
     def note(self) -> str | None:
-        """Return what a reader must know about the order, or None."""
+        """A warning about unknown ancestry, or None."""
         if not self.unknown:
             return None
         of = counted(self.unknown, "earlier run") if self.known else "earlier runs"
-        return f"ancestry unknown: {of} ordered by time, other branches not told apart"
+        return f"ancestry unknown: {of} ordered by time, possibly including other branches"
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Every stored run, and what the database knows of the ancestry of their commits."""
+    """Every stored run, with the stored ancestry of their commits."""
 
     runs: tuple[tuple[int, datetime, str], ...]  # key, start, commit
     parents: Mapping[str, tuple[str, ...]]
@@ -70,17 +70,17 @@ class _Stored:
 
 
 def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
-    """Return the line that ends with a run: runs of its commit up to it, and those of the commits before."""
+    """Return the line that ends with a run: earlier runs of its commit, and runs of the commits before."""
     return _line_to(run.commit, run, _Stored.read(session), first_parents)
 
 
 def line_through(
     session: Session, run: RunRow, first_parents: FirstParents | None = None, branch: str | None = None
 ) -> CommitLine:
-    """Return the line of a run up to the newest commit that follows its own.
+    """Return the line of a run, extended to the newest commit that follows its own.
 
-    A backfill measures the newest commit first, so that the run measured last is of an old one. `branch` is the one
-    to follow; of runs whose ancestry is unknown, only those of this branch count then.
+    A backfill measures the newest commit first, so the latest run may be of an old commit. `branch` is the branch to
+    follow; then runs with unknown ancestry count only if they are on it.
     """
     stored = _Stored.read(session)
     tip = _tip(run.commit, stored, first_parents, branch)
@@ -88,26 +88,26 @@ def line_through(
 
 
 def every_line(session: Session) -> CommitLine:
-    """Return the runs of all branches, by commit and within one by time."""
+    """Return the runs of all branches, by commit, and within a commit by time."""
     place = {node.hash: number for number, node in enumerate(commit_order(session))}
     runs = sorted(((place[commit], started, key) for key, started, commit in _Stored.read(session).runs), reverse=True)
     return CommitLine(tuple(key for *_, key in runs))
 
 
 def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branch: str | None) -> str:
-    """Return the newest measured commit after `commit`: on the branch, or on that of the checkout, if git knows it."""
-    known = first_parents(branch or "HEAD") if first_parents is not None else None
-    if known is not None and commit in known[0]:
-        return next(each for each in known[0] if each in stored.parents)
+    """Return the newest measured descendant of `commit` on the branch, or on the checkout's branch if git knows it."""
+    by_git = first_parents(branch or "HEAD") if first_parents is not None else None
+    if by_git is not None and commit in by_git[0]:
+        return next(each for each in by_git[0] if each in stored.parents)
     children: dict[str, dict[str, None]] = {}
-    for _, _, child in sorted(stored.runs, key=lambda run: run[1]):  # the one measured last wins a fork
+    for _, _, child in sorted(stored.runs, key=lambda run: run[1]):  # at a fork, follow the child measured last
         if stored.parents[child]:
             children.setdefault(stored.parents[child][0], {})[child] = None
-    own = branch or stored.branches.get(commit)
+    branch_of_commit = branch or stored.branches.get(commit)
     seen = {commit}
     while True:
         after = [child for child in children.get(commit, ()) if child not in seen]
-        same = [child for child in after if stored.branches[child] in (own, None)]
+        same = [child for child in after if stored.branches[child] in (branch_of_commit, None)]
         if branch is None:
             same = same or after
         if not same:
@@ -119,11 +119,11 @@ def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branc
 def _line_to(
     tip: str, run: RunRow, stored: _Stored, first_parents: FirstParents | None, branch: str | None = None
 ) -> CommitLine:
-    """Return the line that ends at a commit, of runs up to `run`."""
+    """Return the line that ends at a commit, with runs up to `run`."""
     parents = stored.parents
     chain, complete = _chain(tip, parents, first_parents)
     place = {commit: number for number, commit in enumerate(chain)}
-    beside = set() if complete else _descendants(place, parents)
+    elsewhere = set() if complete else _descendants(place, parents)
     on_line: list[tuple[int, datetime, str]] = []
     by_time: list[tuple[int, datetime, str]] = []
     for one in stored.runs:
@@ -132,7 +132,7 @@ def _line_to(
         if commit in place:
             if commit != run.commit or earlier:
                 on_line.append(one)
-        elif complete or commit in beside or not earlier:
+        elif complete or commit in elsewhere or not earlier:
             continue
         elif branch is None or stored.branches[commit] == branch:
             by_time.append(one)
@@ -146,19 +146,19 @@ def _line_to(
 def _chain(
     commit: str, parents: Mapping[str, tuple[str, ...]], first_parents: FirstParents | None
 ) -> tuple[list[str], bool]:
-    """A commit and its first parents, the newest first, and whether they end at a root."""
+    """Return a commit and its first parents, newest first, and whether they end at a root."""
     chain: dict[str, None] = {}
     here: str | None = commit
-    while here is not None and here not in chain:  # a file may claim parents that go round in a circle
+    while here is not None and here not in chain:  # a file may claim a cycle of parents
         chain[here] = None
         stored = parents.get(here)
         if stored:
             here = stored[0]
             continue
-        answer = None if first_parents is None else first_parents(here)
-        if answer is None:
+        looked_up = None if first_parents is None else first_parents(here)
+        if looked_up is None:
             break
-        hashes, complete = answer
+        hashes, complete = looked_up
         chain.update(dict.fromkeys(hashes))
         if complete:
             return list(chain), True
@@ -168,26 +168,26 @@ def _chain(
 
 
 def _descendants(line: Iterable[str], parents: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Stored commits that come after one of a line without being of it: other branches, and what is newer."""
+    """Return the stored descendants of a line that are not on it: other branches and newer commits."""
     children: dict[str, list[str]] = {}
     for commit, of_commit in parents.items():
         for parent in of_commit:
             children.setdefault(parent, []).append(commit)
-    left, found = list(line), set(line)
+    left, seen = list(line), set(line)
     while left:
         for child in children.get(left.pop(), ()):
-            if child not in found:
-                found.add(child)
+            if child not in seen:
+                seen.add(child)
                 left.append(child)
-    return found - set(line)
+    return seen - set(line)
 
 
 def _began(
     measured: Iterable[tuple[int, datetime, str]], place: Mapping[str, int], now: datetime
 ) -> dict[int, datetime]:
-    """When the commit at each place of a line was first measured, or one before it was, if that is later.
+    """Return when the commit at each place of a line, or any earlier one, was first measured, whichever is later.
 
-    The newest counts as measured now: what is placed by time alone is never newer than the run itself.
+    The newest commit counts as measured now, so that runs placed by time are never newer than the run itself.
     """
     first: dict[int, datetime] = {0: now}
     for _, started, commit in measured:

@@ -1,4 +1,4 @@
-"""What is stored: series, commits and environments, with how much of each."""
+"""List what is stored: series, runs, commits and environments, with counts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from groupbench.tracker.text.wording import some
 
 
 def series(session: Session, where: Filter) -> list[SeriesSummary]:
-    """The series of a slice, with how many points each has; dates and commits say which points count."""
-    found = {row.pk: row for row in find_series(session, where)}
+    """Return the selected series with their numbers of points. Dates and commits select the points to count."""
+    by_key = {row.pk: row for row in find_series(session, where)}
     conditions = run_conditions(session, where)
     ok = func.sum(case((Point.status == "ok", 1), else_=0))
     query = (
@@ -37,22 +37,22 @@ def series(session: Session, where: Filter) -> list[SeriesSummary]:
         .where(*conditions)
         .group_by(Point.series_id)
     )
-    everything = len(found) > 2000  # one pass over all is quicker than many lists of keys
-    queries = [query] if everything else [query.where(Point.series_id.in_(chunk)) for chunk in chunks(found)]
-    counted = {row[0]: row[1:] for each in queries for row in session.execute(each) if row[0] in found}
+    everything = len(by_key) > 2000  # one pass over all points is faster than many lists of keys
+    queries = [query] if everything else [query.where(Point.series_id.in_(chunk)) for chunk in chunks(by_key)]
+    counted = {row[0]: row[1:] for each in queries for row in session.execute(each) if row[0] in by_key}
     narrow = bool(conditions)
-    rows = [SeriesSummary(row, *counted.get(pk, (0, 0, None, None))) for pk, row in found.items()]
+    rows = [SeriesSummary(row, *counted.get(pk, (0, 0, None, None))) for pk, row in by_key.items()]
     return sorted((row for row in rows if row.points or not narrow), key=lambda row: row.series.sort_key)
 
 
 def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
-    """Return the newest runs first, with what they hold. Of `where` branch, commits and dates count."""
+    """Return summaries of runs, newest first. Only branch, commits and dates of `where` apply."""
     query = select(Run.id).join(Commit).where(*run_conditions(session, where)).order_by(*NEWEST_FIRST).limit(limit)
     return summaries_of_runs(session, list(session.scalars(query)))
 
 
 def commits(session: Session, where: Filter = Filter(), limit: int | None = None) -> list[CommitSummary]:  # noqa: B008
-    """Commits, the newest first, with what was measured of each. Of `where` branch, commits and dates count."""
+    """Return summaries of measured commits, newest first. Only branch, commits and dates of `where` apply."""
     conditions = run_conditions(session, where)
     counted: dict[int, dict[str, Any]] = {}
     query = (
@@ -95,7 +95,7 @@ def commits(session: Session, where: Filter = Filter(), limit: int | None = None
 
 
 def environments(session: Session, where: Filter = Filter()) -> list[EnvironmentSummary]:  # noqa: B008
-    """Environments by hardware, oldest first, each with what differs from the one before it."""
+    """Return environments by hardware, oldest first, each with its differences from the one before."""
     query = (
         select(
             Point.environment_id,
@@ -116,13 +116,13 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
     filters.refuse_unknown("hardware", where.hardware, sorted({hardware for hardware, _ in groups}))
     fits = any_pattern(where.hardware) if where.hardware else lambda text: True
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], min(use[2] for _, use in item[1]), item[0][1]))
-    answer: list[EnvironmentSummary] = []
+    summaries: list[EnvironmentSummary] = []
     for (hardware, identity), members in ordered:
         if not fits(hardware):
             continue
         facts = max(members, key=lambda member: member[1][3])[0].facts
-        before = answer[-1] if answer and answer[-1].hardware == hardware else None
-        answer.append(
+        before = summaries[-1] if summaries and summaries[-1].hardware == hardware else None
+        summaries.append(
             EnvironmentSummary(
                 identity=identity,
                 hardware=hardware,
@@ -135,18 +135,18 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
                 differs=tuple(environment_differences(before.facts, facts)) if before else (),
             )
         )
-    return answer
+    return summaries
 
 
 def find_environment(session: Session, text: str) -> EnvironmentRow:
-    """The environment whose identity starts with `text`: its newest facts."""
+    """Return the environment whose identity starts with `text`, with its newest facts. Raises QueryError."""
     query = select(EnvironmentTable.identity).where(starts(EnvironmentTable.identity, text)).distinct().limit(6)
-    found = list(session.scalars(query)) if text else []
-    if not found:
+    identities = list(session.scalars(query)) if text else []
+    if not identities:
         raise QueryError(f"no environment {text!r}; `groupbench envs` lists them")
-    if len(found) > 1:
-        raise QueryError(f"environment {text!r} is ambiguous: {some([identity[:12] for identity in found])}")
-    newest = select(func.max(EnvironmentTable.id)).where(EnvironmentTable.identity == found[0])
+    if len(identities) > 1:
+        raise QueryError(f"environment {text!r} is ambiguous: {some([identity[:12] for identity in identities])}")
+    newest = select(func.max(EnvironmentTable.id)).where(EnvironmentTable.identity == identities[0])
     key = session.scalar(newest)
     assert key is not None
     return environment_rows(session, [key])[key]

@@ -1,4 +1,4 @@
-"""Shell wildcards * and ?, in SQL and in Python. Everything else, brackets included, is literal."""
+"""Shell wildcards * and ?, in SQL and in Python. Everything else is literal, including brackets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 
 def matches(session: Session, column: Any, pattern: str) -> ColumnElement[bool]:
-    """Return the SQL condition that a column is a pattern, or fits its wildcards. Case counts."""
-    if session.get_bind().dialect.name == "sqlite":  # where LIKE ignores case
+    """Return the SQL condition that a column matches a pattern, or equals it. Case-sensitive."""
+    if session.get_bind().dialect.name == "sqlite":  # whose LIKE ignores case
         fits = column.op("GLOB")(pattern.replace("[", "[[]"))
     else:
         escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
@@ -21,22 +21,22 @@ def matches(session: Session, column: Any, pattern: str) -> ColumnElement[bool]:
 
 
 def starts(column: Any, text: str) -> ColumnElement[bool]:
-    """Return the SQL condition that a column starts with a text. Case counts, and wildcards are literal."""
+    """Return the SQL condition that a column starts with a text. Case-sensitive; wildcards are literal."""
     return func.substr(column, 1, len(text)) == text
 
 
 def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return `matches` in Python: whether a text is one of the patterns, or fits its wildcards."""
+    """Return a function that tells whether a text matches or equals one of the patterns."""
     exact = set(patterns)
     wild = [_Wildcards(pattern) for pattern in exact if "*" in pattern or "?" in pattern]
     return lambda text: text in exact or any(each.fit(text) for each in wild)
 
 
 class _Wildcards:
-    """A pattern of shell wildcards, matched without backtracking.
+    """A pattern with shell wildcards, matched without backtracking.
 
-    Of each part between two stars the first match is as good as any: a later one leaves less for the rest. A regular
-    expression would try them all, which takes time exponential in the number of stars.
+    For each part between two stars, the first match suffices, because later ones leave less text for the rest. A
+    regular expression would try all of them, in time exponential in the number of stars.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -45,7 +45,7 @@ class _Wildcards:
         self._last_length = len(pattern.rpartition("*")[2])
 
     def fit(self, text: str) -> bool:
-        """Return whether the pattern is all of a text."""
+        """Return whether the pattern matches a whole text."""
         if not self._rest:
             return self._first.fullmatch(text) is not None
         start = self._first.match(text)

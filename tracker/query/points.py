@@ -1,4 +1,4 @@
-"""Points: of runs, of states of the code, and one with all that its record said."""
+"""Read points: of runs, of states of the code, and a single one with its whole record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POINT_FIELDS = [name for name in PointRow.__dataclass_fields__ if name not in (
 def points_where(
     session: Session, *conditions: ColumnElement[bool], series: Mapping[int, SeriesRow] | None = None
 ) -> list[PointRow]:
-    """Return points in no order; `series` are rows in hand already."""
+    """Return the points that meet all conditions, unordered; `series` may pass rows that are already loaded."""
     columns = [getattr(Point, name) for name in _POINT_FIELDS]
     query = (
         select(Point.id, Point.series_id, Point.run_id, Point.environment_id, Point.amounts, *columns)
@@ -33,13 +33,14 @@ def points_where(
         .join(Commit, Run.commit_id == Commit.id)
         .where(*conditions)
     )
-    found = session.execute(query).all()
+    rows = session.execute(query).all()
     if series is None:
-        series = series_rows(session, {row.series_id for row in found})
-    runs_of = run_rows(session, {row.run_id for row in found})
-    where = environment_rows(session, {row.environment_id for row in found})
+        series = series_rows(session, {row.series_id for row in rows})
+    runs_of = run_rows(session, {row.run_id for row in rows})
+    environment_of = environment_rows(session, {row.environment_id for row in rows})
     return [
-        PointRow(row[0], series[row[1]].with_amounts(row[4]), runs_of[row[2]], where[row[3]], *row[5:]) for row in found
+        PointRow(row[0], series[row[1]].with_amounts(row[4]), runs_of[row[2]], environment_of[row[3]], *row[5:])
+        for row in rows
     ]
 
 
@@ -57,33 +58,33 @@ def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
 
 
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:
-    """Points of many runs, by series and time."""
-    found = [point for chunk in chunks(keys) for point in points_where(session, Run.id.in_(chunk))]
-    return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+    """Return the points of many runs, by series and time."""
+    points = [point for chunk in chunks(keys) for point in points_where(session, Run.id.in_(chunk))]
+    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
 def points_of_state(session: Session, state: State) -> list[PointRow]:
-    found = points_where(session, Commit.hash == state.commit, Run.dirty == state.dirty)
-    return sorted(found, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+    points = points_where(session, Commit.hash == state.commit, Run.dirty == state.dirty)
+    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
 
 
 def outcomes_of_run(session: Session, run: RunRow) -> dict[int, PointOutcome]:
-    """What became of each cell of a run, by the key of its series."""
+    """Return the outcome of each cell of a run, by series key."""
     timed = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(("gpu", "cpu")))
     query = select(Point.series_id, Point.status, timed).where(Point.run_id == run.pk)
-    return {series: PointOutcome(status, bool(told)) for series, status, told in session.execute(query)}
+    return {series: PointOutcome(status, bool(has_latency)) for series, status, has_latency in session.execute(query)}
 
 
 def find_point(session: Session, text: str) -> PointDetail:
-    """Return the point of an id, as `history --ids` shows it."""
-    given = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text, re.ASCII)
-    if given is None:
-        raise QueryError(f"{text!r} is no id; `groupbench history --ids` shows those of points, such as 12.3")
-    key = and_(Point.series_id == int(given[1]), Point.run_id == int(given[2]))
-    found = points_where(session, key)
-    if not found:
-        raise QueryError(f"no point {text!r}; `groupbench history --ids` shows them")
-    (point,) = found
+    """Return the point with an id from `history --ids`. Raises QueryError."""
+    match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text, re.ASCII)
+    if match is None:
+        raise QueryError(f"{text!r} is not a point id such as 12.3; `groupbench history --ids` lists them")
+    key = and_(Point.series_id == int(match[1]), Point.run_id == int(match[2]))
+    points = points_where(session, key)
+    if not points:
+        raise QueryError(f"no point {text!r}; `groupbench history --ids` lists them")
+    (point,) = points
     run = session.get_one(Run, point.run.pk)
     commit = session.get_one(Commit, run.commit_id)
     record = point_record(session, point)
@@ -101,7 +102,7 @@ def find_point(session: Session, text: str) -> PointDetail:
 
 
 def point_record(session: Session, point: PointRow) -> Record:
-    """A point as the record that it came from."""
-    from groupbench.tracker.store.records import stored_records  # loads numpy, which no other question needs
+    """Return the record of a point."""
+    from groupbench.tracker.store.records import stored_records  # imports numpy, which no other query needs
 
     return next(stored_records(session, point.run.pk, series=point.series.pk))

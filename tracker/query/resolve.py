@@ -1,4 +1,4 @@
-"""What a person writes to name runs and commits, looked up in the database."""
+"""Resolve names of runs and commits in the database."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
 from groupbench.tracker.store.schema import Commit, Run
-from groupbench.tracker.text.wording import some
+from groupbench.tracker.text.wording import counted, some
 
 Lookup = Callable[[str], str | None]
-"""Returns the full hash of what the database does not know: `git.rev_parse`, for one."""
+"""Returns the full hash of a name that the database does not know, such as `git.rev_parse`."""
 
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
-    """Return the run whose id starts with `text`, or the newest. Raises QueryError.
+    """Return the run whose id starts with `text`, or the newest run. Raises QueryError.
 
-    A backfill measures old commits last: if the newest run is one of those, the newest of its line is meant.
+    A backfill measures old commits last. If the newest run is part of one, the newest run of its line is returned.
     """
     query = run_select().order_by(*NEWEST_FIRST)
     if text is None:
         row = session.execute(query.limit(1)).first()
         if row is None:
-            raise QueryError("the database holds no run; `groupbench ingest FILE` stores one")
+            raise QueryError("the database has no runs; `groupbench ingest FILE` stores one")
         run = run_row(row)
         if run.trigger == "backfill":
             newest = line_through(session, run, git.first_parents).runs[0]
             run = run_rows(session, [newest])[newest]
         return run
     exact = session.execute(query.where(Run.uuid == text)).first()
-    found = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
-    if not found:
+    rows = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
+    if not rows:
         raise QueryError(f"no run {text!r}; `groupbench runs` lists them")
-    if len(found) > 1:
-        raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in found])}")
-    return run_row(found[0])
+    if len(rows) > 1:
+        raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in rows])}")
+    return run_row(rows[0])
 
 
 def run_at(session: Session, when: datetime) -> RunRow:
-    """Return the newest run that had begun at an instant. Raises QueryError."""
+    """Return the newest run started by a point in time. Raises QueryError."""
     row = session.execute(run_select().where(Run.started <= when).order_by(*NEWEST_FIRST).limit(1)).first()
     if row is None:
         raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench runs` lists them")
@@ -57,10 +57,10 @@ def run_at(session: Session, when: datetime) -> RunRow:
 
 
 def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) -> State:
-    """Return what a word stands for: `latest`, `previous`, a branch, the start of one hash, or what `lookup` knows.
+    """Return the state named by `latest`, `previous`, a branch, the start of a hash, or a name for `lookup`.
 
-    `HASH+` is the dirty tree of a commit; without the sign, and for a branch, a clean tree is preferred. Raises
-    QueryError for a word that stands for nothing, for several commits, or for one without a run.
+    `HASH+` is the dirty tree of a commit. Without the plus sign, and for a branch, a clean tree is preferred. Raises
+    QueryError if nothing or several commits match, or the commit has no run.
     """
     if text in ("latest", "previous"):
         return _newest_states(session, text)
@@ -93,7 +93,7 @@ def _newest_states(session: Session, word: str) -> State:
         states[State(*row)] = None
         if len(states) > place:
             return list(states)[place]
-    raise QueryError(f"no {word} commit: the database holds runs of {len(states)}")
+    raise QueryError(f"no {word} commit: the database has runs of {counted(len(states), 'commit')}")
 
 
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:
@@ -102,24 +102,23 @@ def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) ->
         raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists what is stored")
     if session.scalar(select(Commit.id).where(Commit.hash == hash_)) is None:
         raise QueryError(
-            f"{text!r} is commit {hash_[:12]}, of which nothing is stored; `groupbench runs` lists what is"
+            f"{text!r} is commit {hash_[:12]}, which has no stored run; `groupbench runs` lists what is stored"
         )
     return hash_
 
 
 def commits_between(session: Session, text: str) -> set[str]:
-    """Return the hashes of the stored commits in a range `A..B`: after A, up to and with B.
+    """Return the hashes of the stored commits in a range `A..B`, without A and with B.
 
-    Git says, where it knows both; else what is stored of their parents, where that leads from B to A; else the order
-    of the commits.
+    Uses git if it knows both commits, else the stored parents if they lead from B to A, else the order of commits.
     """
     first, last = filters.commit_range(text)
     low = resolve_commit(session, first, git.rev_parse).commit if first else None
     high = resolve_commit(session, last, git.rev_parse).commit if last else None
     if low and high:
-        known = git.between(low, high)
-        if known is not None:
-            return known
+        by_git = git.between(low, high)
+        if by_git is not None:
+            return by_git
         reached = ancestors(session, high)
         if low in reached:
             return reached - ancestors(session, low)
@@ -127,12 +126,12 @@ def commits_between(session: Session, text: str) -> set[str]:
     begin = order.index(low) + 1 if low else 0
     end = order.index(high) + 1 if high else len(order)
     if begin > end:
-        raise QueryError(f"{text!r} is the wrong way round: {first} came after {last}")
+        raise QueryError(f"{text!r} is reversed: {first} came after {last}")
     return set(order[begin:end])
 
 
 def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]:
-    """Return what a filter says of runs. The query has joined run and commit."""
+    """Return a filter's conditions on runs, for a query that joins run and commit."""
     conditions = [*dates(where), *on_branch(session, where)]
     if where.commit:
         states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
@@ -143,7 +142,7 @@ def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]
 
 
 def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
-    """Return what a filter says of commits' branches. Raises QueryError for a branch that no commit is of."""
+    """Return a filter's conditions on branches. Raises QueryError for a branch without commits."""
     if not where.branch:
         return []
     known = sorted(filter(None, session.scalars(select(Commit.branch).distinct())))
@@ -152,7 +151,7 @@ def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
 
 
 def dates(where: Filter) -> list[ColumnElement[bool]]:
-    """Return what a filter says of when runs began."""
+    """Return a filter's conditions on the start of runs."""
     conditions: list[ColumnElement[bool]] = []
     if where.since is not None:
         conditions.append(Run.started >= where.since)

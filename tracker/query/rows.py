@@ -1,4 +1,4 @@
-"""What the queries answer with: frozen dataclasses, free of the database."""
+"""The results of queries: frozen dataclasses that do not need the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
 MEASURED = ("ok", "wrong")
-"""Statuses of cells that ran to their end."""
+"""Statuses of cells that ran to completion."""
 
 _problem = attrgetter(*PROBLEM)
 
@@ -37,13 +37,13 @@ class RunRow:
 
     @property
     def commit_text(self) -> str:
-        """The hash, and + where the tree differed from it."""
+        """The hash, followed by + for a dirty tree."""
         return self.commit + ("+" if self.dirty else "")
 
 
 @dataclass(frozen=True)
 class State:
-    """What a run measured: a commit, or a tree that differs from it."""
+    """The state of the code that a run measured: a commit, or a dirty tree."""
 
     commit: str
     dirty: bool
@@ -85,7 +85,7 @@ class EnvironmentRow:
 
     @cached_property
     def machine(self) -> str:
-        """Return the identity of its machine: results compare where that is the same, whatever the toolchain."""
+        """The identity of the machine. Results on one machine are comparable across toolchains."""
         return machine_identity(self.facts)
 
     @cached_property
@@ -111,11 +111,11 @@ class SeriesRow:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """Return all but the backend: what backends are compared on."""
+        """All identity fields but the backend. Backends are compared on equal problems."""
         return tuple(map(str, _problem(self)))
 
     def with_amounts(self, amounts: dict[str, Any] | None) -> SeriesRow:
-        """Return the series as a point's own record describes its problem."""
+        """Return the series with a point's own amounts."""
         return replace(self, **amounts) if amounts else self
 
     @property
@@ -152,28 +152,28 @@ class PointRow:
     repeatable: bool | None
     kernel_hash: str | None
     duration_s: float | None
-    metrics: dict[str, float] | None = None  # further ones by name
+    metrics: dict[str, float] | None = None  # further metrics by name
 
     def value(self, metric: Metric) -> float | None:
-        """Return what the point has of a metric."""
+        """Return the point's value of a metric, or None."""
         if metric.column is not None:
-            found: float | None = getattr(self, metric.column)
-            return found
+            value: float | None = getattr(self, metric.column)
+            return value
         return (self.metrics or {}).get(metric.name)
 
     @property
     def id(self) -> str:
-        """What `show` takes: the series and the run, which make a point."""
+        """The id for `groupbench show`: the keys of series and run."""
         return f"{self.series.pk}.{self.run.pk}"
 
     @property
     def timed(self) -> bool:
-        """Whether its latency is a speed, of a result that is right."""
+        """Whether the point has a correct result and a real latency."""
         return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
 
     @property
     def half_spread(self) -> float | None:
-        """Half the range of burst medians, relative to the median; None where one burst tells no spread."""
+        """Half the range of burst medians, relative to the median; None for a single burst."""
         if self.median_ms is None or self.low_ms is None or self.high_ms is None or self.error is None:
             return None
         return (self.high_ms - self.low_ms) / 2 / self.median_ms
@@ -186,7 +186,7 @@ class PointRow:
 
     @property
     def gbps(self) -> float | None:
-        """GB/s where each input is read once and each output written once."""
+        """GB/s if each input is read once and each output written once."""
         if not self.timed or not self.series.min_bytes or not self.median_ms:
             return None
         return self.series.min_bytes / self.median_ms / 1e6
@@ -215,26 +215,26 @@ _POINT_COLUMNS = {
     **{name: f"run.{name}" for name in ("dirty", "branch", "subject")},
     "id": "id",
 }
-"""Where each column of a point is found in it."""
+"""The attribute of each column of a point."""
 
 _point_values = attrgetter(*_POINT_COLUMNS.values())
 
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """Of a point, no more than what became of it."""
+    """The outcome of a point."""
 
     status: str
-    timed: bool  # it has a latency, of a result that is right
+    timed: bool  # it has a correct result and a latency
 
 
 @dataclass(frozen=True)
 class PointDetail:
-    """A point with everything that its record said."""
+    """A point with its whole record."""
 
     point: PointRow
     bursts_ms: tuple[tuple[float, ...], ...]  # samples, rounded to float32
-    telemetry: tuple[Telemetry, ...]  # one for each burst, or none
+    telemetry: tuple[Telemetry, ...]  # one for each burst, or empty
     kernels: tuple[Kernel, ...]
     first_bad: tuple[int, ...] | None
     command: str | None  # of its run
@@ -246,8 +246,8 @@ class PointDetail:
 @dataclass(frozen=True)
 class HistoryRow:
     point: PointRow
-    change: float | None  # relative, against the latest earlier speed of the series in the same environment
-    environment_changed: tuple[str, ...]  # what differs from the series' point before this one
+    change: float | None  # relative to the latest earlier latency in the same environment
+    environment_changed: tuple[str, ...]  # differences from the environment of the series' point before
     speedup: float | None = None  # the baseline's latency over this one's, in the same run
 
     @classmethod
@@ -255,8 +255,8 @@ class HistoryRow:
         return (*PointRow.columns(), "change", "speedup", "environment_changed")
 
     def flat(self) -> dict[str, Any]:
-        told = {"change": self.change, "speedup": self.speedup, "environment_changed": list(self.environment_changed)}
-        return self.point.flat() | told
+        relative = {"change": self.change, "speedup": self.speedup}
+        return self.point.flat() | relative | {"environment_changed": list(self.environment_changed)}
 
 
 _SERIES_FACTS = (
@@ -273,12 +273,12 @@ _ENVIRONMENT_FACTS = (
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """A series, and how much of it is stored."""
+    """A series with its numbers of stored points."""
 
     series: SeriesRow
     points: int
-    ok: int  # points whose status is ok
-    first: datetime | None  # when its oldest run began
+    ok: int  # points with status ok
+    first: datetime | None  # start of its oldest run
     last: datetime | None
 
     @classmethod
@@ -293,7 +293,7 @@ class SeriesSummary:
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """A commit, and how much was measured of it."""
+    """A commit with its numbers of runs and points."""
 
     hash: str
     parents: tuple[str, ...]
@@ -302,9 +302,9 @@ class CommitSummary:
     author: str | None
     subject: str | None
     runs: int
-    dirty_runs: int  # runs of a tree that differed from it
+    dirty_runs: int  # runs of a dirty tree
     points: int
-    first: datetime | None  # when the first of its runs began
+    first: datetime | None  # start of its first run
     last: datetime | None
 
     @classmethod
@@ -318,7 +318,7 @@ class CommitSummary:
 
 @dataclass(frozen=True)
 class EnvironmentSummary:
-    """Environments that compare with each other: one identity."""
+    """The comparable environments of one identity."""
 
     identity: str
     hardware: str
@@ -328,13 +328,13 @@ class EnvironmentSummary:
     points: int
     first: datetime | None
     last: datetime | None
-    differs: tuple[str, ...]  # from the environment before it on this hardware
+    differs: tuple[str, ...]  # differences from the environment before on this hardware
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         return ("environment", *_ENVIRONMENT_COUNTS, *_ENVIRONMENT_FACTS, "differs")
 
     def flat(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _ENVIRONMENT_COUNTS}
+        counts = {name: getattr(self, name) for name in _ENVIRONMENT_COUNTS}
         facts = {name: getattr(self.facts, name) for name in _ENVIRONMENT_FACTS}
-        return {"environment": self.identity, **own, **facts, "differs": list(self.differs)}
+        return {"environment": self.identity, **counts, **facts, "differs": list(self.differs)}

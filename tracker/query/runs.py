@@ -1,4 +1,4 @@
-"""Runs: their order, and their rows with the commits that they measured."""
+"""Read runs with their commits, and define their order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from groupbench.tracker.store.schema import Commit, Point, Run, Series
 NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
 
 _FEW = 10
-"""Runs that are asked about at once, where the first of them is nearly always the answer."""
+"""Number of runs to query at once; the first of them nearly always matches."""
 
 
 def not_after(run: RunRow) -> ColumnElement[bool]:
-    """Return the condition that a run is this one or one before it. The query has joined run."""
+    """Return the condition that a run is `run` or earlier, for a query that joins run."""
     return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
 
 
 def run_select() -> Select[Any]:
-    """Return the query of what `run_row` takes."""
+    """Return the query whose rows `run_row` converts."""
     columns = (Run.id.label("pk"), Run.uuid.label("id"), Run.dirty, Run.started, Run.trigger, Run.plan)
     statement: Any = select(*columns, Commit.hash.label("commit"), Commit.branch, Commit.subject).join(Commit)
     return statement
 
 
 def run_row(row: Row[Any]) -> RunRow:
-    """Return a line of `run_select` as a RunRow."""
+    """Return a row of `run_select` as a RunRow."""
     return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
 
 
@@ -44,7 +44,7 @@ def run_rows(session: Session, keys: Iterable[int]) -> dict[int, RunRow]:
 
 
 def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]:
-    """Return runs by their keys, in that order, with what they hold."""
+    """Return summaries of runs, in the order of `keys`."""
     rows = run_rows(session, keys)
     counts: dict[int, dict[str, int]] = {key: {} for key in keys}
     hardware: dict[int, set[str]] = {key: set() for key in keys}
@@ -62,13 +62,13 @@ def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]
 
 
 def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: CommitLine) -> RunRow | None:
-    """Return the newest run of a line before `run`, of its plan, that measured any of the hardware.
+    """Return the newest earlier run of `run`'s plan on a line that measured any of the hardware.
 
-    None without a plan.
+    Returns None without a plan.
     """
     if run.plan is None:
         return None
-    on_it = (  # of each run in its turn: a list of all runs would read every point that there is
+    on_it = (  # correlated with one run at a time, since a list of all runs would read every point
         select(Point.id)
         .join(Series, Point.series_id == Series.id)
         .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))

@@ -1,4 +1,4 @@
-"""Series: which a filter allows, and their rows."""
+"""Select series by a filter, and read their rows."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def names(session: Session, field_name: str) -> list[str]:
 
 
 def find_series(session: Session, where: Filter) -> list[SeriesRow]:
-    """Return the series that a filter's names, shapes, sizes and hardware allow.
+    """Return the series that match a filter's names, shapes, sizes and hardware.
 
-    Raises QueryError for a name or a size that no series has: a typing error, not an empty answer.
+    Raises QueryError for a name or size that no series has, since that is probably a typo.
     """
     conditions: list[ColumnElement[bool]] = [
         getattr(Series, name).in_(getattr(where, name)) for name in EXACT if getattr(where, name)
     ]
     for name in filters.PATTERNS:
         patterns = getattr(where, name)
-        # Sizes are no text: which shapes have them is seen below.
+        # Size expressions are not text; `narrowed` applies them below.
         if patterns and not (name == "shape" and any(map(_says_sizes, patterns))):
             column = getattr(Series, name)
             conditions.append(or_(*(matches(session, column, text) for text in patterns)))
-    found = [SeriesRow(**row._mapping) for row in session.execute(series_select().where(*conditions))]
+    rows = [SeriesRow(**row._mapping) for row in session.execute(series_select().where(*conditions))]
     for name in (*EXACT, *filters.PATTERNS):
-        if filters.unknown(name, getattr(where, name), {getattr(series, name) for series in found}):
+        if filters.unknown(name, getattr(where, name), {getattr(series, name) for series in rows}):
             filters.refuse_unknown(name, getattr(where, name), names(session, name))
-    return narrowed(found, where)
+    return narrowed(rows, where)
 
 
 def _says_sizes(shape: str) -> bool:
@@ -52,9 +52,9 @@ def _says_sizes(shape: str) -> bool:
 
 
 def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False) -> list[SeriesRow]:
-    """Return those of the series in hand that a filter allows. Raises QueryError for a size that none of them has.
+    """Return the series that match a filter. Raises QueryError for a size that none of them has.
 
-    `exact`: also for a name that none of them has.
+    With `exact`, also raises QueryError for a name that none of them has.
     """
     series = list(series)
     for name in (*EXACT, *filters.PATTERNS) if exact else ():
@@ -102,16 +102,16 @@ def _shape_fits(shapes: Sequence[str]) -> Test:
 
 
 def _refuse_unknown_sizes(series: Sequence[SeriesRow], where: Filter) -> None:
-    asked = [*where.where, *(text for text in where.shape if filters.is_expression(text))]
+    requested = [*where.where, *(text for text in where.shape if filters.is_expression(text))]
     known = sorted({name for row in series for name in row.dims})
-    for text in asked:
+    for text in requested:
         for size in filters.sizes(text):
             if series and size.name not in known:
                 raise QueryError(f"no size {size.name!r}; known: {', '.join(known) or 'none'}")
 
 
 def series_select() -> Select[Any]:
-    """Return the query of SeriesRow's fields."""
+    """Return the query for the fields of SeriesRow."""
     columns = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
     return select(Series.id.label("pk"), *columns)
 

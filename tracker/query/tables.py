@@ -1,4 +1,4 @@
-"""Answers as tables: a list of rows that becomes a data frame of pandas, or a table of Arrow."""
+"""Query results as tables: lists of rows that convert to pandas data frames and Arrow tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Flat(Protocol):
-    """A row that is a table's line, too: `columns` are its keys, `flat` its values by key."""
+    """A row of a table: `columns` are its keys, `flat` returns its values by key."""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]: ...
@@ -26,7 +26,7 @@ RowT = TypeVar("RowT", bound=Flat)
 
 
 class Rows(list[RowT]):
-    """An answer: a list of frozen dataclasses that also becomes a table. Its columns are those of `--json`."""
+    """A list of frozen dataclasses that converts to a table. Its columns are those of `--json`."""
 
     def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
         super().__init__(rows)
@@ -36,11 +36,11 @@ class Rows(list[RowT]):
         return [row.flat() for row in self]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Needs pandas."""
+        """Return a pandas data frame. Raises QueryError without pandas."""
         return to_pandas(self.kind.columns(), self.flat())
 
     def to_arrow(self) -> pyarrow.Table:
-        """Needs pyarrow."""
+        """Return an Arrow table. Raises QueryError without pyarrow."""
         return to_arrow(self.kind.columns(), self.flat())
 
 
@@ -48,7 +48,7 @@ def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.Da
     try:
         import pandas
     except ImportError as error:
-        raise QueryError("to_pandas() needs pandas, which is not installed; `pip install pandas`") from error
+        raise QueryError("to_pandas() needs pandas, which is not installed; run `pip install pandas`") from error
     return pandas.DataFrame({key: [line[key] for line in lines] for key in keys})
 
 
@@ -56,10 +56,10 @@ def to_arrow(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pyarrow.Ta
     try:
         import pyarrow
     except ImportError as error:
-        raise QueryError("to_arrow() needs pyarrow, which is not installed; `pip install pyarrow`") from error
+        raise QueryError("to_arrow() needs pyarrow, which is not installed; run `pip install pyarrow`") from error
     return pyarrow.table({key: pyarrow.array([line[key] for line in lines]) for key in keys})
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """For arrays: unknown as NaN."""
+    """Return values with NaN for None, for arrays."""
     return [math.nan if value is None else value for value in values]

@@ -1,4 +1,4 @@
-"""Many series at once: those of equal length together, cut into segments, and their noise learnt."""
+"""Group series of equal length into batches, segment them, and estimate their noise."""
 
 from __future__ import annotations
 
@@ -21,47 +21,53 @@ Floats = NDArray[np.float64]
 MIN_POINTS = 4
 """Three earlier results and the newest."""
 HELD_OUT = 5
-"""So many of the newest points say nothing of the noise, at least: they are what is judged."""
+"""Number of newest points excluded from noise estimates at least, because they are the ones being judged."""
 SETTLED = MIN_SEGMENT + 3
-"""From so many points on, the newest segment has a level of its own that newer points are judged by."""
+"""Number of points from which the newest segment is a level of its own that newer points are judged by."""
 MANY = 50
-"""Series of a pool that show their tail."""
+"""Number of series from which a pool has its own tail estimate."""
 TICKS = 0.3
-"""A scatter below this share of the floor is rounding: a tick of a clock is no outlier."""
+"""Fraction of the floor below which scatter is rounding, so that a clock tick is not an outlier."""
 ONSET = 0.003
-"""Where the past alone says with this p that a new level has begun, no point after it says anything of the noise."""
+"""p-value below which points after a new level's onset are excluded from noise estimates."""
 
 
 @dataclass(eq=False)
 class Batch:
-    """Series of equal length n, one environment each. What is [m] is filled in step by step."""
+    """m series of equal length n, each in one environment. `_segment` fills in the fields with defaults."""
 
-    which: NDArray[np.int64]  # [m] number of the history
+    which: NDArray[np.int64]  # [m] index of the history
     y: Floats  # [m, n]
-    error: Floats  # [m, n], 0 where unknown
+    error: Floats  # [m, n], 0 if unknown
     floor: Floats  # [m]
-    shift: Floats  # [m] log_ms of y = 0
-    least: Floats  # [m] log change that is worth a verdict
-    gross: Floats  # [m] log change that is large in itself
-    worse: Floats  # [m] 1 or -1, the direction that is worse
-    rough_rho: float = 0.0  # autocorrelation before there are levels: typical of the night
+    shift: Floats  # [m] log_ms at y = 0
+    least: Floats  # [m] smallest log change that counts
+    gross: Floats  # [m] log change so large that it needs less evidence
+    worse: Floats  # [m] 1 or -1, sign of a change for the worse
+    rough_rho: float = 0.0  # typical autocorrelation of the batch, estimated without levels
     starts: list[tuple[int, ...]] = field(default_factory=list)  # [m] first points of all segments but the first
-    begin: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] of the level to judge by
-    onset: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] its end: newer is judged
-    record: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [m] of a level begun by one; -1
-    residual: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, n] about the segment's centre
-    used: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n] tells of the noise
+    begin: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # [m] start of the level to judge by
+    onset: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # [m] its end; newer points are judged
+    record: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # [m] place of a standing record, or -1
+    residual: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, n] relative to the segment's centre
+    used: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n] used for noise estimates
     begins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n]
 
 
 @dataclass
 class Noise:
-    """Of series, [m]."""
+    """The noise estimates of m series."""
 
     sigma: Floats
     df: Floats
     rho: Floats
-    rho_high: Floats  # one standard error above what was measured
+    rho_high: Floats  # one standard error above the estimate
     weights: Floats  # [m, tails]
     count: NDArray[np.int64]
 
@@ -92,7 +98,7 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
 
 
 def as_of(batch: Batch, rows: NDArray[np.int64], ago: int) -> Batch:
-    """Return some series as they were so many results ago."""
+    """Return some series as they were `ago` results earlier."""
     made = Batch(
         batch.which[rows], batch.y[rows, :-ago], batch.error[rows, :-ago], batch.floor[rows], batch.shift[rows],
         batch.least[rows], batch.gross[rows], batch.worse[rows], batch.rough_rho,
@@ -104,12 +110,14 @@ def as_of(batch: Batch, rows: NDArray[np.int64], ago: int) -> Batch:
 
 
 def _segment(batch: Batch) -> None:
-    """Partition, the level that the newest points are judged by, and residuals about the levels."""
+    """Partition a batch, choose the level to judge by, and compute residuals."""
     y, (m, n) = batch.y, batch.y.shape
     sigma, rho = noise.rough_scale(y)
-    rho = np.maximum(rho, batch.rough_rho)  # few differences do not show it
+    rho = np.maximum(rho, batch.rough_rho)  # a few differences do not show it
     sigma, slow = np.maximum(sigma, batch.floor), np.sqrt((1 + rho) / (1 - rho))
-    typical = float(np.sqrt((1 + batch.rough_rho) / (1 - batch.rough_rho)))  # a series' own may be the step's
+    typical = float(
+        np.sqrt((1 + batch.rough_rho) / (1 - batch.rough_rho))
+    )  # a series' own value may come from the step
     batch.starts = [()] * m
     if n >= 2 * MIN_SEGMENT - 2:
         whitened = tamed(y, sigma) / (sigma * slow)[:, None]
@@ -124,7 +132,7 @@ def _segment(batch: Batch) -> None:
         rows = np.array(members)
         ends = [0, *starts]
         if n - ends[-1] < SETTLED and len(ends) > 1:
-            ends.pop()  # too young to be judged by
+            ends.pop()  # too short to be the level to judge by
         for start, stop in itertools.pairwise(ends):
             batch.residual[rows, start:stop] = y[rows, start:stop] - _midmean(y[rows, start:stop])[:, None]
             batch.begins[rows, start] = True
@@ -142,10 +150,10 @@ def _segment(batch: Batch) -> None:
 
 
 def _onset(y: Floats, floor: Floats, slow: float) -> NDArray[np.int64]:
-    """Return where the newest level most likely begins, [m]; of quiet series, where the held out points do.
+    """Return where the newest level most likely begins, [m]; for quiet series, where the held-out points begin.
 
-    y: [m, n] from the beginning of a segment on; slow: by how much autocorrelation widens a mean. Each place is
-    judged by Student's t of the points before it alone, so that no newer point widens the noise that it is judged by.
+    y: [m, n] from the start of a segment; slow: factor by which autocorrelation widens a mean. Each place is judged by
+    Student's t with the scatter of earlier points only, so that newer points do not widen the noise.
     """
     m, n = y.shape
     held = min(HELD_OUT, n // 3)
@@ -163,18 +171,18 @@ def _onset(y: Floats, floor: Floats, slow: float) -> NDArray[np.int64]:
     row, column = np.nonzero(np.abs(distance) > 2)
     p[row, column] = 2 * special.stdtr(before[column] - 1, -np.abs(distance[row, column]))
     best = p.argmin(axis=1)
-    # Of places that are all certain, the farthest from chance; p underflows there.
+    # p may underflow; argmin then returns the first of the certain places.
     return np.where(p[np.arange(m), best] < ONSET, places[best], n - held)
 
 
 def _midmean(y: Floats) -> Floats:
-    """Mean of the middle half, along the last axis. A median of few points is one of them, whose residual is then 0."""
+    """Return the mean of the middle half along the last axis. A median would be one of the points, with residual 0."""
     quarter = y.shape[-1] // 4
     return np.sort(y, axis=-1)[..., quarter : y.shape[-1] - quarter].mean(axis=-1)
 
 
 def penalty(n: int) -> float:
-    """Of a segment, in squared sigma: what the best of n splits of pure noise rarely gains."""
+    """Return the penalty of a segment in squared sigma, which the best split of pure noise rarely exceeds."""
     return 2 * np.log(n) + 6.0
 
 
@@ -185,17 +193,17 @@ def segments(starts: Sequence[int], n: int) -> list[tuple[int, int]]:
 
 @dataclass
 class Shared:
-    """What the series of a night teach about each other. `learn` fills in what is missing and keeps what is there."""
+    """The estimates that the series of a night share. `learn` fills in missing ones and keeps the others."""
 
-    pools: Sequence[Hashable]  # of each history
+    pools: Sequence[Hashable]  # pool of each history
     rho: noise.RhoPrior | None = None
-    tails: Floats | None = None  # [tails] of the night
-    variances: dict[Hashable, tuple[float, float] | None] = field(default_factory=dict)  # of a pool
-    pool_tails: dict[Hashable, Floats] = field(default_factory=dict)  # of a large pool, [tails]
+    tails: Floats | None = None  # [tails] of all series
+    variances: dict[Hashable, tuple[float, float] | None] = field(default_factory=dict)  # by pool
+    pool_tails: dict[Hashable, Floats] = field(default_factory=dict)  # [tails] by large pool
 
 
 def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
-    """Return the noise of each batch; pools reach over batches. With None, each series stands by itself."""
+    """Return the noise of each batch. Pools span batches. With `shared` None, each series is estimated alone."""
     if not batches:
         return []
     sizes = [len(batch.y) for batch in batches]
@@ -214,7 +222,7 @@ def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
         ]
     )
     rho = _shrunk_rho(raw_rho, count, shared)
-    # About a fitted level, correlated points scatter too little; and they count for fewer.
+    # Correlated points scatter too little about a fitted level, and carry less information.
     each = np.maximum(count // levels, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = (1 - 1 / each) / np.maximum(1 - noise.mean_variance(each, rho), 0.05)
@@ -228,11 +236,11 @@ def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
         variance[rows], df[rows] = noise.moderate(variance[rows], df[rows], shared.variances[key])
     own = np.sqrt(variance)
     sigma = np.maximum(own, floor)
-    # Residuals about a level that was fitted to them are smaller than the noise.
+    # Residuals about a fitted level are smaller than the noise.
     freed = np.sqrt(each / np.maximum(each - 1, 1))
     likelihood = np.concatenate([_tails(batch, own[a], freed[a]) for batch, a in zip(batches, parts, strict=True)])
     weights = _tail_weights(likelihood, count, pools, shared)
-    # What lies below the floor wanders below the floor.
+    # Autocorrelation below the floor does not matter.
     share = np.minimum(variance / sigma**2, 1.0)
     high = np.clip(np.maximum(raw_rho + 1 / np.sqrt(np.maximum(count, 1)), rho) * share, 0.0, noise.MAX_RHO)
     rho, df = rho * share, np.maximum(df, 1.0)
@@ -254,7 +262,7 @@ def _tail_weights(
     pools: Sequence[tuple[Hashable, NDArray[np.int64]]],
     shared: Shared | None,
 ) -> Floats:
-    """A few series do not show their tail: all of the machine do, or those of a large pool."""
+    """Return the tail weights, with a prior from all series or from a large pool."""
     if shared is None:
         return noise.tail_weights(likelihood, noise.TAIL_PRIOR, count)
     if shared.tails is None:
@@ -270,7 +278,7 @@ def _tail_weights(
 
 
 def _tails(batch: Batch, own: Floats, freed: Floats) -> Floats:
-    """Log likelihood of the tails, [m, tails]: by the series' own scatter, however far below the floor it is."""
+    """Return the log likelihood of the tails, [m, tails], from the series' own scatter, even below the floor."""
     scale = np.maximum(own, TICKS * batch.floor)[:, None]
     scale = np.where(batch.error > batch.floor[:, None], np.maximum(batch.error, scale), scale)
     return noise.tail_likelihood(freed[:, None] * batch.residual / _positive(scale), batch.used)
@@ -281,7 +289,7 @@ def _positive(scale: Floats) -> Floats:
 
 
 def _rows_of(keys: list[Hashable]) -> list[tuple[Hashable, NDArray[np.int64]]]:
-    """The rows of each pool."""
+    """Return the rows of each key."""
     numbers: dict[Hashable, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     order = np.argsort(group, kind="stable")

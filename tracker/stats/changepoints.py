@@ -1,10 +1,9 @@
-"""Where does the level of a series change? Optimal partitioning, many series of equal length at once.
+"""Find the changes of level of a series by optimal partitioning, for many series of equal length at once.
 
 The cost of a segment is the sum of squares about its mean, and each further segment costs a penalty (Jackson et al.,
-"An algorithm for optimal partitioning of data on an interval", 2005). The best of all partitions is found exactly in
-n^2 / 2 steps, each over all series at once. Outliers are taken in beforehand: a point further than 3 sigma from the
-median of its neighbours is moved to 3 sigma, so that alone it can pay for no segment, while a run of them at the end
-still does.
+"An algorithm for optimal partitioning of data on an interval", 2005). The best partition is found exactly in n^2 / 2
+steps, each over all series. Outliers are clipped first: a point more than 3 sigma from the median of its neighbours
+moves to 3 sigma. A single outlier then never makes a segment, while a run of them at the end still does.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ Floats = NDArray[np.float64]
 NEIGHBOURS = 11
 CLIP = 3.0
 MIN_SEGMENT = 5
-"""Points between two changes. The newest segment may be shorter."""
+"""Smallest number of points between two changes. The newest segment may be shorter."""
 
 
 def tamed(y: Floats, sigma: Floats) -> Floats:
-    """y [m, n] with outliers (beyond 3 sigma [m] of the running median) taken in."""
+    """Return y [m, n] with outliers clipped to 3 sigma [m] from the running median."""
     n = y.shape[1]
     width = min(NEIGHBOURS, n)
     windows = np.lib.stride_tricks.sliding_window_view(y, width, axis=1)
@@ -36,7 +35,7 @@ def tamed(y: Floats, sigma: Floats) -> Floats:
 
 
 def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
-    """First points of all segments but the first, per row of x [m, n], whose noise has unit variance."""
+    """Return the first points of all segments but the first, for each row of x [m, n] with unit noise variance."""
     found: list[tuple[int, ...]] = []
     for at in range(0, len(x), 256):
         found += _partition(x[at : at + 256], penalty)

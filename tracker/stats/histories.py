@@ -1,4 +1,4 @@
-"""One series as it is judged, and what is found of it."""
+"""The input and output of the statistics: a series' history, its findings and its past changes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ FindingVerdict = Literal["ok", "suspect", "changed", "drift", "new", "insufficie
 
 @dataclass(frozen=True)
 class SeriesHistory:
-    """One series, oldest first; the last point is the newest."""
+    """The points of one series, oldest first."""
 
     log_ms: NDArray[np.float64]  # [n] natural log of the latency, or of any positive metric
     error: NDArray[np.float64]  # [n] standard error of log_ms from the point's bursts, NaN where unknown
-    environment: NDArray[np.int64]  # [n] equal = comparable; only points like the newest are looked at
-    state: NDArray[np.int64]  # [n] equal = the same code was measured
-    floor: float = 0.0003  # relative scatter assumed at least
-    min_effect: float = 0.01  # log change that is worth a verdict
-    gross: float = 0.05  # log change that three or four results are enough for
-    pool: Hashable = 0  # series with equal pool are alike: a young one borrows their noise
-    worse: Literal[1, -1] = 1  # the direction of log_ms that is worse
+    environment: NDArray[np.int64]  # [n] equal = comparable; only the newest point's environment is judged
+    state: NDArray[np.int64]  # [n] equal = same code
+    floor: float = 0.0003  # smallest relative scatter to assume
+    min_effect: float = 0.01  # smallest log change that counts
+    gross: float = 0.05  # log change large enough to detect from three or four results
+    pool: Hashable = 0  # a young series borrows noise estimates from its pool
+    worse: Literal[1, -1] = 1  # sign of a change of log_ms for the worse
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment [start, stop) of the history; points of other environments between them do not belong to it."""
+    """A segment [start, stop) of a history, without points of other environments in between."""
 
     start: int
     stop: int
@@ -39,17 +39,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class SeriesFinding:
+    """The statistics' verdict on the newest point of a series."""
+
     verdict: FindingVerdict
     levels: tuple[Segment, ...] = ()  # of the newest environment, oldest first
     index: int | None = None  # first point of the newest level
     first: int | None = None  # the change lies after this point
-    last: int | None = None  # and not later than this one
-    effect: float | None = None  # log change of the newest level against the one before
+    last: int | None = None  # and no later than this point
+    effect: float | None = None  # log change from the level before to the newest
     low: float | None = None  # its 95 % interval
     high: float | None = None
-    before: float | None = None  # log level before
-    p: float | None = None  # of this series by itself
-    q: float | None = None  # after false-discovery control
+    before: float | None = None  # log level before the change
+    p: float | None = None  # of this series alone
+    q: float | None = None  # after false-discovery-rate control
     sigma: float = float("nan")  # log scatter of a point
     n_before: int = 0
     n_after: int = 0
@@ -57,22 +59,22 @@ class SeriesFinding:
 
     @property
     def nights(self) -> int | None:
-        """Results on the newest level, tonight's included; None where no change was found."""
+        """Number of results on the newest level, including the newest; None without a change."""
         return None if self.effect is None else self.n_after
 
     @property
     def only_better(self) -> bool:
-        """Whether the whole interval of a change lies on the side of lower values: it can only be an improvement."""
+        """Whether the whole interval of a change is below zero, so that it can only be an improvement."""
         return self.high is not None and self.high < 0
 
 
 @dataclass(frozen=True)
 class PastChange:
-    """A change of the past."""
+    """A change somewhere in a series' history."""
 
     index: int  # first point of the new level
-    first: int  # it lies after this point
-    last: int  # and not later than this one
+    first: int  # the change lies after this point
+    last: int  # and no later than this point
     effect: float  # log change
     low: float
     high: float
@@ -85,14 +87,16 @@ class PastChange:
 
 
 def check(history: SeriesHistory) -> None:
+    """Check a history's arrays. Raises ValueError for different lengths or a value that is not finite."""
     sizes = {len(part) for part in (history.log_ms, history.error, history.environment, history.state)}
     if len(sizes) > 1:
-        raise ValueError("a history's log_ms, error, environment and state differ in length")
+        raise ValueError("log_ms, error, environment and state of a history differ in length")
     if not np.all(np.isfinite(history.log_ms)):
-        raise ValueError("log_ms holds a value that is not finite: leave out results that are missing")
+        raise ValueError("log_ms contains a value that is not finite; leave out missing results")
 
 
 def newest_environment(history: SeriesHistory) -> NDArray[np.int64]:
+    """Return the indices of the points in the newest point's environment. Raises ValueError as `check` does."""
     check(history)
     if len(history.log_ms) == 0:
         return np.zeros(0, dtype=np.int64)

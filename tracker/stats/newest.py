@@ -1,14 +1,13 @@
-"""Do the newest points of a series stand on another level than those before them? Many series at once.
+"""Test whether the newest points of a series are on another level than those before. Many series at once.
 
-A series is judged by the level before its `onset` (batches.py), with noise learnt from points before it. Each run of
-newer points that ends tonight gets a p-value: Student's t, averaged over the tails that the noise may have, weighted by
-how likely each is. Two rules make a suspect:
+A series is judged by the level before its `onset` (batches.py), with noise estimated from the points before it. Each
+run of newer points that ends tonight gets a p-value: Student's t, averaged over the possible tails of the noise with
+their posterior weights. Two rules make a suspect:
 
-    significance  p, after weights for the looks at 1, 2, 3, .. points, is below a limit that falls with the number of
-                  series in the night
-    record        a point is far outside all that its own series has shown (records.py)
+    significance  p, weighted for the looks at 1, 2, 3, .. points, is below a limit that falls with the number of series
+    record        a point is far outside everything that its own series has shown (records.py)
 
-What was a suspect on an earlier night stays one until later points speak against it (standing.py).
+A suspect of an earlier night remains one until later points clear it (standing.py).
 """
 
 from __future__ import annotations
@@ -26,28 +25,32 @@ from groupbench.tracker.stats.records import RECENT
 Floats = NDArray[np.float64]
 
 NIGHT, SLOWLY = 20, 0.1
-"""Series of a small night, in which the chance of a false suspect is spent evenly; and how slowly the chance that each
-has falls in larger ones: an A/B decides within a minute what a series would else wait for."""
+"""Number of series up to which the chance of a false suspect is divided evenly, and the exponent beyond.
+
+The chance of each series falls only slowly in larger nights, because an A/B comparison clears a false suspect within a
+minute."""
 WORSE = 0.9
-"""Share of that chance for changes for the worse: nobody has to act tonight on what may have got faster."""
+"""Fraction of that chance for changes for the worse. Possible improvements are less urgent."""
 K_WEIGHTS, K_REST = (0.48, 0.22, 0.13), 0.013
-"""How the chance is spent on the last 1, 2, 3 points and on each longer run. The sum is less than 1, since what was a
-suspect stays one for a while, and neighbours err together. Measured in ci/benchmarks/judgement_marks.py."""
+"""Fractions of the chance for the last 1, 2 and 3 points, and for each longer run.
+
+They sum to less than 1, because suspects persist and neighbouring points err together. Measured in
+ci/benchmarks/judgement_marks.py."""
 LOOK = 2.0
-"""Distances, in standard errors, below which p is not computed."""
+"""Distance, in standard errors, below which p is not computed."""
 
 
 def limit_of(series: int, q: float) -> float:
-    """Return the p that makes a suspect in a night of so many series; q is the chance of any in a night of `NIGHT`.
+    """Return the p below which a series is a suspect; q is the chance of any false suspect among `NIGHT` series.
 
-    It is the same every night. A limit that depends on how many others changed (Benjamini and Hochberg's) would take
-    a suspicion back once they are judged otherwise.
+    The limit does not depend on other series' results. One that does (Benjamini and Hochberg's) would clear a suspect
+    whenever other verdicts change.
     """
     return q / NIGHT * min(NIGHT / max(series, 1), 1.0) ** SLOWLY
 
 
 def k_weights(count: int) -> Floats:
-    """Return the weight of a run of 1 .. count points, [count]."""
+    """Return the weights of runs of 1 .. count points, [count]."""
     weights = np.full(max(count, len(K_WEIGHTS)), K_REST)
     weights[: len(K_WEIGHTS)] = K_WEIGHTS
     return weights[:count]
@@ -55,14 +58,14 @@ def k_weights(count: int) -> Floats:
 
 @dataclass
 class Windows:
-    """Runs of newest points of series that share the places of their level, each up to tonight."""
+    """All runs of newest points, for series with the same `begin` and `onset`."""
 
-    rows: NDArray[np.int64]  # [r] of the batch
-    begin: int  # the level before
+    rows: NDArray[np.int64]  # [r] rows of the batch
+    begin: int  # first point of the level before
     onset: int
     first: NDArray[np.int64]  # [w] first point of each run, counted from the onset
     p: Floats  # [r, w]
-    effect: Floats  # [r, w] mean of the run against the level
+    effect: Floats  # [r, w] mean of the run minus the level
     deviation: Floats  # [r, k] of each point, in sigma
     level: Floats  # [r] before the onset
     sigma: Floats  # [r]
@@ -78,7 +81,7 @@ class Windows:
 
 
 def tests_of(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
-    """The newest points within the newest segment; and the newest segment itself, where it has a level of its own."""
+    """Test the newest points of the newest segment, and the newest segment itself if it has its own level."""
     n = batch.y.shape[1]
     newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
     settled = np.array([len(one) > 0 and n - one[-1] >= SETTLED for one in batch.starts], dtype=bool)
@@ -90,14 +93,14 @@ def tests_of(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]
 
 
 def _alike(begin: NDArray[np.int64], onset: NDArray[np.int64]) -> list[tuple[tuple[int, int], NDArray[np.int64]]]:
-    """Rows that share both places."""
+    """Group the rows by equal places."""
     order = np.lexsort((onset, begin))
     cuts = np.flatnonzero((np.diff(begin[order]) != 0) | (np.diff(onset[order]) != 0)) + 1
     return [((int(begin[rows[0]]), int(onset[rows[0]])), rows) for rows in np.split(order, cuts) if len(rows)]
 
 
 def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, onset: int) -> Windows:
-    """Return all runs of the points from `onset` to the end, tested; of an onset that is no news, the longest alone."""
+    """Test all runs of points from `onset` to the end; for an old onset only the longest."""
     base, new = batch.y[rows, begin:onset], batch.y[rows, onset:]
     sigma, rho, df = learnt.sigma[rows], learnt.rho[rows], learnt.df[rows]
     count, known = new.shape[1], onset - begin
@@ -116,7 +119,7 @@ def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, on
     each = special.stdtr(df[row], -np.abs(distance))
     worse = np.sign(distance[0]) == batch.worse[rows[row]]
     p[row, run] = (each * learnt.weights[rows[row]].T).sum(axis=0) / np.where(worse, WORSE, 1 - WORSE)
-    # In noise that is correlated a false suspicion stays for longer.
+    # In correlated noise, a false suspect persists longer.
     p *= ((1 + rho) / (1 - rho))[:, None] / k_weights(count)[size - 1]
     effect = np.cumsum((new - level[:, None])[:, ::-1], axis=1)[:, size - 1] / size
     return Windows(rows, begin, onset, first, np.clip(p, 1e-300, 1.0), effect, deviation, level, sigma, rho)
@@ -130,24 +133,25 @@ def _level(base: Floats, sigma: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Of one series: its newest points, as one run that ends tonight."""
+    """A suspect series: its newest points, as one run that ends tonight."""
 
     index: int  # first point
-    begin: int  # of the level before
+    begin: int  # first point of the level before
     p: float  # after weights
-    level: float = 0.0  # before the index
-    size: float = 0.0  # mean of the run against it, in sigma
+    level: float = 0.0  # level before the index
+    size: float = 0.0  # mean of the run minus the level, in sigma
     sigma: float = 0.0
     rho: float = 0.0
 
 
 def suspicions(one: Windows, limit: float, min_effect: Floats) -> dict[int, Suspicion]:
-    """Return what is a suspect by tonight's points, by row of the batch.
+    """Return the suspects by tonight's points, by row of the batch.
 
-    limit: p that makes one; min_effect: [r] least change that is news.
+    limit       p below which a series is a suspect
+    min_effect  [r] smallest change that counts
     """
     news = (one.p <= limit) & (np.abs(one.effect) >= min_effect[:, None]) & _newest_agrees(one)
-    # Of several runs that are news, the level most likely begins where the difference of means is clearest.
+    # Among several significant runs, the level most likely begins where the difference of means is clearest.
     size = one.count - one.first
     clear = np.where(news, np.abs(one.effect) / np.sqrt(1 / size + 1 / (one.onset - one.begin)), -1.0).argmax(axis=1)
     found = {}
@@ -163,7 +167,7 @@ def suspicions(one: Windows, limit: float, min_effect: Floats) -> dict[int, Susp
 
 
 def _newest_agrees(one: Windows) -> NDArray[np.bool_]:
-    """[r, w] Whether the newest point is off as well: an outlier before a point that is back is no level."""
+    """Return whether the newest point deviates too, [r, w]. An outlier followed by a normal point is no new level."""
     size = one.count - one.first
     mean = np.cumsum(one.deviation[:, ::-1], axis=1)[:, size - 1] / size
     slack = np.sqrt((1 + one.rho) / (1 - one.rho))[:, None]

@@ -1,15 +1,15 @@
-"""How does a series scatter when nothing changes? Pure functions of arrays, many series of equal length at once.
+"""Estimate the noise of unchanged series. Pure functions of arrays, for many series of equal length at once.
 
-Four things are learnt of each series, from points that no change touches:
+Four quantities are estimated for each series, from points without a change:
 
     sigma   scatter of a point, from winsorised residuals about the level of its segment
-    df      how well sigma is known, in degrees of freedom
+    df      degrees of freedom of sigma
     rho     autocorrelation of successive points
-    tail    weights over `TAILS`: which of these t distributions its residuals look like
+    tail    weights over `TAILS`, by how well each t distribution fits the residuals
 
-A young series says little about itself. `moderate`, `shrunk_rho` and `tail_prior` let it borrow from series that are
-alike. The first follows Smyth's moderated variance ("Linear models and empirical Bayes methods", 2004), but shrinks the
-logarithm of the variance: a quiet series among noisy ones stays quiet.
+A young series has few points. `moderate`, `shrunk_rho` and `tail_prior` borrow strength from similar series. `moderate`
+follows Smyth's moderated variance ("Linear models and empirical Bayes methods", 2004), but shrinks the logarithm of the
+variance, so that a quiet series among noisy ones stays quiet.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Floats = NDArray[np.float64]
 TAILS = (200.0, 12.0, 6.0, 4.0, 3.0, 2.0, 1.3)
 """Degrees of freedom: Gaussian to nearly Cauchy."""
 TAIL_PRIOR = np.array([0.70, 0.12, 0.07, 0.05, 0.03, 0.02, 0.01])
-"""Of a series judged by itself."""
+"""Tail weights of a series judged alone."""
 TAIL_COUNT = 20
-"""Residuals from which on a series tells its tail."""
+"""Number of residuals at which a series' own tail counts half."""
 MAX_RHO = 0.97
 RHO_COUNT, RHO_SPREAD = 40, 0.1
-"""What is known of autocorrelation beforehand: 0, worth so many points; and how far series differ in it at least."""
+"""Prior of the autocorrelation: 0 with the weight of so many points, and the smallest spread between series."""
 BODY = 1.5
-"""Up to so many sigma the score is proportional to the deviation: no distribution is told apart there."""
+"""Deviation in sigma up to which scores are proportional, because all distributions look alike there."""
 
 
 def _trim(n: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of n residuals are capped: one outlier or 4 %, none where there is too little to spare."""
+    """Return how many of n residuals to cap: one plus 4 %, or none of fewer than eight."""
     return np.where(n >= 8, 1 + n // 25, 0)
 
 
 @lru_cache(maxsize=4096)
 def _winsorised_variance(df: float, level: float) -> float:
-    """E min(|t|, Q(level))^2 of a t distribution, Q its quantile of |t|."""
+    """Return E min(|t|, Q(level))^2 of a t distribution, where Q is the quantile of |t|."""
     u = (np.arange(4000) + 0.5) / 4000
     t = special.stdtrit(df, 0.5 + 0.5 * np.minimum(u, level))
     return float(np.mean(t * t))
@@ -51,7 +51,10 @@ def _winsorised_variance(df: float, level: float) -> float:
 
 @lru_cache(maxsize=512)
 def _kappa(n: int) -> Floats:
-    """[tails] sigma of the standard t distributions, as `scatter` measures it from n residuals; a Gaussian's is 1."""
+    """Return the sigma that `scatter` measures from n residuals of each standard t distribution, [tails].
+
+    A Gaussian's is 1.
+    """
     trim = int(_trim(np.array(n)))
     level = 1 - (trim + 0.5) / max(n, 1) if trim else 1 - 0.25 / max(n, 1)
     gauss = _winsorised_variance(1e6, level)
@@ -61,9 +64,9 @@ def _kappa(n: int) -> Floats:
 def scatter(
     residual: Floats,  # [m, n]
     used: NDArray[np.bool_],  # [m, n] residuals that count
-    levels: NDArray[np.int64],  # [m] how many levels were fitted to them
+    levels: NDArray[np.int64],  # [m] number of levels fitted to them
 ) -> tuple[Floats, Floats]:
-    """Variance of a point and its degrees of freedom, [m] each. 0 residuals give variance 0 with 0 degrees."""
+    """Return the variance of a point and its degrees of freedom, [m] each; both 0 without residuals."""
     n = residual.shape[1]
     size = np.abs(residual)
     count = used.sum(axis=1)
@@ -79,16 +82,16 @@ def scatter(
 
 @lru_cache(maxsize=4096)
 def _gauss_share(n: int) -> float:
-    """The share of a Gaussian variance that is left by the cap."""
+    """Return the fraction of a Gaussian variance that remains after capping."""
     trim = int(_trim(np.array(n)))
     return _winsorised_variance(1e6, 1 - (trim + 0.5) / n) if trim else 1.0
 
 
 def rough_scale(y: Floats) -> tuple[Floats, Floats]:
-    """Scatter of a point and autocorrelation, from differences alone: no level is needed, steps hardly matter.
+    """Estimate scatter and autocorrelation from differences, which needs no levels and hardly depends on steps.
 
-    y: [m, n]; returns sigma [m], rho [m]. The half mean square of differences over a lag h, the largest (a step or
-    two and 4 %) capped, is sigma^2 (1 - rho^h): two lags give both.
+    y: [m, n]; returns sigma [m] and rho [m]. Half the mean square of differences at lag h, with the largest ones (a
+    step or two and 4 %) capped, is sigma^2 (1 - rho^h), so two lags give both.
     """
     n = y.shape[1]
     gamma = []
@@ -111,36 +114,39 @@ def rough_scale(y: Floats) -> tuple[Floats, Floats]:
 def autocorrelation(
     residual: Floats,  # [m, n] in sigma
     used: NDArray[np.bool_],  # [m, n]
-    first: NDArray[np.bool_],  # [m, n] where a segment begins
+    first: NDArray[np.bool_],  # [m, n] first point of a segment
 ) -> Floats:
-    """rho of successive points within a segment, [m]; outliers are capped at 3 sigma. Its variance is 1 / n."""
+    """Return the autocorrelation of successive points within segments, [m], with outliers capped at 3 sigma.
+
+    Its variance is 1 / n.
+    """
     z = np.where(used, np.clip(residual, -3.0, 3.0), 0.0)
     count = np.maximum(used.sum(axis=1), 1)
     pairs = np.where(first[:, 1:], 0.0, z[:, 1:] * z[:, :-1]).sum(axis=1)
     square = (z * z).sum(axis=1)
     rho = np.where(square > 0, pairs / np.where(square > 0, square, 1.0), 0.0)
-    # Kendall's correction: about a fitted mean, rho comes out too small by (1 + 3 rho) / n.
+    # Kendall's correction: relative to a fitted mean, rho is biased low by (1 + 3 rho) / n.
     rho = np.where(count > 6, (rho + 1 / count) / (1 - 3 / np.maximum(count, 7)), 0.0)
     return np.clip(rho, -MAX_RHO, MAX_RHO)
 
 
 @dataclass(frozen=True)
 class RhoPrior:
-    """How all series of a night are correlated."""
+    """The distribution of autocorrelation over all series of a night."""
 
     centre: float
-    excess: float  # variance between series, beyond what their few points explain
+    excess: float  # variance between series beyond their sampling error
     series: int
 
 
 def rho_prior(
     rho: Floats,  # [m]
-    count: NDArray[np.int64],  # [m] residuals that each was measured from
+    count: NDArray[np.int64],  # [m] number of residuals of each
 ) -> RhoPrior:
-    """Return what all series say about autocorrelation together.
+    """Return the common autocorrelation of all series and its spread.
 
-    A handful of points says nothing about rho (its standard error is 1 / sqrt(n)), so the common value starts at 0 with
-    the weight of `RHO_COUNT` points.
+    A few points do not determine rho (its standard error is 1 / sqrt(n)), so the common value starts at 0 with the
+    weight of `RHO_COUNT` points.
     """
     weight = np.maximum(count, 1).astype(np.float64)
     centre = float((weight * rho).sum() / (weight.sum() + RHO_COUNT))
@@ -149,26 +155,26 @@ def rho_prior(
 
 
 def shrunk_rho(rho: Floats, count: NDArray[np.int64], prior: RhoPrior) -> Floats:
-    """Return the autocorrelation to judge with, [m]: each shrunk towards that of all series; never negative.
+    """Return each autocorrelation shrunk towards the common one, never negative, [m].
 
-    Empirical Bayes: one series can pull away from the others only with many points of its own.
+    Empirical Bayes: a series deviates from the others only with many points of its own.
     """
     weight = np.maximum(count, 1).astype(np.float64)
-    # Few series, and series of few points, do not show how much they differ.
+    # Few series, or series with few points, do not show how much they differ.
     trust = prior.series / (prior.series + 10) * weight / (weight + RHO_COUNT)
     spread = prior.excess * trust + RHO_SPREAD**2
     return np.clip((rho * spread + prior.centre / weight) / (spread + 1 / weight), 0.0, MAX_RHO)
 
 
 def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
-    """Variance of the mean of k successive points of unit variance and autocorrelation rho^lag; shapes broadcast."""
+    """Return the variance of the mean of k points with unit variance and autocorrelation rho^lag; shapes broadcast."""
     k = np.maximum(k, 1)
     inside = (1 - rho**k) / (1 - rho)
     return (1 + rho - 2 * rho * inside / k) / (1 - rho) / k
 
 
 def variance_prior(variance: Floats, df: Floats) -> tuple[float, float] | None:
-    """Return centre and spread of the logarithms of a pool's variances, or None of fewer than eight; [m] each."""
+    """Return centre and spread of a pool's log variances, or None for fewer than eight; arguments [m] each."""
     known = (df >= 1) & (variance > 0)
     if known.sum() < 8:
         return None
@@ -181,16 +187,16 @@ def variance_prior(variance: Floats, df: Floats) -> tuple[float, float] | None:
 
 
 def _log_variance(variance: Floats, df: Floats) -> tuple[Floats, Floats]:
-    """Return the logarithm without its bias, and its own variance."""
+    """Return the unbiased logarithm of a variance, and the variance of that logarithm."""
     half = np.maximum(df, 1.0) / 2
     return np.log(variance) - special.digamma(half) + np.log(half), special.polygamma(1, half)
 
 
 def moderate(variance: Floats, df: Floats, prior: tuple[float, float] | None) -> tuple[Floats, Floats]:
-    """Return variances shrunk to the pool's, and the degrees of freedom that they then have; [m] each.
+    """Return variances shrunk towards the pool's, and their new degrees of freedom; [m] each.
 
-    The logarithms are shrunk, each as far as it is uncertain. A series whose variance the pool does not explain (three
-    standard errors) keeps its own, whether noisier or quieter.
+    Each logarithm is shrunk by its uncertainty. A series more than three standard errors from the pool keeps its own
+    variance.
     """
     if prior is None:
         return variance, df
@@ -206,11 +212,11 @@ def moderate(variance: Floats, df: Floats, prior: tuple[float, float] | None) ->
 
 
 def tail_likelihood(residual: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Return the log likelihood of residuals (in sigma, [m, n]) under each of TAILS, [m, tails].
+    """Return the log likelihood of residuals (in sigma, [m, n]) under each of `TAILS`, [m, tails].
 
-    Each distribution is scaled to the sigma that `scatter` would measure of it. Residuals within `BODY` sigma count
-    only as being there, and no more of them than a Gaussian has for those beyond: the shape of the core says nothing of
-    the tail, and rounding or a floor distorts it.
+    Each distribution is scaled to the sigma that `scatter` would measure. Residuals within `BODY` sigma are only
+    counted, at most as many as a Gaussian has for those beyond. The shape of the core does not show the tail, and
+    rounding or a floor distorts it.
     """
     count = used.sum(axis=1)
     kappa = np.array([_kappa(int(c)) for c in range(residual.shape[1] + 1)])[count]  # [m, tails]
@@ -228,7 +234,7 @@ def tail_likelihood(residual: Floats, used: NDArray[np.bool_]) -> Floats:
 
 
 def tail_weights(likelihood: Floats, prior: Floats, count: NDArray[np.int64]) -> Floats:
-    """[m, tails] posterior weights. A series of few residuals hardly tells its own tail: count [m] tempers them."""
+    """Return the posterior weights, [m, tails]. The likelihood of a series with few residuals counts less."""
     own = (count / (count + TAIL_COUNT))[:, None]
     log = own * likelihood + np.log(np.maximum(prior, 1e-300))
     weights = np.exp(log - log.max(axis=1, keepdims=True))
@@ -236,9 +242,9 @@ def tail_weights(likelihood: Floats, prior: Floats, count: NDArray[np.int64]) ->
 
 
 def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
-    """[tails] how frequent each is among series that are alike, by expectation-maximisation.
+    """Return the frequency of each tail among similar series by expectation-maximisation, [tails].
 
-    `count` [m] residuals of each series: with few, no series tells its own tail, and all are taken to share one.
+    With few residuals (`count`, [m]), no series shows its own tail, and all are assumed to share one.
     """
     together = 0.5 * likelihood.sum(axis=0)  # half: neighbours are not independent
     shared = TAIL_PRIOR * (np.exp(together - together.max()) + 1e-3)
@@ -247,7 +253,7 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
     m, prior = len(likelihood), TAIL_PRIOR
     for _ in range(min(max(400_000 // m, 40), 400)):
         share = (prior * (likelihood / (likelihood @ prior)[:, None]).sum(axis=0) + 4 * TAIL_PRIOR) / (m + 4)
-        # Longer steps than the algorithm's own: proportions of a mixture are found slowly, and bear it.
+        # Over-relaxation: mixture proportions converge slowly, and larger steps are safe.
         prior = prior * (share / prior) ** 1.8
         prior = prior / prior.sum()
     return own * prior + (1 - own) * shared / shared.sum()
@@ -255,20 +261,20 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
 
 @lru_cache(maxsize=1)
 def _tables() -> tuple[Floats, Floats]:
-    """log |t| [grid], log P(T > t) [tails, grid]"""
+    """Return log |t| [grid] and log P(T > t) [tails, grid]."""
     grid = np.linspace(np.log(0.3), np.log(1e9), 1500)
     return grid, np.array([_log_tail(df, np.exp(grid)) for df in TAILS])
 
 
 CURVE = np.log(BODY) + np.linspace(0, 14, 72)
-"""Logarithms of the deviations at which a curve of scores is known."""
+"""Log deviations at which score curves are tabulated."""
 
 
 def score_curves(
     weights: Floats,  # [m, tails]
-    count: NDArray[np.int64],  # [m] residuals that sigma was measured from
+    count: NDArray[np.int64],  # [m] number of residuals behind sigma
 ) -> Floats:
-    """Return the Gaussian deviations that are as improbable as those of CURVE, in sigma, [m, CURVE]."""
+    """Return the Gaussian deviations as improbable as those of `CURVE`, in sigma, [m, CURVE]."""
     if not len(weights):
         return np.zeros((0, len(CURVE)))
     grid, tails = _tables()
@@ -281,7 +287,7 @@ def score_curves(
 
 
 def curve_score(deviation: Floats, curve: Floats) -> Floats:
-    """Return the scores of deviations of one series, [n]; within BODY they are proportional."""
+    """Return the scores of one series' deviations, [n]; proportional within `BODY`."""
     size = np.abs(deviation)
     far = np.interp(np.log(np.maximum(size, BODY)), CURVE, curve)
     return np.copysign(np.where(size > BODY, far, size * (curve[0] / BODY)), deviation)
@@ -289,9 +295,9 @@ def curve_score(deviation: Floats, curve: Floats) -> Floats:
 
 def tail_scores(
     deviation: Floats,  # [m, k] in sigma
-    count: NDArray[np.int64],  # [m] residuals that sigma was measured from
+    count: NDArray[np.int64],  # [m] number of residuals behind sigma
 ) -> Floats:
-    """Return the Gaussian deviation that is as improbable under each of TAILS, [tails, m, k]."""
+    """Return the Gaussian deviation that is as improbable under each of `TAILS`, [tails, m, k]."""
     kappa = np.array([_kappa(c) for c in range(int(count.max()) + 1)])[count]  # [m, tails]
     size = np.abs(deviation)
     scores = np.empty((len(TAILS), *deviation.shape))
@@ -304,13 +310,13 @@ def tail_scores(
 
 @lru_cache(maxsize=1)
 def _score_tables() -> tuple[Floats, Floats]:
-    """|t| [grid], Gaussian scores [tails, grid]"""
+    """Return |t| [grid] and Gaussian scores [tails, grid]."""
     grid = np.geomspace(0.05, 1e9, 3000)
     return grid, np.array([-special.ndtri_exp(_log_tail(df, grid)) for df in TAILS])
 
 
 def _log_tail(df: float, t: Floats) -> Floats:
-    """log P(T > t); beyond where it underflows, the power law of the tail."""
+    """Return log P(T > t), by the power law of the tail where P underflows."""
     p = special.stdtr(df, -t)
     log = np.log(np.maximum(p, 1e-290))
     far = p < 1e-280
@@ -325,10 +331,10 @@ def own_reach(
     used: NDArray[np.bool_],  # [m, n]
     deviation: Floats,  # [m, k] in sigma
 ) -> Floats:
-    """Return the score that the series' own residuals allow each deviation, [m, k]; inf where they do not reach it.
+    """Return the largest score that the series' own residuals allow each deviation, [m, k]; inf if unlimited.
 
-    Where two residuals or more lie as far out in the same direction, a deviation is as improbable as they are frequent:
-    a second mode is no news.
+    If two or more residuals are as far out in the same direction, the deviation is only as improbable as they are
+    frequent. So a second mode is not news.
     """
     count = np.maximum(used.sum(axis=1), 1)
     reach = np.full(deviation.shape, np.inf)

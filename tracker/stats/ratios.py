@@ -1,16 +1,16 @@
-"""How sure is a ratio of two latencies? Intervals and p values of ratios. Pure functions of arrays.
+"""Intervals and p-values of latency ratios. Pure functions of arrays.
 
-Two estimates of the standard error are made of what both sides show, and the wider one counts:
+There are two estimates of the standard error, and the larger one counts:
 
-    runs    the scatter between the runs of a side, pooled over both sides: trimmed and winsorized, so that one outlier
-            in five runs or more does not widen it (Yuen and Dixon, "The approximate behaviour and performance of the
-            two-sample trimmed t", Biometrika 60, 1973). It needs two runs on a side.
-    bursts  the standard error of a run's latency from the spread of its bursts, and the least scatter between two runs
-            (`thresholds.POOL_FLOOR`), added in quadrature
+    runs    the scatter between runs, pooled over both sides, trimmed and winsorized so that one outlier in five or more
+            runs does not widen it (Yuen and Dixon, "The approximate behaviour and performance of the two-sample trimmed
+            t", Biometrika 60, 1973). It needs two runs on one side.
+    bursts  the standard error of a run's latency from the spread of its bursts, and the smallest scatter between two
+            runs (`thresholds.POOL_FLOOR`), added in quadrature
 
-The scatter between runs includes that between bursts. So the first alone would be enough for many runs, and the second
-keeps a few runs that agree by chance from looking exact. With one run a side there is only the second, and what differs
-between two runs of the same code counts with that floor alone.
+The scatter between runs includes that between bursts, so the first is enough for many runs. The second prevents a few
+runs that agree by chance from looking exact. With one run per side, only the second exists, and the difference between
+runs of the same code enters through the floor alone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from groupbench.tracker.stats.thresholds import POOL_FLOOR, typical
 LEVEL = 0.95
 """Confidence of every interval here."""
 TRIM = 0.2
-"""Share of a side's runs that is trimmed at each end."""
+"""Fraction of a side's runs that is trimmed at each end."""
 MEDIAN_WIDENING = 1.1726
-"""Standard deviation of a median of many normal values over that of their mean trimmed by `TRIM`. Of few it is less."""
+"""Standard deviation of a median of many normal values over that of their mean trimmed by `TRIM`."""
 _LARGEST = 708.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of a ratio at the confidence `LEVEL`, and the two-sided p value of the ratio 1."""
+    """A confidence interval of a ratio at `LEVEL`, with the two-sided p-value of the ratio 1."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """A geometric mean of the ratios of `series` series. `low` and `high` are None of fewer than two."""
+    """A geometric mean of the ratios of `series` series. `low` and `high` are None for fewer than two."""
 
     ratio: float
     series: int
@@ -55,15 +55,15 @@ class GeometricMean:
 
 def ratio_interval(
     before_ms: ArrayLike,  # [n] median latencies of one side's runs
-    before_errors: ArrayLike,  # [n] standard errors of their logarithms, NaN where unknown
+    before_errors: ArrayLike,  # [n] standard errors of their logarithms, NaN if unknown
     after_ms: ArrayLike,  # [m]
     after_errors: ArrayLike,  # [m]
     *,
     timing: str,  # gpu or cpu
 ) -> Interval | None:
-    """Return the interval of median(after) / median(before), or None where nothing shows the noise.
+    """Return the interval of median(after) / median(before), or None if nothing shows the noise.
 
-    The interval is symmetric on the logarithmic scale. It excludes 1 exactly where p is below 0.05.
+    The interval is symmetric on the logarithmic scale. It excludes 1 exactly if p is below 0.05.
     """
     sides = [np.log(np.asarray(ms, dtype=np.float64)) for ms in (before_ms, after_ms)]
     change = float(np.median(sides[1]) - np.median(sides[0]))
@@ -85,9 +85,9 @@ def ratio_interval(
 
 
 def geometric_mean(ratios: Sequence[float]) -> GeometricMean | None:
-    """Return the geometric mean of the ratios [k] and its interval by Student's t, or None of no ratio.
+    """Return the geometric mean of ratios [k] and its Student's t interval, or None without a ratio.
 
-    A ratio is one observation, whatever its own noise: the interval is as wide as the ratios differ among themselves.
+    Each ratio is one observation, whatever its own noise. The interval reflects how much the ratios differ.
     """
     if not ratios:
         return None
@@ -100,12 +100,12 @@ def geometric_mean(ratios: Sequence[float]) -> GeometricMean | None:
 
 
 def _interval(centre: float, width: float, p: float | None = None) -> Interval:
-    """Return the interval of a ratio from that of its logarithm; bounds beyond all floats are the last float."""
+    """Return the interval of a ratio from that of its logarithm, clipped to finite floats."""
     return Interval(math.exp(max(centre - width, -_LARGEST)), math.exp(min(centre + width, _LARGEST)), p)
 
 
 def _trimmed(n: int) -> int:
-    """Return how many of n sorted values are trimmed at each end."""
+    """Return how many of n sorted values to trim at each end."""
     return int(TRIM * n)
 
 
@@ -114,7 +114,7 @@ def _degrees(side: NDArray[np.float64]) -> int:
 
 
 def _median_factor(n: int) -> float:
-    """Return by how much a median of n values scatters more than their trimmed mean: of one or two it is their mean."""
+    """Return how much more a median of n values scatters than their trimmed mean; 1 for one or two values."""
     return 1.0 if n < 3 else MEDIAN_WIDENING
 
 

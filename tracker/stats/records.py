@@ -1,8 +1,8 @@
-"""Points that lie far outside everything their series has shown: news whatever other series are like.
+"""Find records: points far outside everything that their series has shown, whatever other series look like.
 
-A record is so many standard deviations of the series' own earlier points away from their mean, and farther than any of
-them. The deviation is the plain one, outliers included, so that a series with outliers asks for more; and neither pools
-nor tails that were learnt from others have a say. That is what keeps a gate from being silent about a large change.
+A record is many standard deviations from the mean of the series' own earlier points, and farther out than any of them.
+The standard deviation includes outliers, so a series with outliers needs a larger record. Pools and tails estimated
+from other series play no role, so that a gate never misses a large change because of them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 Floats = NDArray[np.float64]
 
 RECENT = 20
-"""A change with at most so many points after it is new."""
+"""Largest number of points after a change that is still new."""
 RECORD = 19.0
-"""Sigmas that are a record, whatever the noise of other series."""
+"""Distance of a record in true sigma."""
 CHANCE = 1e-3
-"""How frequently the youngest series may show one by chance."""
+"""Chance of a false record in the youngest series."""
 BACK = 0.4
-"""Share of a record below which a later result has gone back."""
+"""Fraction of a record's distance below which a later result counts as back."""
 
 
 @lru_cache(maxsize=512)
 def record_distance(known: int, *, gross: bool = False) -> float:
-    """Return how many standard deviations of `known` earlier results make a record.
+    """Return the distance of a record, in standard deviations of `known` earlier results.
 
-    As many as find a step of `RECORD` true sigmas in 98 of 100 Gaussian series, in which the measured ones vary. Of
-    three or four results they vary so much that it takes more, unless the change is `gross` in itself.
+    It finds a step of `RECORD` true sigmas in 98 of 100 Gaussian series. With three or four results the measured sigma
+    varies so much that the distance must be larger, unless the change is `gross`.
     """
     if known < 3:
         return np.inf
@@ -43,16 +43,16 @@ def record_distance(known: int, *, gross: bool = False) -> float:
 
 
 def records(
-    y: Floats,  # [m, n] of series whose newest level begins at the same place
-    error: Floats,  # [m, n] 0 where unknown
+    y: Floats,  # [m, n] series whose newest level begins at the same place
+    error: Floats,  # [m, n] 0 if unknown
     floor: Floats,  # [m]
     gross: Floats,  # [m]
     begin: int,
 ) -> NDArray[np.bool_]:
-    """Return which of the newest `RECENT` points were a record when they were the newest, [m, RECENT].
+    """Return which of the newest `RECENT` points were records when they were the newest, [m, RECENT].
 
-    The last column is tonight. Mean and deviation are those of the points since `begin`, at least three; at least
-    `MIN_SEGMENT` where another level was before them.
+    The last column is tonight. Mean and deviation are taken over the points since `begin`: at least three, or
+    `MIN_SEGMENT` if another level precedes them.
     """
     m, n = y.shape
     seen = np.zeros((m, RECENT), dtype=bool)
@@ -75,7 +75,7 @@ def records(
 
 
 def standing_record(y: Floats, seen: NDArray[np.bool_], begin: int, min_effect: float) -> int:
-    """Return the first record of a series that no night after it has taken back, or -1. y: [n]; seen: [RECENT]."""
+    """Return the first record that no later night has reversed, or -1. y: [n]; seen: [RECENT]."""
     n = len(y)
     for index in (np.flatnonzero(seen) + n - RECENT).tolist():
         off = y[index:] - float(np.median(y[begin:index]))

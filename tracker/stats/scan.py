@@ -1,17 +1,17 @@
-"""What happened to each series of a night, from its history alone? Pure functions of arrays.
+"""Judge every series of a night by its history. Pure functions of arrays.
 
-Per series, on log latency, within the newest environment:
+For each series, on log latency, within the newest environment:
 
-1. Segments: optimal partitioning (changepoints.py) with the noise of differences, which no step inflates.
-2. Noise: sigma, autocorrelation and tail from residuals about the segments, none of them newer than the onset of the
-   newest level (batches.py, noise.py); young series borrow from their pool.
-3. The newest points against the level before them, tonight and as of the nights before (newest.py); and the newest
-   segment against the one before it in the same way.
-4. What is left is `suspect`. It is `changed` only where at least `MIN_SEGMENT` points stand on either side, the whole
-   search is paid for by Bonferroni, a bootstrap of blocks of residuals (which keeps their autocorrelation) hardly ever
-   reaches as far, a line does not fit better than a step, and the code differed across it (steps.py).
+1. Segments: optimal partitioning (changepoints.py), with noise estimated from differences, which steps do not inflate.
+2. Noise: sigma, autocorrelation and tail from residuals about the segments, up to the onset of the newest level
+   (batches.py, noise.py). Young series borrow from their pool.
+3. Tests of the newest points against the level before them, for tonight and for earlier nights (newest.py), and of the
+   newest segment against the one before.
+4. A significant series is a `suspect`. It is `changed` only if at least `MIN_SEGMENT` points are on either side, it
+   survives a Bonferroni correction for the whole search, a block bootstrap of residuals (which preserves their
+   autocorrelation) hardly ever reaches as far, a line does not fit better than a step, and the code changed (steps.py).
 
-A value that is missing is no point: leave it out. NaN in log_ms raises ValueError.
+Leave out missing values: NaN in log_ms raises ValueError.
 """
 
 from __future__ import annotations
@@ -65,17 +65,18 @@ Floats = NDArray[np.float64]
 
 DRIFT_LEVEL = 1e-4
 CLEARLY = 6.0
-"""By so many squared sigma a line must fit better than a step before a suspect is called drift."""
+"""Squared sigma by which a line must fit better than a step to call a suspect a drift."""
 YOUNG = 10
-"""Results before a record below which its place is taken as it is."""
+"""Number of results before a record below which its place counts as exact."""
 
 
 def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | None = None) -> list[SeriesFinding]:
-    """One finding per history.
+    """Return one finding for each history.
 
-    q: chance of any false suspect in a night of 20 quiet series; each series of a larger night has a smaller one
-    (newest.limit_of). alpha: judge each series by itself instead, with this chance; nothing is then borrowed from
-    other series. Raises ValueError for NaN in log_ms, or where the arrays of a history differ in length.
+    q      chance of any false suspect in a night of 20 quiet series; see `newest.limit_of` for larger nights
+    alpha  judge each series alone instead, with this chance of a false suspect and nothing borrowed from others
+
+    Raises ValueError for NaN in log_ms, or if the arrays of a history differ in length.
     """
     places = [newest_environment(history) for history in histories]
     batches = make_batches(histories, places)
@@ -109,14 +110,14 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
                 finding = SeriesFinding(
                     "ok", levels, p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
                     n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
-                    reason="no change of the newest level",
+                    reason="the newest level is unchanged",
                 )  # fmt: skip
             findings[number] = finding
     return findings
 
 
 def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: float) -> list[dict[int, Suspicion]]:
-    """Return what is a suspect by tonight's points, of the newest points and of the newest segment."""
+    """Return tonight's suspects: by the newest points, and by the newest segment."""
     standing: list[dict[int, Suspicion]] = [{}, {}]
     for family, suspects in zip(tests, standing, strict=True):
         for one in family:
@@ -128,12 +129,12 @@ def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: fl
 
 
 def find_changes(history: SeriesHistory) -> list[PastChange]:
-    """All changes of a series, oldest first, environment by environment."""
+    """Return all changes of a series, oldest first."""
     return find_all_changes([history])[0]
 
 
 def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange]]:
-    """The same of many series, faster; each is judged by itself."""
+    """Return all changes of many series, each judged alone. Faster than one `find_changes` for each."""
     parts: list[tuple[int, int, NDArray[np.int64]]] = []  # history, environment, its points
     for number, history in enumerate(histories):
         check(history)
@@ -162,12 +163,12 @@ def _too_few(history: SeriesHistory, place: NDArray[np.int64]) -> SeriesFinding:
     if n < 2:
         return SeriesFinding("new", levels, n_after=n, reason="no earlier result in this environment")
     return SeriesFinding(
-        "insufficient", levels, n_before=n - 1, n_after=1, reason=f"{n - 1} earlier results of {MIN_POINTS - 1}"
+        "insufficient", levels, n_before=n - 1, n_after=1, reason=f"{n - 1} of {MIN_POINTS - 1} earlier results"
     )
 
 
 def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
-    """[m] a line climbs through the newest segment."""
+    """Return whether the newest segment has a trend, [m]."""
     m, n = batch.y.shape
     climbs = np.zeros(m, dtype=bool)
     for begin in np.unique(batch.begin):
@@ -182,7 +183,7 @@ def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
 
 
 def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Segment]]:
-    """Levels of the segments of each series, by places in the batch."""
+    """Return the levels of each series' segments, by places in the batch."""
     n = batch.y.shape[1]
     levels: list[list[Segment]] = [[] for _ in batch.starts]
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -205,7 +206,7 @@ def _placed(level: Segment, place: NDArray[np.int64]) -> Segment:
 
 
 def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
-    """The q-value that each p has over the night."""
+    """Return a function from p-values to their q-values in this night."""
     p = np.sort(np.concatenate([one.best() for one in family] or [np.ones(1)]))
     q = fdr.adjusted(p)
     return lambda each: q[np.minimum(np.searchsorted(p, each), len(q) - 1)]
@@ -223,29 +224,29 @@ def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) ->
 
 @dataclass(frozen=True)
 class _Row:
-    """One series of a batch."""
+    """One series of a batch, with its history."""
 
     history: SeriesHistory
-    place: NDArray[np.int64]  # of its points in the history
+    place: NDArray[np.int64]  # indices of its points in the history
     batch: Batch
     row: int
     one: One
 
     def verdict(
         self,
-        suspects: Sequence[Suspicion | None],  # of the newest points, of the newest segment
+        suspects: Sequence[Suspicion | None],  # by the newest points, by the newest segment
         p: float,
         trend: bool,
-        q_values: Sequence[Callable[[Floats], Floats]],  # of recent changes, of old ones
+        q_values: Sequence[Callable[[Floats], Floats]],  # for recent changes, for old ones
     ) -> SeriesFinding | None:
-        """Return what is found, or None where nothing is."""
+        """Return the series' finding, or None if it is unchanged."""
         n, one, state = self.batch.y.shape[1], self.one, self.history.state[self.place]
         for suspect in suspects:
             if suspect is None:
                 continue
             step = make_step(one, suspect.begin, suspect.index, n)
             if suspect.index == self.batch.record[self.row] and step.index - step.start < YOUNG:
-                # Few results do not locate a change by their scatter, but nobody doubts where a record began.
+                # Few results do not locate a change by their scatter, but the start of a record is certain.
                 step = replace(step, low_index=step.index, high_index=step.index)
             ends = [*(s for s in self.batch.starts[self.row] if 0 < s <= suspect.begin), suspect.index]
             answer = _weighed(one, step, ends, state, self.history.min_effect)
@@ -254,7 +255,7 @@ class _Row:
                 q = float(q_values[n - step.index > RECENT](np.array([best]))[0])
                 return self._finding(step, answer, ends, best, q)
         if trend and self._climbs_far(one):
-            return self._finding(None, ("drift", "slow trend"), self.batch.starts[self.row], p, float("nan"))
+            return self._finding(None, ("drift", DRIFTS[1]), self.batch.starts[self.row], p, float("nan"))
         return None
 
     def _finding(
@@ -288,7 +289,7 @@ class _Row:
 def _weighed(
     one: One, step: Step, ends: Sequence[int], state: NDArray[np.int64], min_effect: float
 ) -> tuple[FindingVerdict, str] | None:
-    """A rejected hypothesis: changed, suspect or drift; None where it is old and stands no longer."""
+    """Return verdict and reason of a significant step, or None for an old one that is no longer certain."""
     after = step.stop - step.index
     if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:
         return "drift", DRIFTS[2]
@@ -306,4 +307,4 @@ def _weighed(
         return "drift", DRIFTS[1]
     if after > RECENT:
         return None
-    return "suspect", f"level of the last {after} points, not certain"
+    return "suspect", f"the last {after} points may be a new level"

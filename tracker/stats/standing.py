@@ -1,12 +1,11 @@
-"""What was a suspect on a night before, and has not been taken back since.
+"""Suspects of earlier nights that later results have not cleared.
 
-A verdict must not depend on the luck of one night: a step that was seen is not gone because the next result lies a
-little lower. So the nights of the last `RECENT` results are judged again, each with the points that were known then,
-and a suspicion stands until the points after it speak for the level before: a sequential test (Wald, "Sequential tests
-of statistical hypotheses", 1945) of "all as before" against "off by what was seen". Everything is computed from the
-history; nothing is remembered.
+A verdict must not depend on the luck of one night: a step does not disappear because the next result is a little lower.
+So the nights of the last `RECENT` results are judged again, each with the points known at the time. A suspect remains
+one until later points favour the level before it, by a sequential test (Wald, "Sequential tests of statistical
+hypotheses", 1945) of "no change" against "the observed step". Everything is computed from the history, without state.
 
-Only places that could have been suspicious are judged again: `_candidates` finds them with loose bounds.
+Only places that may have been suspects are judged again. `_candidates` finds them with loose bounds.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ from groupbench.tracker.stats.records import RECENT
 Floats = NDArray[np.float64]
 
 WHOLE = 300
-"""Nights of up to so many series are judged again as they were. Of larger ones, what series teach each other is taken
-from tonight: it hardly moves."""
+"""Largest number of series for which pooled estimates are computed again for each earlier night.
+
+Larger nights reuse tonight's pooled estimates, which hardly change."""
 ODDS = 3.0
-"""A suspicion is over once later points are so many times likelier under the level before than under the new one."""
+"""Likelihood ratio in favour of the earlier level at which later points clear a suspect."""
 APART = 3.5
-"""Standard errors between the points before and after, once there are `MIN_SEGMENT` of these."""
+"""Standard errors required between the points before and after, once there are `MIN_SEGMENT` points after."""
 RUNS = (1, 2, 3, 5, 8, 12, 18)
-"""Points of the runs that `_candidates` looks at."""
+"""Lengths of the runs of points that `_candidates` considers."""
 LOOSE = 0.75
-"""Share of the distance of a suspect from which on a run may have been one."""
+"""Fraction of a suspect's distance at which `_candidates` considers a run."""
 
 
 def still_standing(
     batches: list[Batch], noises: list[Noise], shared: Shared | None, limit: float, known: Sequence[Collection[int]]
 ) -> list[dict[int, Suspicion]]:
-    """Return the suspicions of earlier nights that stand tonight, by row of each batch; of none of the rows `known`."""
+    """Return the suspects of earlier nights that still stand, by row of each batch, except the rows `known`."""
     maybe = [_candidates(batch, learnt, limit) for batch, learnt in zip(batches, noises, strict=True)]
     for each, rows in zip(maybe, known, strict=True):
         each[list(rows)] = False
@@ -78,20 +78,20 @@ def _suspicions(batch: Batch, learnt: Noise, limit: float) -> dict[int, Suspicio
 
 
 def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
-    """Whether no night since `stop` has spoken for the level before. y: [n]"""
+    """Whether no night since `stop` has cleared a suspect. y: [n]"""
     effect = float(y[then.index :].mean()) - then.level
     if abs(effect) < min_effect / 2 or effect * then.size < 0:
         return False
     before, after = y[then.begin : then.index], y[then.index :]
     if len(after) >= MIN_SEGMENT:
-        # What scatters as much on both sides has shown by now that it does.
+        # By now the scatter on both sides is known.
         own = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
         error = np.sqrt(own / (len(y) - then.begin - 2) * (1 / len(before) + 1 / len(after)))
         if abs(after.mean() - before.mean()) < APART * error:
             return False
     off = (y[stop - 1 :] - then.level) / then.sigma * np.sign(then.size)
     rho = then.rho
-    # The deviation that was seen is too large, as it was chosen for being large.
+    # The observed deviation is biased upwards, because it was selected for being large.
     size = abs(then.size) - float(np.sqrt(noise.mean_variance(np.array(stop - then.index), np.array(rho))))
     size = max(size, abs(then.size) / 2) * (1 - rho)
     innovation = np.clip(off[1:] - rho * off[:-1], -size, 2 * size)
@@ -100,7 +100,7 @@ def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
 
 
 def _candidates(batch: Batch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
-    """[m, RECENT] where a run of points that ended so many nights ago may have been a suspect and may stand."""
+    """Return where a run of points ending that many nights ago may be a standing suspect, [m, RECENT]."""
     y, (m, n) = batch.y, batch.y.shape
     maybe = np.zeros((m, RECENT), dtype=bool)
     zero = np.zeros((m, 1))
@@ -120,7 +120,7 @@ def _candidates(batch: Batch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
         level = (sums[:, end] - sums[row, begin]) / known
         own = (squares[:, end] - squares[row, begin] - known * level**2) / np.maximum(known - 1, 1)
         own = np.clip(np.sqrt(np.maximum(own, 0.0)), floor, sigma)
-        # Of few points, scatter is as others have it.
+        # With few points, the scatter is close to the pooled one.
         scale = np.exp((known * np.log(own) + 4 * np.log(sigma)) / (known + 4))
         run = ((sums[:, stop] - sums[:, end]) / size - level) / scale
         error = np.sqrt(noise.mean_variance(np.array(size), rho) + noise.mean_variance(end - begin, rho))

@@ -1,4 +1,4 @@
-"""One series and its changes: how large, how certain, where, and whether the code or the machine made them."""
+"""The changes of one series: size, certainty, place, and whether the code or the machine caused them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 Floats = NDArray[np.float64]
 
 CHANGE_LEVEL = 0.001
-"""Of a reported change, after Bonferroni over all positions."""
+"""Significance level of a reported change, after Bonferroni over all positions."""
 BOOTSTRAPS, BOOTSTRAP_LEVEL = 399, 0.01
 WANDER = 0.8
-"""An autocorrelation above this is a machine that wanders: its history alone reports no change."""
-DRIFTS = ("level wanders", "slow trend", "level moved within one state of the code")
+"""Autocorrelation above which the machine wanders, so that history alone reports no change."""
+DRIFTS = ("the level wanders", "slow trend", "the level moved while the code stayed the same")
 
 
 @dataclass(frozen=True)
 class One:
-    """A series with its noise, for what is done series by series."""
+    """One series with its noise."""
 
     y: Floats  # [n]
-    scale: Floats  # [n] sigma, or the point's own error where that is larger
+    scale: Floats  # [n] the larger of sigma and the point's own error
     sigma: float
     df: float
     rho: float
@@ -45,7 +45,7 @@ class One:
         return noise.curve_score(deviation, self.curve)
 
     def level(self, start: int, stop: int) -> tuple[float, float]:
-        """Level of a segment and its standard error."""
+        """Return the level of a segment and its standard error."""
         y = self.y[start:stop]
         centre = median(y)
         reach = 2.5 * self.sigma
@@ -65,7 +65,7 @@ class Step:
     effect: float
     error: float
     before: float
-    low_index: int  # the first point of the new level is one of these
+    low_index: int  # the new level begins between low_index and high_index
     high_index: int
 
 
@@ -84,13 +84,13 @@ def some_of(batch: Batch, learnt: Noise, rows: NDArray[np.int64]) -> list[One]:
 
 
 def median(y: Floats) -> float:
-    """np.median of one dimension, without what it does for others: thousands are taken of a few points each."""
+    """Return the median of a one-dimensional array. Faster than np.median for thousands of short arrays."""
     ordered, half = np.sort(y), len(y) // 2
     return float(ordered[half]) if len(y) % 2 else float(ordered[half - 1] + ordered[half]) / 2
 
 
 def distances(z: Floats, spread: Floats) -> Floats:
-    """[n - 1] difference of the mean scores of z[index:] and z[:index], in standard errors, index = 1 .. n - 1."""
+    """Return the difference of the mean scores of z[index:] and z[:index] in standard errors, [n - 1]."""
     n = len(z)
     index = np.arange(1, n)
     sums = np.cumsum(z)
@@ -105,7 +105,7 @@ def make_step(one: One, start: int, index: int, stop: int) -> Step:
     p = min(1.0, 2 * float(special.stdtr(one.df, -at)) * (stop - start))
     (before, e0), (after, e1) = one.level(start, index), one.level(index, stop)
     likely = np.flatnonzero(distance**2 >= max(at**2 - 7.0, 0.5 * at**2)) + 1 + start
-    # The run of likely positions around the best one.
+    # The contiguous likely positions around the best one.
     near = set(likely.tolist())
     low = high = index
     while low - 1 in near:
@@ -116,19 +116,19 @@ def make_step(one: One, start: int, index: int, stop: int) -> Step:
 
 
 def _restless(z: Floats, cut: int) -> float:
-    """How much more the points around a change scatter than the series does on the whole; at least 1."""
+    """Return how much more the points around a change scatter than the whole series; at least 1."""
     before, after = z[:cut], z[cut:]
     spread = 0.0
     for part in (before, after):
         k = len(part)
-        # One degree is lost to the mean, and few points must not look noisy by chance.
+        # The mean takes one degree of freedom, and few points must not look noisy by chance.
         own = (float(np.sum((part - part.mean()) ** 2)) + 4.0) / (k - 1 + 4.0)
         spread += max(own, 1.0) / k
     return float(np.sqrt(spread / (1 / len(before) + 1 / len(after))))
 
 
 def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
-    """Changes that stand, the least certain taken away one by one until all do."""
+    """Return the significant changes, removing the least certain one until all are significant."""
     one = replace(one, rho=one.rho_high, spread=one.spread_high)
     kept = list(starts)
     n = len(one.y)
@@ -143,7 +143,7 @@ def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
 
 
 def _bootstrapped(one: One, step: Step) -> float:
-    """How frequently blocks of residuals, put together at random, show a step as large anywhere."""
+    """Return how often a block bootstrap of the residuals has an equally large step anywhere."""
     one = replace(one, rho=one.rho_high, spread=one.spread_high)
     n, half = step.stop - step.start, step.index - step.start
     z = one.scores(step.start, step.stop, median(one.y[step.start : step.index]))
@@ -159,8 +159,8 @@ def _bootstrapped(one: One, step: Step) -> float:
     if not len(index):
         return 1.0
     variance = one.spread[index] + one.spread[n - index]
-    # A difference of two means is at most the norm of the residuals times that of its weights, and the norm is largest
-    # where the largest block takes every place.
+    # A difference of two means is at most the norm of the residuals times that of its weights. The norm is largest if
+    # the largest block fills every place.
     largest = np.convolve(np.tile(residual**2, 2)[: n + block - 1], np.ones(block), "valid").max() * -(-n // block)
     if seen**2 > largest * float(((1 / index + 1 / (n - index)) / variance).max()):
         return 1 / (1 + BOOTSTRAPS)
@@ -173,7 +173,7 @@ def _bootstrapped(one: One, step: Step) -> float:
 
 @lru_cache(maxsize=256)
 def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
-    """Places and signs of residuals, [bootstraps, n] each: the same for all series of a length."""
+    """Return places and signs of residuals, [bootstraps, n] each, the same for all series of a length."""
     rng = np.random.default_rng(n)
     begin = rng.integers(0, n, (BOOTSTRAPS, -(-n // block)))
     places = (begin[:, :, None] + np.arange(block)).reshape(BOOTSTRAPS, -1)[:, :n] % n
@@ -182,9 +182,9 @@ def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
 
 
 def climbing(one: One, step: Step, starts: Sequence[int], *, clearly: float = 0.0) -> bool:
-    """A line fits no worse than the step; or than all steps in the same direction that lead up to it.
+    """Return whether a line fits no worse than the step, or than the staircase of steps that leads up to it.
 
-    clearly: by so many squared sigma the line must fit better, and than the best of all steps, wherever it is.
+    clearly  squared sigma by which the line must fit better, also than the best single step anywhere
     """
     ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
     levels = [median(one.y[a:b]) for a, b in itertools.pairwise(ends)]
@@ -203,16 +203,17 @@ def climbing(one: One, step: Step, starts: Sequence[int], *, clearly: float = 0.
         sums, index = np.cumsum(calm - calm.mean()), np.arange(1, len(y))
         best = float((sums[:-1] ** 2 * len(y) / (index * (len(y) - index))).max())
         stepped = min(stepped, float(((calm - calm.mean()) ** 2).sum()) - best)
-    # More levels fit better by themselves: each takes about two squared sigma out of noise.
+    # More levels always fit better: each explains about two squared sigma of noise.
     easier = 3 * one.sigma**2 * (len(stairs) - 3)
     return float(np.minimum(line**2, cap).sum()) <= stepped + easier - clearly * one.sigma**2
 
 
 def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Literal["inside", "near", "like", None]:
-    """Is it the machine? `state`: [n].
+    """Return why the machine may have caused a step, or None. `state`: [n].
 
-    inside: the whole interval lies within one state of the code; near: its likeliest place does; like: the machine
-    alone moved half as far elsewhere.
+    inside  the code is the same over the whole interval
+    near    the code is the same at the likeliest place
+    like    elsewhere, the machine alone moved at least half as far
     """
     if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:
         return "inside"
@@ -225,22 +226,22 @@ def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Lit
 def not_reported(
     one: One, step: Step, state: NDArray[np.int64], steps: Sequence[Step], min_effect: float
 ) -> str | None:
-    """Why a change that stands is no change of the code for certain, or None."""
+    """Return why a significant change is not certainly a code change, or None."""
     if min(step.index - step.start, step.stop - step.index) < MIN_SEGMENT:
-        return "too few points after it"
+        return "too few points after the change"
     if abs(step.effect) < min_effect:
-        return "below the least effect"
+        return "smaller than the smallest relevant effect"
     machine = _machine(step, state, steps)
     if machine is not None:
         return {
-            "inside": "level moved within one state of the code",
-            "near": "not between two states of the code for certain",
-            "like": "the machine alone has moved as far",
+            "inside": DRIFTS[2],
+            "near": "the code may be the same on both sides",
+            "like": "the machine alone has caused changes this large",
         }[machine]
     if one.rho > WANDER:
-        return "level wanders"
+        return DRIFTS[0]
     if climbing(one, step, [other.index for other in steps]):
-        return "slow trend"
+        return DRIFTS[1]
     if _bootstrapped(one, step) > BOOTSTRAP_LEVEL:
-        return "noise of this series may do the same"
+        return "noise of this series can be this large"
     return None

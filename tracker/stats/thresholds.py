@@ -1,15 +1,15 @@
-"""Has a kernel changed? Pure functions of arrays; nothing here reads or writes.
+"""Thresholds of all judgements, and rules for data without a history. Pure functions of arrays.
 
-What a run is held to by its history is in `stats.scan`. Here are the marks that all judgements share, and the rules for
-what has no history: a few runs of one commit against a few of another, and a relative error against earlier ones.
+`stats.scan` judges a run by its history. This module has the thresholds that every judgement shares, and the rules
+without a history: a few runs of one commit against a few of another, and a relative error against earlier ones.
 
-    centre     median of each side, of log(latency), where a change is a percentage
-    sigma      the largest of: each side's own scatter (1.4826 MAD, corrected for small n), the standard error that the
-               spread of bursts gives, typical of each side; a floor
+    centre     median of each side's log(latency), so that changes are percentages
+    sigma      the largest of each side's scatter (1.4826 MAD, corrected for small n), each side's typical standard
+               error from the spread of bursts, and a floor
     threshold  the larger of min_effect and 4 sigma sqrt(1/n + 1/m)
 
-Two sides have changed where the distance of their centres exceeds the threshold. What the rule cannot tell: drift of
-the machine from a change of the code. Only an interleaved re-run of both commits can.
+The sides differ if the distance of their centres exceeds the threshold. This rule cannot distinguish a drift of the
+machine from a code change. Only an interleaved re-run of both commits can.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from groupbench.tracker.verdicts import Verdict
 
 SIGMAS = 4.0
 FLOOR = {"gpu": 0.0003, "cpu": 0.02}
-"""Relative scatter that a history is assumed to have at least."""
+"""Smallest relative scatter to assume for a history."""
 POOL_FLOOR = {"gpu": 0.001, "cpu": 0.02}
-"""The same of a few runs, which do not show how much processes differ: clocks and placements are never quieter."""
+"""Smallest relative scatter to assume for a few runs, which do not show how much processes differ."""
 GROSS = {"gpu": 0.05, "cpu": 0.30}
-"""Relative change that is large in itself: the youngest series need less evidence of it."""
+"""Relative change so large that young series need less evidence of it."""
 YOUNG = 10
-"""Earlier results from which on statistics can be trusted to see that much."""
+"""Number of earlier results from which statistics reliably detect a gross change."""
 RMS_RATIO = 1 + RMS.least
 RMS_FLOOR = RMS.negligible
-"""An error that stays below this is rounding of the last bit, whatever its ratio."""
+"""Errors below this are rounding of the last bit, whatever their ratio."""
 
 # Finite-sample factors of the MAD: Croux and Rousseeuw, "Time-efficient algorithms for two highly robust
-# estimators of scale", 1992. Without them, three quiet nights by chance make the fourth a regression.
+# estimators of scale", 1992. Without them, three nights that happen to be quiet make the fourth a regression.
 _MAD_FACTOR = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
 @dataclass(frozen=True)
 class ChangeVerdict:
-    """A latency against its history, or one side against another. Changes are of the logarithm."""
+    """The verdict on one side against another. Changes are logarithms."""
 
     verdict: Verdict
     n: int  # results in the history
@@ -52,7 +52,7 @@ class ChangeVerdict:
 
     @property
     def relative_change(self) -> float:
-        """0.03 is three per cent slower."""
+        """The relative change: 0.03 is 3 % slower."""
         return 0.0 if self.change is None else math.expm1(self.change)
 
     @property
@@ -61,7 +61,7 @@ class ChangeVerdict:
 
 
 def mad(values: NDArray[np.float64]) -> float:
-    """Robust standard deviation; 0 of fewer than two values."""
+    """Return a robust standard deviation; 0 for fewer than two values."""
     n = len(values)
     if n < 2:
         return 0.0
@@ -70,11 +70,11 @@ def mad(values: NDArray[np.float64]) -> float:
 
 
 TOO_NOISY = 0.2
-"""Standard error of a latency, by its bursts, beyond which it tells nothing: ±20 % of the level."""
+"""Standard error of a latency over its bursts beyond which it is too noisy to judge: ±20 %."""
 
 
 def burst_error(burst_medians: NDArray[np.float64]) -> float:
-    """Standard error of the log of the median over bursts; NaN with fewer than two."""
+    """Return the standard error of the log of the median over bursts; NaN for fewer than two."""
     n = len(burst_medians)
     if n < 2:
         return math.nan
@@ -84,9 +84,11 @@ def burst_error(burst_medians: NDArray[np.float64]) -> float:
 
 
 def least_effect(timing: str, latency_ms: float) -> float:
-    """Return the relative change that is worth a verdict, of the gate, `compare` and an A/B alike.
+    """Return the smallest relative change that counts for the gate, `compare` and A/B comparisons.
 
-    On an H100, processes differ by 0.1 % above 90 us and by ten times as much at 13 us. timing: gpu or cpu.
+    On an H100, processes differ by 0.1 % above 90 us and by ten times as much at 13 us.
+
+    timing  gpu or cpu
     """
     if timing != "gpu":
         return 0.10
@@ -95,14 +97,14 @@ def least_effect(timing: str, latency_ms: float) -> float:
 
 def judge_pools(
     before_ms: ArrayLike,  # [n] medians of one commit's runs
-    before_errors: ArrayLike,  # [n] NaN where unknown
+    before_errors: ArrayLike,  # [n] NaN if unknown
     after_ms: ArrayLike,  # [m]
     after_errors: ArrayLike,  # [m]
     *,
     timing: str,
     min_effect: float | None = None,
 ) -> ChangeVerdict:
-    """One commit's runs against another's. `unresolved` where neither repeats nor bursts tell the noise."""
+    """Judge one commit's runs against another's; `unresolved` if neither repeats nor bursts show the noise."""
     before = np.log(np.asarray(before_ms, dtype=np.float64))
     after = np.log(np.asarray(after_ms, dtype=np.float64))
     n, m = len(before), len(after)
@@ -117,7 +119,7 @@ def judge_pools(
 
 
 def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
-    """Relative error against the median of the history; one earlier result is enough, it hardly scatters."""
+    """Judge a relative error against the median of earlier ones. One is enough, since errors hardly scatter."""
     history = np.asarray(history_rms, dtype=np.float64)
     history = history[np.isfinite(history)]
     n = len(history)
@@ -130,9 +132,9 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
 
 
 def worse_since(
-    rms: NDArray[np.float64],  # [n] of a series, the newest last
+    rms: NDArray[np.float64],  # [n] of a series, newest last
 ) -> int | None:
-    """Place of the first of the newest relative errors, where each of them is worse than every one before; or None."""
+    """Return the first index from which every relative error is worse than every earlier one, or None."""
     before = np.maximum.accumulate(rms)[:-1]
     after = np.minimum.accumulate(rms[::-1])[::-1][1:]
     worse = np.flatnonzero(RMS.worse(before, after))
@@ -140,7 +142,7 @@ def worse_since(
 
 
 def typical(errors: ArrayLike) -> float:
-    """Median of the known errors; 0 where none is known."""
+    """Return the median of the known errors, or 0 if none is known."""
     known = np.asarray(errors, dtype=np.float64)
     known = known[np.isfinite(known)]
     return float(np.median(known)) if len(known) else 0.0

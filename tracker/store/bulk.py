@@ -1,4 +1,4 @@
-"""Many rows of one table, inserted at once."""
+"""Insert many rows of one table at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groupbench.tracker.store.schema import Base, table_of
 
 
 def insert_rows(session: Session, mapped: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, each with a value for the same columns of the table of `mapped`."""
+    """Insert rows into the table of `mapped`. All rows must have the same columns."""
     if not rows:
         return
     table, connection = table_of(mapped), session.connection()
@@ -20,7 +20,7 @@ def insert_rows(session: Session, mapped: type[Base], rows: Sequence[dict[str, A
     if dialect.name != "sqlite":
         session.execute(insert(table), list(rows))
         return
-    # Compiled here once: the session would compile it for each row, which takes as long as the insert itself.
+    # Compile once: the session would compile for each row, which takes as long as the insert itself.
     names = list(rows[0])
     compiled = insert(table).inline().compile(dialect=dialect, column_keys=names)
     order = compiled.positiontup or names

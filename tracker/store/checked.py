@@ -1,7 +1,7 @@
-"""Records that were checked, with everything that storing them takes: each is decoded, hashed and packed once.
+"""Check records and prepare them for storage: decode, hash and pack each one once.
 
-A file is checked whole before the database is opened, so that one bad line stores nothing and no other writer waits
-while a file is read. Between the two, what was made of its records is kept in a temporary file once it is large.
+A whole file is checked before the database is opened, so that a bad line stores nothing and no other writer waits while
+a file is read. In between, large sets of prepared records are kept in a temporary file.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from groupbench.tracker.record import Cell, Environment, Record, RecordError, Ru
 from groupbench.tracker.store.points import point_values
 
 Numbered = tuple[int, Record]
-"""A record and its line, counted from 1."""
+"""A line number, counted from 1, and its record."""
 
 NOT_REACHED = "skipped"
-"""The status of what a run has not come to yet: a later result of the same run replaces it."""
+"""The status of cells that a run has not reached. A later result of the same run replaces it."""
 
 BATCH = 500
-"""Records looked up and inserted at once: enough to make statements rare, few enough to hold in memory."""
+"""Number of records looked up and inserted at once: enough for few statements, few enough for memory."""
 
 _SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
-"""Samples are kept as float32; outside these bounds they would become zero or infinite."""
+"""Bounds of a sample. Samples are stored as float32 and would become zero or infinite beyond them."""
 
 _LONGEST_NAME = 1000
-"""Bytes of a text that an index holds: PostgreSQL takes about 2,700 for all of an entry."""
+"""Largest number of bytes of an indexed text. PostgreSQL allows about 2,700 for a whole entry."""
 
 _AHEAD = timedelta(days=1)
-"""How far the clock of the measuring machine may be ahead. A run of next year would be the newest until then."""
+"""How far the measuring machine's clock may be ahead. A run dated next year would stay the newest until then."""
 
 _IN_MEMORY = 1 << 26
-"""Bytes of checked records that are kept in memory; more go to a temporary file."""
+"""Bytes of checked records kept in memory; more go to a temporary file."""
 
 encode = msgspec.json.Encoder().encode
 
 
 class Checked(msgspec.Struct, frozen=True, gc=False):
-    """A record that can be stored. Records that share a run or an environment share the object."""
+    """A record ready to be stored. Records of one run or environment share that object."""
 
-    number: int  # of its line
+    number: int  # line number
     run: Run
     environment: Environment
-    environment_content: str  # hash of every fact of it
+    environment_content: str  # hash of all facts of the environment
     cell: Cell
-    identity: str  # of its series
-    kernels: bytes | None  # as JSON; None where the record names none
-    values: dict[str, Any]  # columns of the point but for its keys
+    identity: str  # identity of the series
+    kernels: bytes | None  # as JSON; None if the record has none
+    values: dict[str, Any]  # columns of the point except its keys
 
 
 def clock() -> datetime:
-    """Return the time by this machine."""
+    """Return this machine's time."""
     return datetime.now(UTC)
 
 
 def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
-    """Check the records of a stream one by one and against each other.
+    """Check the records of a stream individually and against each other.
 
-    Keeps a hash of each and nothing else. Raises IngestError, which names the line: a record that is malformed or
-    cannot be stored, or two results of one run and series that differ; or a stream without any record.
+    Keeps only a hash of each. Raises IngestError with the line number for a record that is malformed or cannot be
+    stored, for two different results of one run and series, and for a stream without records.
     """
     empty = True
     seen: dict[tuple[str, str], tuple[int, int]] = {}
@@ -79,11 +79,11 @@ def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
             key = (checked.run.id, checked.identity)
             first, before = seen.setdefault(key, (checked.number, content))
             if before != content:
-                problem = f"contradicts line {first}, same run and series ({named(checked.cell)})"
+                problem = f"contradicts line {first} (same run and series: {named(checked.cell)})"
                 raise IngestError(f"{source}: line {checked.number}: {problem}")
         yield checked
     if empty:
-        raise IngestError(f"{source}: holds no record")
+        raise IngestError(f"{source}: contains no records")
 
 
 def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
@@ -98,7 +98,7 @@ def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
 
 
 def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
-    """Hash and pack records that are known to be storable, one at a time. Raises IngestError."""
+    """Hash and pack storable records, one at a time. Raises IngestError."""
     runs, environments = _Runs(), _Environments()
     for number, record in records:
         environment, content = environments.of(record.environment)
@@ -107,14 +107,14 @@ def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
             kernels = encode(record.kernels) if record.kernels else None
             values = point_values(record, content, identity)
         except (RecursionError, OverflowError, ValueError) as error:
-            raise IngestError(f"{source}: line {number}: cannot be stored: {error}") from error
+            raise IngestError(f"{source}: line {number}: cannot store the record: {error}") from error
         yield Checked(
             number, runs.of(record.run), environment, content, record.cell, identity, kernels, values
         )  # fmt: skip
 
 
 class _Runs:
-    """One object for all runs that are equal."""
+    """Maps equal runs to one object."""
 
     def __init__(self) -> None:
         self._latest: Run | None = None  # records of a run come in blocks
@@ -127,7 +127,7 @@ class _Runs:
 
 
 class _Environments:
-    """One object, and one hash, for all environments that are equal."""
+    """Maps equal environments to one object and one hash."""
 
     def __init__(self) -> None:
         self._latest: tuple[Environment, str] | None = None
@@ -143,7 +143,7 @@ class _Environments:
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A checked record with its run and its environment by number."""
+    """A checked record, with its run and environment by index."""
 
     number: int
     run: int
@@ -155,9 +155,9 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Staged:
-    """Checked records, kept until the database is open. Iterating gives them back in their order, once.
+    """Checked records, kept until the database is open. Iterate once to get them back in order.
 
-    A context: closing it frees what is kept. Making one raises what iterating `records` raises.
+    A context manager that frees its storage on exit. The constructor raises what iterating `records` raises.
     """
 
     def __init__(self, records: Iterable[Checked]) -> None:
@@ -173,7 +173,7 @@ class Staged:
 
     def _fill(self, records: Iterator[Checked]) -> None:
         encoder = msgspec.msgpack.Encoder()
-        runs: dict[int, int] = {}  # by id: the objects are kept, and each is the only one of its value
+        runs: dict[int, int] = {}  # by id(): equal runs are one object, which `_runs` keeps alive
         environments: dict[int, int] = {}
         while batch := list(islice(records, BATCH)):
             rows = []
@@ -217,11 +217,11 @@ def unstorable(record: Record) -> str | None:
     except OverflowError:
         return "a time is out of range"
     except RecursionError:
-        return "is nested too deeply"
+        return "the record is nested too deeply"
     cell, run = record.cell, record.run
     here = clock()
-    if run.started - max(here, run.commit.time or here) > _AHEAD:  # where the clock here is slow, the commit's counts
-        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is yet to come"
+    if run.started - max(here, run.commit.time or here) > _AHEAD:  # if the clock here is slow, use the commit's time
+        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is in the future"
     for name, text in (
         ("cell.operator", cell.operator),
         ("cell.backend", cell.backend),
@@ -240,5 +240,5 @@ def unstorable(record: Record) -> str | None:
 
 
 def named(cell: Cell) -> str:
-    """Return a cell as messages name it."""
+    """Return a cell's name for messages."""
     return f"{cell.operator} {cell.backend} {cell.mode} {cell.dtype} {cell.shape}"

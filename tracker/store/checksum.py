@@ -1,7 +1,7 @@
-"""The checksum of a row: a hash of its columns, by which `verify` finds a value that changed on the disk.
+"""Row checksums, by which `verify` finds values that changed on disk.
 
-A point and a comparison have a hash of what was recorded, which merging and repeated ingestion need as well. Every
-other row that cannot be computed from its neighbours has a checksum.
+Points and comparisons have a content hash instead, which merging and repeated ingestion need anyway. Every other row
+that cannot be computed from other rows has a checksum.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 def checksum_of(columns: Mapping[str, Any]) -> int:
     """Return a 48-bit hash of a row's values by column.
 
-    Columns that are null are left out, so that a column added later changes no checksum. Values count as a database
-    gives them back: an instant without a time zone is UTC, a whole float is an integer, zero has no sign.
+    Null columns are left out, so that a new column does not change existing checksums. Values are normalised to what a
+    database returns: a time without a zone is UTC, an integral float is an integer, and zero has no sign.
     """
     present = {name: _canonical(value) for name, value in columns.items() if value is not None}
     return int.from_bytes(hashlib.sha256(_encoder.encode(present)).digest()[:6], "big")

@@ -1,4 +1,4 @@
-"""Keys in chunks: a statement binds only so many parameters (32,766 in SQLite, 65,535 in PostgreSQL)."""
+"""Split keys into chunks, because statements bind at most 32,766 (SQLite) or 65,535 (PostgreSQL) parameters."""
 
 from __future__ import annotations
 

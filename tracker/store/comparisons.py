@@ -1,4 +1,4 @@
-"""What A/B runs said, kept: each comparison of two commits for one series, and which of them speaks of a change."""
+"""Store A/B comparisons of a series, and find the one that spans a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FACTS = ("base", "head", "verdict", "effect", "low", "high", "base_ms", "head_m
 
 @dataclass(frozen=True)
 class Compared:
-    """An A/B of one series. Effects are log(head / base)."""
+    """An A/B comparison of one series. Effects are log(head / base)."""
 
     base: str  # hash of the commit
     head: str
@@ -37,7 +37,7 @@ class Compared:
     seconds: float | None = None
     message: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    pk: int | None = None  # None while it is not stored
+    pk: int | None = None  # None until stored
 
     @property
     def decided(self) -> bool:
@@ -45,19 +45,19 @@ class Compared:
 
     @property
     def toolchains(self) -> tuple[str, str] | None:
-        """The software identities of base and head, where an A/B compared two toolchains with the same code."""
+        """The software identities of base and head if the comparison is between toolchains, else None."""
         sides = self.details.get("toolchains")
         return None if sides is None else (str(sides[0]), str(sides[1]))
 
 
 def store(session: Session, series: int, compared: Compared) -> int:
-    """Keep it; gives its key. What is stored already stays as it is."""
+    """Store a comparison unless it is already stored, and return its key."""
     identity = session.scalar(select(Series.identity).where(Series.id == series))
     facts = {name: getattr(compared, name) for name in _FACTS}
     content = content_of(identity, compared)
-    known = session.scalar(select(ABComparison.id).where(ABComparison.content == content))
-    if known is not None:
-        return known
+    stored_key = session.scalar(select(ABComparison.id).where(ABComparison.content == content))
+    if stored_key is not None:
+        return stored_key
     row = ABComparison(
         content=content,
         series_id=series,
@@ -72,19 +72,19 @@ def store(session: Session, series: int, compared: Compared) -> int:
 
 
 def content_of(series: str | None, compared: Compared) -> str:
-    """The hash of all that it says of the series of an identity."""
+    """Return the content hash of a comparison of the series with an identity."""
     facts = {name: getattr(compared, name) for name in _FACTS}
     return digest([series, facts, compared.measured.astimezone(UTC), compared.message, compared.details])
 
 
 def of_series(session: Session, series: Collection[int]) -> dict[int, list[Compared]]:
-    """Every comparison of some series, by key, the newest first."""
-    found: dict[int, list[Compared]] = {}
+    """Return all comparisons of some series, by key, newest first."""
+    by_series: dict[int, list[Compared]] = {}
     for chunk in chunks(series):
         query = select(ABComparison).where(ABComparison.series_id.in_(chunk))
         for row in session.scalars(query.order_by(ABComparison.measured.desc(), ABComparison.id.desc())):
-            found.setdefault(row.series_id, []).append(from_row(row))
-    return found
+            by_series.setdefault(row.series_id, []).append(from_row(row))
+    return by_series
 
 
 def from_row(row: ABComparison) -> Compared:
@@ -93,11 +93,11 @@ def from_row(row: ABComparison) -> Compared:
 
 
 def about(
-    comparisons: Iterable[Compared],  # of the series, the newest first
+    comparisons: Iterable[Compared],  # of the series, newest first
     before: Collection[str],  # hashes of commits measured before the change
     after: Collection[str],  # and since
 ) -> Compared | None:
-    """The comparison of two commits that spans a change: the newest that decided, or else the newest."""
+    """Return the comparison of two commits that spans a change: the newest decided one, or else the newest."""
     return _decisive(
         one
         for one in comparisons
@@ -106,12 +106,12 @@ def about(
 
 
 def about_toolchains(
-    comparisons: Iterable[Compared],  # of the series, the newest first
-    before: Collection[str],  # identities of the software that was in use before the change
+    comparisons: Iterable[Compared],  # of the series, newest first
+    before: Collection[str],  # software identities in use before the change
     after: Collection[str],  # and since
-    commits: Collection[str],  # hashes of those whose comparison counts
+    commits: Collection[str],  # hashes of commits whose comparisons count
 ) -> Compared | None:
-    """The comparison of two toolchains that spans a change: the newest that decided, or else the newest."""
+    """Return the comparison of two toolchains that spans a change: the newest decided one, or else the newest."""
     return _decisive(
         one
         for one in comparisons

@@ -1,7 +1,7 @@
-"""The database: opening, making and migrating it. SQLite by default, PostgreSQL by URL for fleets.
+"""Open, create and migrate the database: SQLite by default, PostgreSQL by URL.
 
-A new SQLite file is made beside its place and appears there whole; an older one is copied before it is migrated.
-Whatever goes wrong is one line of StoreError, and leaves the file as it was.
+A new SQLite file is created in a temporary folder and moved into place when complete. An older file is copied before it
+is migrated. Every failure is a one-line StoreError and leaves the file as it was.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from groupbench.tracker.store.sqlite_file import (
 )
 
 PAGE_BYTES = 8192
-"""Of a new SQLite file: a point takes a thirty-fifth of a page, so that little is left over at its end."""
+"""Page size of a new SQLite file. A point takes 1/35 of a page, which wastes little space."""
 
-_LOCK = 0x67726F75  # of PostgreSQL's advisory locks, that of migrations
+_LOCK = 0x67726F75  # key of the PostgreSQL advisory lock for migrations
 
 
 @dataclass(frozen=True)
 class Store:
-    """An open database. `read` and `write` each give a session of one transaction."""
+    """An open database. `read` and `write` each open a session with one transaction."""
 
     engine: Engine
-    name: str  # for messages: never holds a password
+    name: str  # for messages, without the password
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session to ask with; sees one state of the database."""
+        """Open a read session, which sees one snapshot of the database. Raises StoreError."""
         with self.errors_translated(), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session whose transaction is committed at the end, or undone by any exception. Writers queue."""
+        """Open a write session, committed at the end and rolled back on any exception. Writers queue.
+
+        Raises StoreError.
+        """
         engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
         with self.errors_translated(), Session(engine) as session, session.begin():
             if engine.dialect.name == "postgresql":
@@ -62,9 +65,9 @@ class Store:
             yield session
 
     def compact(self) -> None:
-        """Give free space back to the file system. Raises StoreError, as where the disk has no room for a copy."""
+        """Return free space to the file system. Raises StoreError, for example if the disk has no room for a copy."""
         with self.errors_translated():
-            if self.engine.dialect.name == "sqlite":  # beneath SQLAlchemy, which would begin a transaction
+            if self.engine.dialect.name == "sqlite":  # bypass SQLAlchemy, which would begin a transaction
                 with closing(self.engine.raw_connection()) as pooled:
                     pooled.cursor().execute("VACUUM").close()
                     pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
@@ -83,9 +86,9 @@ class Store:
 
     @contextmanager
     def errors_translated(self) -> Iterator[None]:
-        """Errors of the database as StoreError, in one line; DamageError where they say that it is damaged.
+        """Raise database errors as one-line StoreError, or as DamageError if they report damage.
 
-        The driver's own errors count too: some cursors are read without SQLAlchemy in between.
+        This includes the driver's own errors, since some cursors are read without SQLAlchemy.
         """
         try:
             yield
@@ -94,10 +97,10 @@ class Store:
 
 
 def open_store(location: str | os.PathLike[str], *, create: bool, read_only: bool = False) -> Store:
-    """Open the store at a path or SQLAlchemy URL, migrated to this version.
+    """Open the store at a path or SQLAlchemy URL and migrate it to this version.
 
-    With `create` a database that does not exist is made; without, nothing is ever created. With `read_only` no
-    connection can write, and a database of another version is refused. Raises StoreError.
+    `create` allows creating a new database. With `read_only`, no connection can write, and a database of another
+    version is refused. Raises StoreError.
     """
     url = _url(location)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
@@ -108,9 +111,9 @@ def open_store(location: str | os.PathLike[str], *, create: bool, read_only: boo
 
 
 def revision_of(location: str | os.PathLike[str]) -> str | None:
-    """The revision of a database as it lies there, None where it has no tables; HEAD is this version's.
+    """Return the revision of a database, or None if it has no tables. HEAD is this version's.
 
-    Changes nothing, where `open_store` migrates. Raises StoreError where there is no database.
+    Unlike `open_store`, never migrates. Raises StoreError if there is no database.
     """
     url = _url(location)
     name = url.render_as_string(hide_password=True)
@@ -122,12 +125,12 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Return an engine on a SQLite file, whatever the file holds."""
+    """Return an engine for a SQLite file, whatever its contents."""
     return _engine(URL.create("sqlite", database=str(path)), str(path))
 
 
 def shown_name(location: str | os.PathLike[str]) -> str:
-    """Return the name of a database for messages, which never holds a password."""
+    """Return the name of a database for messages, without the password."""
     url = _url(location)
     return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
 
@@ -136,7 +139,7 @@ def _url(location: str | os.PathLike[str]) -> URL:
     where = os.fspath(location)
     if "://" not in where:
         if not where or "\0" in where:
-            raise StoreError("the database has no name; give --db FILE or URL")
+            raise StoreError("the database name is empty; give --db FILE or --db URL")
         return URL.create("sqlite", database=where)
     try:
         return make_url(where)
@@ -165,7 +168,7 @@ def _open_sqlite_file(path: Path, *, create: bool, read_only: bool) -> Store:
 
 
 def _make_sqlite_file(path: Path) -> None:
-    """A new database at `path`, whole at once: nobody ever sees half of it, nor loses theirs to it."""
+    """Create a database at `path` atomically, without replacing an existing one."""
     try:
         with folder_beside(path) as folder:
             made = folder / "new.db"
@@ -177,13 +180,13 @@ def _make_sqlite_file(path: Path) -> None:
                 store.close()  # the last to close folds the write-ahead log into the file
             put(made, path)
     except FileExistsError:
-        pass  # somebody else made it meanwhile: theirs is as good
+        pass  # another process created it at the same time, which is just as good
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
+        raise StoreError(f"{path}: cannot create the database: {error.strerror or error}") from error
 
 
 def _create_tables(engine: Engine) -> None:
-    """Make the tables of HEAD in a new SQLite file, as all migrations would: a test compares the two."""
+    """Create the tables of HEAD in a new SQLite file. A test checks that migrations give the same tables."""
     _set_up_sqlite(engine, new=True)
     with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
         Base.metadata.create_all(connection, checkfirst=False)
@@ -229,19 +232,19 @@ def _from_json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise DamageError(f"the database holds invalid JSON: {error}; {ADVICE}") from error
+        raise DamageError(f"the database contains invalid JSON: {error}; {ADVICE}") from error
 
 
 def _on_connect(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # transactions begin where _on_begin says, tables included
+    connection.isolation_level = None  # _on_begin starts transactions, for DDL too
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA synchronous = FULL")  # what was reported as stored outlives a power cut
+    connection.execute("PRAGMA synchronous = FULL")  # stored data survives a power failure
     connection.execute("PRAGMA cache_size = -65536")  # KiB
 
 
 def _on_connect_postgresql(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SET TIME ZONE 'UTC'")  # an instant of the year 1 or 9999 must not leave it
+        cursor.execute("SET TIME ZONE 'UTC'")  # a time zone must not move a time out of the years 1 to 9999
     connection.commit()
 
 
@@ -263,30 +266,32 @@ def _on_begin(connection: Connection) -> None:
 
 
 def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
-    """The store, once its tables are those of HEAD."""
+    """Return the store after checking and migrating its tables."""
     with store.errors_translated():
         revision, tables = _revision(store.engine)
         if revision is None:
             if tables & OUR_TABLES and "alembic_version" in tables:
-                raise DamageError(f"{store.name}: is half migrated: it has tables but no revision; {_RESTORE}")
+                raise DamageError(f"{store.name}: half-migrated database: it has tables but no revision; {_RESTORE}")
             if tables:
-                raise StoreError(f"{store.name}: is a database of something else, not of groupbench")
+                raise StoreError(f"{store.name}: not a groupbench database")
             if not create:
-                raise StoreError(f"{store.name}: holds no groupbench tables; `groupbench ingest FILE` makes them")
+                raise StoreError(
+                    f"{store.name}: the database has no groupbench tables; `groupbench ingest FILE` creates them"
+                )
         elif not re.fullmatch(r"\d{4}", revision, re.ASCII):
-            raise DamageError(f"{store.name}: is damaged: {revision!r} is not a revision; {ADVICE}")
+            raise DamageError(f"{store.name}: damaged database: {revision!r} is not a revision; {ADVICE}")
         elif revision not in REVISIONS:
             raise StoreError(
-                f"{store.name}: database is at revision {revision}, newer than this groupbench knows; "
+                f"{store.name}: the database is at revision {revision}, which needs a newer groupbench; "
                 "upgrade groupbench"
             )
         elif revision == HEAD:
             missing = sorted(OUR_TABLES - tables)
             if missing:
-                raise DamageError(f"{store.name}: is half migrated: table {missing[0]} is missing; {_RESTORE}")
+                raise DamageError(f"{store.name}: half-migrated database: table {missing[0]} is missing; {_RESTORE}")
             lacking = _lacking_columns(store.engine)
             if lacking:
-                raise DamageError(f"{store.name}: is half migrated: {lacking}; {_RESTORE}")
+                raise DamageError(f"{store.name}: half-migrated database: {lacking}; {_RESTORE}")
             return store
         elif not writable:
             raise StoreError(f"{store.name}: must be migrated from revision {revision}, but cannot be written")
@@ -295,26 +300,26 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
 
 
 OUR_TABLES = frozenset(Base.metadata.tables)
-ADVICE = "`groupbench verify` lists what is damaged, `groupbench repair` saves the rest"
-_RESTORE = "restore a backup (`groupbench backup` makes them, a migration leaves FILE.backup-REVISION)"
+ADVICE = "`groupbench verify` lists the damage, `groupbench repair` saves the rest"
+_RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION from a migration)"
 
 
 def _lacking_columns(engine: Engine) -> str | None:
-    """What the tables lack: looked at where it costs a query, not a walk over catalogues."""
+    """Return which columns are missing, or None. Only checked on SQLite, where it takes a single query."""
     if engine.dialect.name != "sqlite":
         return None
     query = text("SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'")
     with engine.connect() as connection:
-        there = {(table, column) for table, column in connection.execute(query)}
+        existing = {(table, column) for table, column in connection.execute(query)}
     for table in Base.metadata.sorted_tables:
-        lacking = [column.name for column in table.columns if (table.name, column.name) not in there]
+        lacking = [column.name for column in table.columns if (table.name, column.name) not in existing]
         if lacking:
             return f"table {table.name} lacks {', '.join(lacking)}"
     return None
 
 
 def _revision(engine: Engine) -> tuple[str | None, set[str]]:
-    """(alembic's revision, the tables that there are)."""
+    """Return (Alembic revision, names of the tables)."""
     with engine.connect() as connection:
         return _revision_of(connection)
 
@@ -327,9 +332,9 @@ def _revision_of(connection: Connection) -> tuple[str | None, set[str]]:
 
 
 def migrate(engine: Engine, revision: str = "head", *, name: str = "the database") -> None:
-    """Bring the tables to a revision, in one transaction. A SQLite file that holds data is copied first.
+    """Migrate the tables to a revision in one transaction. A SQLite file with data is copied first.
 
-    Raises StoreError, and leaves the tables as they were.
+    Raises StoreError and leaves the tables as they were.
     """
     from alembic import command
     from alembic.util import CommandError
@@ -354,12 +359,11 @@ def migrate(engine: Engine, revision: str = "head", *, name: str = "the database
         if before is None or "is not migrated" in str(error):
             raise
         why = cause(error) if isinstance(error, SQLAlchemyError) else error
-        said = f"cannot be migrated from revision {before}, and is as it was: {why}"
-        raise StoreError(f"{name}: {said}") from error
+        raise StoreError(f"{name}: migration from revision {before} failed and was undone: {why}") from error
 
 
 def copy_before_migration(path: Path, revision: str) -> Path:
-    """A copy beside the file, of what is committed; never over another one. Raises StoreError."""
+    """Copy the committed data to a file next to the database, never over an existing one. Raises StoreError."""
     number = 0
     while True:
         copy = path.with_name(f"{path.name}.backup-{revision}" + (f"-{number}" if number else ""))
@@ -369,12 +373,12 @@ def copy_before_migration(path: Path, revision: str) -> Path:
         except FileExistsError:
             number += 1
         except (OSError, sqlite3.Error) as error:
-            said = getattr(error, "strerror", None) or error
-            raise StoreError(f"{path}: is not migrated, since no copy can be made at {copy}: {said}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise StoreError(f"{path}: is not migrated, because copying it to {copy} failed: {reason}") from error
 
 
 def alembic_config() -> Any:
-    """Alembic's configuration: where the migrations lie, and nothing else."""
+    """Return Alembic's configuration, which only locates the migrations."""
     from alembic.config import Config
 
     config = Config()
@@ -384,16 +388,16 @@ def alembic_config() -> Any:
 
 
 def error_of(name: str, error: Exception) -> StoreError:
-    """Return what the driver or SQLAlchemy raised as an error of the database of that name."""
+    """Return a driver's or SQLAlchemy's exception as an error of the named database."""
     origin = error.orig if isinstance(error, DBAPIError) else error
-    # sqlite3 raises the root of its tree where the file is malformed, and subclasses for everything else.
+    # For a malformed file, sqlite3 raises its root exception; for everything else a subclass.
     if type(origin) is sqlite3.DatabaseError or isinstance(origin, UnicodeDecodeError) or "UTF-8" in str(origin):
-        return DamageError(f"{name}: is damaged: {cause(error)}; {ADVICE}")
+        return DamageError(f"{name}: damaged database: {cause(error)}; {ADVICE}")
     return StoreError(f"{name}: {cause(error)}")
 
 
 def cause(error: Exception) -> str:
-    """The driver's own words, in one line without the statement and its values."""
+    """Return the driver's message in one line, without the statement and its values."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return str(error.orig).strip() or type(error.orig).__name__
     return str(error).split("\n")[0]

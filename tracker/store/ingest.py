@@ -1,4 +1,4 @@
-"""Records into the store: a file is one transaction, so that it is stored whole or not at all."""
+"""Store records. A file is one transaction, so that it is stored completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from groupbench.tracker.store.points import AMOUNTS, amounts_of, earlier_content
 from groupbench.tracker.text.wording import counted
 
 NAMED_RUNS = 5
-"""Of the runs in a file, those that are named."""
+"""Largest number of runs that a summary names."""
 
 _RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
 _COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
@@ -35,18 +35,18 @@ _KERNELS = msgspec.json.Decoder(tuple[Kernel, ...])
 
 @dataclass(frozen=True)
 class Ingested:
-    """What became of one file."""
+    """The result of storing one file."""
 
     source: str
     records: int
-    added: int  # points that were not there before
-    known: int  # points that were there already, the same
+    added: int  # new points
+    known: int  # points that were already stored
     new_series: int
     runs: tuple[tuple[str, str, bool], ...]  # (run id, commit hash, dirty), in order of appearance
 
     @property
     def summary(self) -> str:
-        """`2 points added, 0 already known, 2 series new; run ... at ...`; of many runs the first are named."""
+        """The result as text: `2 points added, 0 already known, 2 series new; run ... at ...`."""
         nothing = "" if self.added else " (nothing new)"
         runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in self.runs]
         more = [f"and {len(runs) - NAMED_RUNS} more"] if len(runs) > NAMED_RUNS else []
@@ -57,18 +57,18 @@ class Ingested:
 
 
 def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
-    """Store records that are known to be storable, in one transaction. Raises IngestError; nothing is stored then."""
+    """Store records that are storable, in one transaction. Raises IngestError and then stores nothing."""
     return ingest_checked(store, prepared(records, source), source)
 
 
 def ingest_checked(store: Store, records: Iterable[Checked], source: str) -> Ingested:
-    """Store records that were checked, in one transaction. Raises IngestError; nothing is stored then."""
+    """Store checked records in one transaction. Raises IngestError and then stores nothing."""
     with store.write() as session:
         return ingest_into(session, records, source)
 
 
 def ingest_into(session: Session, records: Iterable[Checked], source: str) -> Ingested:
-    """`ingest_checked` within a transaction that is open already. Raises IngestError; it must be undone then."""
+    """Store checked records within an open transaction. Roll it back on IngestError."""
     count = 0
     remaining = iter(records)
     writer = _Writer(session)
@@ -79,9 +79,9 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
         except (IntegrityError, OperationalError):
             raise  # another writer or the disk, not these lines
         except (SQLAlchemyError, RecursionError, OverflowError, ValueError) as error:
-            said = cause(error) if isinstance(error, SQLAlchemyError) else error
+            reason = cause(error) if isinstance(error, SQLAlchemyError) else error
             where = f"lines {batch[0].number} to {batch[-1].number}" if len(batch) > 1 else f"line {batch[0].number}"
-            raise IngestError(f"{source}: {where}: cannot be stored: {said}") from error
+            raise IngestError(f"{source}: {where}: cannot store the records: {reason}") from error
     return Ingested(
         source=source,
         records=count,
@@ -93,31 +93,31 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
 
 
 class _Stored(NamedTuple):
-    """A point of a run, as far as another result of its cell is compared with it."""
+    """The part of a stored point that decides whether another result of its cell is the same."""
 
     content: int
     status: str
 
 
 class _Writer:
-    """Adds records within one transaction, remembering what it has looked up."""
+    """Adds records within one transaction and caches its look-ups."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.added = self.known = self.new_series = 0
         self.states: dict[tuple[str, str, bool], None] = {}
-        self.latest: tuple[Run, int] | None = None  # runs come in blocks
+        self.latest: tuple[Run, int] | None = None  # records of a run are contiguous
         self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
-        self.points: dict[int, dict[int, _Stored]] = {}  # of each run, by series
+        self.points: dict[int, dict[int, _Stored]] = {}  # by run and series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
-        self.environments: dict[str, int] = {}  # key by the hash of all facts
+        self.environments: dict[str, int] = {}  # hash of all facts to key
         self.kernels: dict[bytes, int] = {}
-        self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # of the batch, by run and series
+        self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # rows of the batch, by run and series
 
     def add(self, batch: list[Checked], source: str) -> None:
         self._look_up_series(batch)
         self._look_up_kernels(batch)
-        self.rows = rows = {}  # by run and series: a file may hold what took its place
+        self.rows = rows = {}  # by run and series, since a later line may replace a skipped result
         for checked in batch:
             try:
                 row = self._point(checked)
@@ -129,7 +129,7 @@ class _Writer:
         self.added += len(rows)
 
     def _point(self, checked: Checked) -> dict[str, Any] | None:
-        """Columns of a new point; None where it is stored already."""
+        """Return the columns of a new point, or None if it is already stored."""
         run = self._run(checked.run)
         series, facts = self.series[checked.identity]
         environment = self._environment(checked)
@@ -143,88 +143,95 @@ class _Writer:
                 self.known += 1
                 return None
             if before.status != NOT_REACHED:
-                raise IngestError(f"run {checked.run.id} is stored with another result for {named(checked.cell)}")
-            # The run went on since and measured it.
-            own = (schema.Point.run_id == run, schema.Point.series_id == series)
-            self.session.execute(delete(schema.Point).where(*own))
+                raise IngestError(
+                    f"run {checked.run.id} is already stored with a different result for {named(checked.cell)}"
+                )
+            # The run continued and has now measured the cell.
+            this_point = (schema.Point.run_id == run, schema.Point.series_id == series)
+            self.session.execute(delete(schema.Point).where(*this_point))
         self.points[run][series] = _Stored(values["content"], values["status"])
         amounts = self._amounts(series, facts, amounts_of(checked.cell))
         kernels = None if checked.kernels is None else self.kernels[checked.kernels]
         keys = {"run_id": run, "series_id": series, "environment_id": environment}
         return {**keys, "kernels_id": kernels, "amounts": amounts, **values}
 
-    def _amounts(self, series: int, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what a point says of its problem otherwise than its series, or None.
+    def _amounts(self, series: int, series_amounts: dict[str, Any], amounts: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the amounts in which a point differs from its series, or None.
 
-        A series that lacked a value takes the first that a record brings, for filters by size; its points so far keep
-        that they had none. What it has stays: a record that contradicts it is right for its own point alone.
+        A series takes a missing value from the first record that has it, for filters by size, while its earlier points
+        keep the missing value. Existing values stay: a record with another value overrides it for its own point only.
         """
-        if given == known:
+        if amounts == series_amounts:
             return None
-        filled = {name: value for name, value in given.items() if _adds(known[name], value)}
+        filled = {name: value for name, value in amounts.items() if _adds(series_amounts[name], value)}
         if filled:
-            before = {name: known[name] for name in filled}
+            before = {name: series_amounts[name] for name in filled}
             self._keep_amounts(series, before)
-            known.update(filled)
+            series_amounts.update(filled)
             row = self.session.get_one(schema.Series, series)
             for name, value in filled.items():
                 setattr(row, name, value)
             self.session.flush()
-        return {name: value for name, value in given.items() if value != known[name]} or None
+        return {name: value for name, value in amounts.items() if value != series_amounts[name]} or None
 
     def _keep_amounts(self, series: int, amounts: dict[str, Any]) -> None:
-        """Have the stored points of a series say what the series said of them until now."""
+        """Copy a series' current amounts to its stored points, before the series changes."""
         points = schema.table_of(schema.Point)
-        own = points.c.series_id == series
+        of_series = points.c.series_id == series
         for row in self.rows.values():
             if row["series_id"] == series:
                 row["amounts"] = {**amounts, **(row["amounts"] or {})}
-        statement = update(points).where(own, points.c.amounts.is_(None)).values(amounts=amounts)
+        statement = update(points).where(of_series, points.c.amounts.is_(None)).values(amounts=amounts)
         self.session.execute(statement)
-        for key, said in self.session.execute(select(points.c.id, points.c.amounts).where(own)).all():
-            if said.keys() < amounts.keys() | said.keys():
-                self.session.execute(update(points).where(points.c.id == key).values(amounts={**amounts, **said}))
+        for key, stored in self.session.execute(select(points.c.id, points.c.amounts).where(of_series)).all():
+            if stored.keys() < amounts.keys() | stored.keys():
+                self.session.execute(update(points).where(points.c.id == key).values(amounts={**amounts, **stored}))
 
-    def _run(self, given: Run) -> int:
-        """Key of the run, made or found. A run is of one commit; what is known of a commit is only added to."""
-        if self.latest is not None and self.latest[0] is given:
+    def _run(self, run_record: Run) -> int:
+        """Return the key of a run, inserting it if new. Facts of a commit are only added, never changed.
+
+        Raises IngestError if the run is stored with other facts.
+        """
+        if self.latest is not None and self.latest[0] is run_record:
             return self.latest[1]
-        if given.id not in self.runs:
-            self.runs[given.id] = self._find_run(given)
-        run, commit = self.runs[given.id]
-        if commit.hash != given.commit.hash:
-            raise IngestError(f"run {given.id} is of commit {commit.hash}, but this record says {given.commit.hash}")
+        if run_record.id not in self.runs:
+            self.runs[run_record.id] = self._find_run(run_record)
+        run, commit = self.runs[run_record.id]
+        if commit.hash != run_record.commit.hash:
+            raise IngestError(
+                f"run {run_record.id} has commit {commit.hash}, but this record has {run_record.commit.hash}"
+            )
         for field in _RUN_FIELDS:
-            value = given.commit.dirty if field == "dirty" else getattr(given, field)
+            value = run_record.commit.dirty if field == "dirty" else getattr(run_record, field)
             if getattr(run, field) != value:
-                raise IngestError(f"run {given.id} has {field} {getattr(run, field)}, but this record says {value}")
+                raise IngestError(f"run {run_record.id} has {field} {getattr(run, field)}, but this record has {value}")
         for field in _COMMIT_FIELDS:
-            value = getattr(given.commit, field)
+            value = getattr(run_record.commit, field)
             if value not in (None, ()) and getattr(commit, field) is None:
                 setattr(commit, field, list(value) if field == "parents" else value)
-        self.states[given.id, commit.hash, run.dirty] = None
-        self.latest = (given, run.id)
+        self.states[run_record.id, commit.hash, run.dirty] = None
+        self.latest = (run_record, run.id)
         return run.id
 
-    def _find_run(self, given: Run) -> tuple[schema.Run, schema.Commit]:
-        run = self.session.scalar(select(schema.Run).where(schema.Run.uuid == given.id))
+    def _find_run(self, run_record: Run) -> tuple[schema.Run, schema.Commit]:
+        run = self.session.scalar(select(schema.Run).where(schema.Run.uuid == run_record.id))
         if run is not None:
             columns = (schema.Point.series_id, schema.Point.content, schema.Point.status)
             points = self.session.execute(select(*columns).where(schema.Point.run_id == run.id))
             self.points[run.id] = {series: _Stored(content, status) for series, content, status in points}
             return run, self.session.get_one(schema.Commit, run.commit_id)
-        known = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == given.commit.hash))
-        commit = known or schema.Commit(hash=given.commit.hash)
+        stored = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == run_record.commit.hash))
+        commit = stored or schema.Commit(hash=run_record.commit.hash)
         self.session.add(commit)
         self.session.flush()
         run = schema.Run(
-            uuid=given.id,
+            uuid=run_record.id,
             commit_id=commit.id,
-            dirty=given.commit.dirty,
-            started=given.started,
-            trigger=given.trigger,
-            plan=given.plan,
-            command=given.command,
+            dirty=run_record.commit.dirty,
+            started=run_record.started,
+            trigger=run_record.trigger,
+            plan=run_record.plan,
+            command=run_record.command,
         )
         self.session.add(run)
         self.session.flush()
@@ -232,7 +239,7 @@ class _Writer:
         return run, commit
 
     def _look_up_series(self, batch: list[Checked]) -> None:
-        """Key and facts of every series of the batch, made where it is new."""
+        """Look up key and facts of every series of the batch, inserting new ones."""
         wanted = {one.identity: one for one in reversed(batch) if one.identity not in self.series}
         if not wanted:
             return
@@ -248,11 +255,11 @@ class _Writer:
                 self.series[identity] = (key, amounts_of(wanted[identity].cell))
 
     def _environment(self, checked: Checked) -> int:
-        """Key of the environment, made where it is new."""
+        """Return the key of the environment, inserting it if new."""
         content, facts = checked.environment_content, checked.environment
         if content not in self.environments:
-            known = self.session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
-            if known is None:
+            key = self.session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
+            if key is None:
                 columns = schema.Environment.__table__.columns.keys()
                 environment = schema.Environment(
                     content=content,
@@ -262,12 +269,12 @@ class _Writer:
                 )
                 self.session.add(environment)
                 self.session.flush()
-                known = environment.id
-            self.environments[content] = known
+                key = environment.id
+            self.environments[content] = key
         return self.environments[content]
 
     def _look_up_kernels(self, batch: list[Checked]) -> None:
-        """Key of every set of kernels of the batch, made where it is new."""
+        """Look up the key of every set of kernels of the batch, inserting new ones."""
         new = (one.kernels for one in batch if one.kernels is not None and one.kernels not in self.kernels)
         wanted = list(dict.fromkeys(new))  # in the file's order
         if not wanted:
@@ -277,26 +284,26 @@ class _Writer:
             kernels = _KERNELS.decode(encoded)
             plain = msgspec.to_builtins(kernels)
             rows[encoded] = {"content": digest(plain), "hash": kernels_hash(kernels), "kernels": plain}
-        unlike = {row["content"]: row for row in rows.values()}
+        distinct = {row["content"]: row for row in rows.values()}
         table = schema.KernelSet
-        query = select(table.content, table.id).where(table.content.in_(list(unlike)))
-        known = dict(self.session.execute(query).all())
-        missing = [row for content, row in unlike.items() if content not in known]
+        query = select(table.content, table.id).where(table.content.in_(list(distinct)))
+        key_of = dict(self.session.execute(query).all())
+        missing = [row for content, row in distinct.items() if content not in key_of]
         if missing:
             insert_rows(self.session, table, missing)
-            known = dict(self.session.execute(query).all())
-        self.kernels.update((encoded, known[row["content"]]) for encoded, row in rows.items())
+            key_of = dict(self.session.execute(query).all())
+        self.kernels.update((encoded, key_of[row["content"]]) for encoded, row in rows.items())
 
 
-def _adds(known: Any, given: Any) -> bool:
-    """Whether a value adds to what is known and contradicts none of it: a first value, or further sizes."""
-    if isinstance(known, dict) and isinstance(given, dict):
-        return known != given and known.items() <= given.items()
-    return known is None and given is not None
+def _adds(known: Any, new: Any) -> bool:
+    """Whether a value only adds to the known one: a first value, or further sizes."""
+    if isinstance(known, dict) and isinstance(new, dict):
+        return known != new and known.items() <= new.items()
+    return known is None and new is not None
 
 
 def _earlier_content(checked: Checked) -> int:
-    """The hash that an earlier revision stored of the same result."""
+    """Return the content hash that an earlier revision stored for the same result."""
     values = {**checked.values}
     if values["telemetry"] is not None:
         values["telemetry"] = unpack_telemetry(values["telemetry"])

@@ -1,4 +1,4 @@
-"""Keeping a database for years: a copy of it, another one merged into it. `verify` has a module of its own."""
+"""Back up a database, and merge another one into it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _PRIVATE = ("", ":memory:")
 
 
 def backup(store: Store, target: Path) -> int:
-    """Copy a SQLite database while it is in use; gives the copy's bytes. Raises StoreError.
+    """Copy a SQLite database while it is in use, and return the size of the copy. Raises StoreError.
 
-    The copy is whole and has one state of the database, or is not there. Nothing is ever overwritten.
+    The copy is a consistent snapshot, or is not created at all. An existing file is never overwritten.
     """
     if store.engine.dialect.name != "sqlite":
-        raise StoreError(f"{store.name}: is no SQLite file; use the server's own backup, such as pg_dump")
+        raise StoreError(f"{store.name}: not a SQLite file; use the server's own backup, such as pg_dump")
     source = store.engine.url.database
     if source is None or source in _PRIVATE:
-        raise StoreError(f"{store.name}: is only in memory; there is nothing to copy")
+        raise StoreError(f"{store.name}: an in-memory database cannot be backed up")
     if not target.parent.is_dir():
         raise StoreError(f"{target}: {target.parent} is not a directory")
     try:
         copy_sqlite(Path(store.name), target)
         return target.stat().st_size
     except FileExistsError as error:
-        raise StoreError(f"{target}: exists already, and a backup overwrites nothing") from error
+        raise StoreError(f"{target}: already exists; a backup does not overwrite files") from error
     except (OSError, sqlite3.Error, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise StoreError(f"{target}: the backup failed: {said}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{target}: backup failed: {reason}") from error
 
 
 def merge(store: Store, other: Store) -> Ingested:
-    """Everything that another database holds into this one, in one transaction.
+    """Merge everything in another database into this one, in one transaction.
 
-    What both hold changes nothing, so that a second time adds nothing. Comparisons and alerts come along; an alert
-    that both hold keeps every event, and the state of the newest. Raises IngestError where they contradict each
-    other: the same run and series with other results.
+    Anything present in both is left unchanged, so merging twice adds nothing. Comparisons and alerts are merged too. An
+    alert present in both keeps all events and the state of the newest one. Raises IngestError for different results of
+    the same run and series.
     """
     with other.read() as theirs, store.write() as session:
         done = ingest_into(session, prepared(enumerate(stored_records(theirs), 1), other.name), other.name)
@@ -57,21 +57,21 @@ def merge(store: Store, other: Store) -> Ingested:
 
 
 def _merge_pins(session: Session, theirs: Session) -> None:
-    """Add theirs. Where both have one in force for a name, ours stays."""
+    """Add the other database's pins. If both have a pin of one name in force, ours stays."""
     names = ("name", "commit", "max_slowdown", "created", "who")
     ours = list(session.scalars(select(Pin)))
-    known = {tuple(getattr(row, name) for name in names) for row in ours}
+    our_facts = {tuple(getattr(row, name) for name in names) for row in ours}
     in_force = {row.name for row in ours if row.ended is None}
     for row in theirs.scalars(select(Pin).order_by(Pin.id)):
         facts = {name: getattr(row, name) for name in names}
-        if tuple(facts.values()) not in known:
+        if tuple(facts.values()) not in our_facts:
             ended = row.ended if row.ended or row.name not in in_force else row.created
             session.add(Pin(**facts, ended=ended))
     session.flush()
 
 
 def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:
-    """Add theirs; gives our keys by theirs."""
+    """Add the other database's comparisons, and return our keys by theirs."""
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     keys = {}
     query = (
@@ -103,15 +103,15 @@ def _merge_alerts(session: Session, theirs: Session, of_comparison: dict[int, in
             )
             session.add(alert)
             session.flush()
-        told = select(AlertEvent).order_by(AlertEvent.at, AlertEvent.id)
-        mine = list(session.scalars(told.where(AlertEvent.alert_id == alert.id)))
-        known = {(event.at, event.who, event.state, event.reason) for event in mine}
-        for event in theirs.scalars(told.where(AlertEvent.alert_id == row.id)):
-            if (event.at, event.who, event.state, event.reason) in known:
+        event_query = select(AlertEvent).order_by(AlertEvent.at, AlertEvent.id)
+        our_events = list(session.scalars(event_query.where(AlertEvent.alert_id == alert.id)))
+        our_facts = {(event.at, event.who, event.state, event.reason) for event in our_events}
+        for event in theirs.scalars(event_query.where(AlertEvent.alert_id == row.id)):
+            if (event.at, event.who, event.state, event.reason) in our_facts:
                 continue
             facts = {name: getattr(event, name) for name in ("at", "who", "state", "reason")}
             session.add(AlertEvent(alert_id=alert.id, **facts))
-            if not mine or event.at > mine[-1].at:
+            if not our_events or event.at > our_events[-1].at:
                 alert.state, alert.until_time, alert.until_commit = row.state, row.until_time, row.until_commit
         session.flush()
 

@@ -1,11 +1,10 @@
-"""Samples and telemetry as few bytes: what most of a point's space would go to.
+"""Pack samples and telemetry, which would otherwise take most of a point's space.
 
-Forty latencies around one level share sign, exponent and the first bits of the mantissa; the rest is noise that
-no general compressor shortens. So a block of whole numbers is kept as its smallest, a width, and the difference
-of each in that many bits. Positive float32 are ordered like their bit patterns, which makes them such whole
-numbers without loss; and where a clock ticks in steps (32 ns for CUDA events, 10 ns, 1 ns) the count of ticks is
-shorter still. Everything comes back bit by bit. The first byte names the method, so that a better one can be
-added beside those that files hold already.
+Forty latencies around one level share the sign, the exponent and the first bits of the mantissa. The rest is noise that
+no general compressor shortens. So a block of integers is stored as its minimum, a bit width, and each difference from
+the minimum in that many bits. Positive float32 values sort like their bit patterns, which makes them such integers
+without loss. If a clock has a fixed tick (32 ns for CUDA events, 10 ns, 1 ns), tick counts are shorter still. Unpacking
+restores every bit. The first byte names the method, so that better methods can be added later.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from groupbench.tracker.errors import StoreError
 
 
 class DamagedError(StoreError, ValueError):
-    """Bytes that are not what a column should hold."""
+    """The bytes of a column are damaged."""
 
 
 _ZLIB, _BITS, _TICKS = 1, 2, 3
 _JSON, _COLUMNS = range(2)
 
 TICK_NS = (32, 10, 1)
-"""Steps that clocks are tried for. Append only: blobs name them by position."""
+"""Clock ticks to try. Append only: packed data refers to them by position."""
 
 THROTTLE = (
     "ApplicationsClocksSetting",
@@ -41,28 +40,28 @@ THROTTLE = (
     "HwPowerBrakeSlowdown",
     "DisplayClockSetting",
 )
-"""Reasons that take a bit. Append only; any other is kept as text."""
+"""Throttle reasons stored as one bit each. Append only; any other reason is stored as text."""
 
-_LARGEST = 1 << 40  # numbers of telemetry beyond it stay text
-_MOST = 1 << 28  # samples of a point; a damaged length must not take all memory
-_CHUNK = 1 << 15  # values whose bits are spread out at once; a multiple of 8, so that chunks end on a byte
+_LARGEST = 1 << 40  # larger telemetry values are stored as text
+_MOST = 1 << 28  # samples of a point, so that a damaged length does not exhaust memory
+_CHUNK = 1 << 15  # values to unpack at once; a multiple of 8, so that chunks end on a byte
 _FEW = 200
 _ONE_BYTE = [bytes([value]) for value in range(128)]
-_ZLIB_FROM = 256  # samples; fewer are never shorter under zlib than in bits
+_ZLIB_FROM = 256  # number of samples from which zlib may be shorter than bit packing
 
 Bursts = Sequence[Sequence[float]]
 
 Whole = list[int] | NDArray[np.int64]
-"""Whole numbers: a list of few, which is quicker then, or an array."""
+"""Integers: a list if there are few, which is faster, or an array."""
 
 
 def flatten(bursts: Bursts) -> NDArray[np.float32]:
-    """Every sample in order, as it is kept."""
+    """Return every sample in order, as float32."""
     return np.array([ms for burst in bursts for ms in burst], dtype="<f4")
 
 
 def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> bytes:
-    """Samples by burst, rounded to float32; all positive. `flat` is `flatten(bursts)`, where it is at hand."""
+    """Return positive samples by burst, rounded to float32 and packed. `flat` may pass `flatten(bursts)`."""
     flat = flatten(bursts) if flat is None else flat
     lengths = [len(burst) for burst in bursts]
     alike = len(set(lengths)) == 1
@@ -76,7 +75,7 @@ def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> byt
             ends = _ends(ticks)
             if 1 + _packed_size(*ends, len(ticks)) < _packed_size(low, high, len(whole)):
                 whole, method, (low, high) = ticks, bytes([_TICKS]) + head + bytes([position]), ends
-            break  # a shorter step is a multiple more ticks
+            break  # a shorter tick only multiplies the counts
     best = method + _pack_whole(whole, low, high)
     if len(flat) >= _ZLIB_FROM:
         planes = flat.view(np.uint8).reshape(-1, 4).T.tobytes()
@@ -86,7 +85,7 @@ def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> byt
 
 
 def unpack_samples(packed: bytes, lengths: object = None) -> tuple[tuple[float, ...], ...]:
-    """The bursts back. `lengths` is not needed: the bytes hold them."""
+    """Return the bursts that `pack_samples` packed. Raises DamagedError. `lengths` is ignored."""
     flat, counts = sample_array(packed)
     values, bursts, start = flat.tolist(), [], 0
     for count in counts:
@@ -96,7 +95,7 @@ def unpack_samples(packed: bytes, lengths: object = None) -> tuple[tuple[float, 
 
 
 def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
-    """(every sample, length of each burst). Raises DamagedError for bytes that `pack_samples` did not make."""
+    """Return (all samples, length of each burst). Raises DamagedError for bytes not made by `pack_samples`."""
     try:
         counts, at = _burst_lengths(packed)
         n, method, body = sum(counts), packed[0], packed[at:]
@@ -109,7 +108,7 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
         elif method == _TICKS:
             flat = _of_ticks(_unpack_all(body, 1, n), TICK_NS[body[0]])
         else:
-            raise DamagedError(f"samples are packed by method {method}, which this groupbench does not know")
+            raise DamagedError(f"samples are packed by unknown method {method}")
     except DamagedError:
         raise
     except (IndexError, ValueError, zlib.error, OverflowError, MemoryError) as error:
@@ -120,31 +119,34 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
 
 
 def burst_lengths(packed: bytes) -> list[int]:
-    """How many samples each burst holds."""
+    """Return the number of samples of each burst."""
     return _burst_lengths(packed)[0]
 
 
 def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
-    """Telemetry by burst, as builtins of `record.Telemetry`: a column of numbers a field, or JSON where one is odd."""
+    """Return telemetry by burst, packed as one column of integers per field, or as JSON if a value does not fit.
+
+    Each burst is a `record.Telemetry` as builtins.
+    """
     plain = bytes([_JSON]) + msgspec.json.encode(bursts)
     columns: list[list[int]] = []
     try:
         for name, scale in _TELEMETRY_FIELDS:
-            given = [burst[name] for burst in bursts if name in burst]
-            if not given:
+            values = [burst[name] for burst in bursts if name in burst]
+            if not values:
                 columns.append([])
                 continue
-            if len(given) != len(bursts):
+            if len(values) != len(bursts):
                 return plain
-            kinds = set(map(type, given))
+            kinds = set(map(type, values))
             if scale == 1 and kinds == {int}:
-                columns.append(given)
+                columns.append(values)
                 continue
-            whole = [round(value * scale) for value in given]
+            whole = [round(value * scale) for value in values]
             back = [value / scale for value in whole] if scale > 1 else whole
-            if back != given or kinds - {type(back[0])}:
+            if back != values or kinds - {type(back[0])}:
                 return plain
-            if 0 in whole and str(back) != str(given):  # as text: -0.0 is not 0.0
+            if 0 in whole and str(back) != str(values):  # compare as text, because -0.0 == 0.0
                 return plain
             columns.append(whole)
         reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
@@ -162,12 +164,12 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
 
 
 def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
-    """What `pack_telemetry` was given. Raises DamagedError for other bytes."""
+    """Return the telemetry that `pack_telemetry` packed. Raises DamagedError for other bytes."""
     try:
         if packed[0] == _JSON:
             return msgspec.json.decode(packed[1:])
         if packed[0] != _COLUMNS:
-            raise DamagedError(f"telemetry is packed by method {packed[0]}, which this groupbench does not know")
+            raise DamagedError(f"telemetry is packed by unknown method {packed[0]}")
         return _unpack_columns(packed)
     except DamagedError:
         raise
@@ -203,15 +205,15 @@ def _whole(values: NDArray[Any]) -> Whole:
 
 
 def _ends(values: Whole) -> tuple[int, int]:
-    """(the smallest, the largest)."""
+    """Return (minimum, maximum)."""
     return (min(values), max(values)) if isinstance(values, list) else (int(values.min()), int(values.max()))
 
 
 def _ticks(flat: NDArray[np.float32], step: int) -> Whole | None:
-    """The samples as counts of `step` nanoseconds, where that gives each of them back."""
+    """Return the samples as counts of `step` nanoseconds, or None if that loses information."""
     first = float(flat[0])
     if np.float32(round(first * 1e6 / step) * step / 1e6) != first:
-        return None  # most sets of samples end here
+        return None  # the usual case
     counted = np.rint(flat.astype(np.float64) * 1e6 / step)
     if not counted.max() < 2**40 or not (_of_ticks(counted, step) == flat).all():
         return None
@@ -223,12 +225,12 @@ def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
 
 
 def _pack_whole(values: Whole, low: int, high: int) -> bytes:
-    """Smallest, width, then each one's difference from the smallest in `width` bits. `low` and `high` are the ends."""
+    """Return minimum, width and each difference from the minimum in `width` bits. `low` and `high` are the ends."""
     width = (high - low).bit_length()
     head = _varint(_signed(low)) + bytes([width])
     if width == 0:
         return head
-    if isinstance(values, list) and len(values) <= _FEW:  # one long number: for few, quicker than arrays
+    if isinstance(values, list) and len(values) <= _FEW:  # one large integer is faster than arrays for few values
         joined = 0
         for value in values:
             joined = joined << width | (value - low)
@@ -244,17 +246,17 @@ def _pack_whole(values: Whole, low: int, high: int) -> bytes:
 
 
 def _packed_size(low: int, high: int, count: int) -> int:
-    """Bytes that `_pack_whole` takes."""
+    """Return the number of bytes that `_pack_whole` returns."""
     return max(1, (_signed(low).bit_length() + 6) // 7) + 1 + ((high - low).bit_length() * count + 7) // 8
 
 
 def _signed(value: int) -> int:
-    """A whole number as one that is not negative: the lowest bit is the sign."""
+    """Return an integer encoded as a non-negative one, with the sign in the lowest bit."""
     return value << 1 if value >= 0 else (-value << 1) - 1
 
 
 def _unpack_all(packed: bytes, at: int, count: int) -> NDArray[np.int64]:
-    """The values of a block that ends with the bytes. Raises IndexError where more follow."""
+    """Return the values of a block at the end of the bytes. Raises IndexError for trailing bytes."""
     values, end = _unpack_whole(packed, at, count)
     if end != len(packed):
         raise IndexError
@@ -262,7 +264,7 @@ def _unpack_all(packed: bytes, at: int, count: int) -> NDArray[np.int64]:
 
 
 def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """(values, where the next begins)."""
+    """Return (values, start of the next block)."""
     coded, at = _read_varint(packed, at)
     base = coded >> 1 if coded % 2 == 0 else -((coded + 1) >> 1)
     width, at = packed[at], at + 1
@@ -270,7 +272,7 @@ def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64]
     if width > 62 or end > len(packed):
         raise IndexError
     if width and packed[end - 1] & (1 << -width * count % 8) - 1:
-        raise IndexError  # the last byte is filled up with zeros
+        raise IndexError  # padding bits must be zero
     if count <= _FEW:
         joined = int.from_bytes(packed[at:end], "big") >> -width * count % 8
         mask = (1 << width) - 1
@@ -302,7 +304,7 @@ def _burst_lengths(packed: bytes) -> tuple[list[int], int]:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Return an integer in seven bits per byte, lowest first; the highest bit marks that more bytes follow."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()

@@ -1,7 +1,7 @@
-"""A record's result as the values of a row of `point`, and the hash that tells whether two are the same.
+"""Convert a record's result to a row of `point`, and compute its content hash.
 
-All is a function of what is kept: samples count as float32 from the start. So a database that was exported and
-read again, or merged into another, holds the same rows as before, and `verify` can make each of them anew.
+Everything is a function of stored data; samples are rounded to float32 first. So exporting and re-importing a database,
+or merging it into another, gives the same rows, and `verify` can compute each of them again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATENCY_COLUMNS = (
 )
 ACCURACY_FIELDS = Accuracy.__struct_fields__
 AMOUNTS = ("dims", "flops", "min_bytes")
-"""What a record says of the size of its problem. Not part of a series' identity: a better formula changes it."""
+"""Fields with the size of the problem, outside a series' identity because a better formula changes them."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
@@ -47,10 +47,10 @@ _NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
 
 def point_values(
     record: Record,
-    environment: str,  # hash of every fact of it
+    environment: str,  # hash of all its facts
     series: str,  # its identity
 ) -> dict[str, Any]:
-    """Columns of the point but for its keys."""
+    """Return the columns of a point except its keys."""
     accuracy = record.accuracy or Accuracy()
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return {
@@ -72,12 +72,12 @@ def point_values(
 
 
 def amounts_of(cell: Cell) -> dict[str, Any]:
-    """Return a cell's amounts by name."""
+    """Return the amounts of a cell by name."""
     return {name: getattr(cell, name) for name in AMOUNTS}
 
 
 def earlier_content(record: Record, environment: str, series: str) -> int:
-    """The hash as revisions before 0007 computed it, which does not cover the amounts."""
+    """Return the content hash of revisions before 0007, which does not cover the amounts."""
     bare = msgspec.structs.replace(
         record, cell=msgspec.structs.replace(record.cell, dims={}, flops=None, min_bytes=None)
     )
@@ -86,16 +86,16 @@ def earlier_content(record: Record, environment: str, series: str) -> int:
 
 
 def content_of(record: Record) -> int:
-    """48-bit hash of what a record says of its cell: where it was measured, and what came of it.
+    """Return a 48-bit hash of a record's series, environment and result.
 
-    What names run and commit is no part of it, nor what a later record may add to commit and series.
+    It does not cover the run and commit, nor facts that a later record may add to commit and series.
     """
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return _content(record, digest(record.environment), series_identity(record), flat)
 
 
 def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """The fields of a record that a row of `point` holds, as builtins: what `point_values` was given."""
+    """Return the record fields in a row of `point`, as builtins: the inverse of `point_values`."""
     latency = None
     if point["samples"] is not None:
         latency = {
@@ -119,7 +119,7 @@ def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | N
 
 
 def kernels_hash(kernels: Sequence[Kernel]) -> str | None:
-    """One hash for all compiled kernels' code; None where one is unknown. A library's kernels are not among them."""
+    """Return one hash of all compiled kernels' code, without library kernels; None if any is unknown."""
     hashes = [kernel.hash for kernel in kernels if not kernel.external]
     if not hashes or None in hashes:
         return None
@@ -128,7 +128,7 @@ def kernels_hash(kernels: Sequence[Kernel]) -> str | None:
 
 def _content(record: Record, environment: str, series: str, flat: NDArray[np.float32] | None) -> int:
     accuracy, latency = record.accuracy, record.latency
-    said: list[Any] = [
+    covered: list[Any] = [
         environment,
         series,
         record.status,
@@ -139,18 +139,18 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
         _signless(record.duration_s),
     ]
     if record.metrics:
-        said.append(_metrics(record))
+        covered.append(_metrics(record))
     amounts = list(amounts_of(record.cell).values())
     if any(amount not in (None, {}) for amount in amounts):
-        said.append(amounts)
+        covered.append(amounts)
     if accuracy == Accuracy():
-        said[5] = None
+        covered[5] = None
     hashed = hashlib.sha256()
     if latency is not None and flat is not None:
         times = (_signless(latency.prepare_ms), _signless(latency.enqueue_ms))
-        said += [latency.timing, latency.telemetry, *times, [len(burst) for burst in latency.bursts_ms]]
+        covered += [latency.timing, latency.telemetry, *times, [len(burst) for burst in latency.bursts_ms]]
         hashed.update(flat.tobytes())
-    hashed.update(_encoder.encode(said))
+    hashed.update(_encoder.encode(covered))
     return int.from_bytes(hashed.digest()[:6], "big")
 
 
@@ -159,7 +159,7 @@ def _metrics(record: Record) -> dict[str, float]:
 
 
 def _signless(value: Any) -> Any:
-    """No database keeps the sign of a zero."""
+    """Return a value without the sign of a zero, which databases do not keep."""
     return value + 0.0 if isinstance(value, float) else value
 
 

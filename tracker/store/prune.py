@@ -1,8 +1,7 @@
-"""Which old points to let go, and letting them go: everything of some days, then one night a week.
+"""Prune old points: keep everything for some days, then one run a week.
 
-What a history turns on stays whatever its age: the first and the last point of each stretch of a series in one
-environment, with one status and one kind of timing. So a step, an outage and a change of driver stay where they
-were, and a series never disappears.
+Points at which a history changes stay, whatever their age: the first and last point of each stretch of a series with
+one environment, status and timing. So steps, outages and driver changes stay in place, and a series never disappears.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ALERTS = select(Point.id).join(
     Alert,
     and_(Alert.series_id == Point.series_id, or_(Alert.run_id == Point.run_id, Alert.base_run_id == Point.run_id)),
 )
-"""What alerts rest on: of their series, the last point before the change and the first after it."""
+"""The evidence of alerts: the last point before the change and the first after it."""
 
 _PINNED = (
     select(Point.id)
@@ -31,7 +30,7 @@ _PINNED = (
     .join(Commit, Run.commit_id == Commit.id)
     .join(Pin, and_(Pin.commit == Commit.hash, Pin.ended.is_(None)))
 )
-"""What later runs are compared with: every point of a pinned commit."""
+"""The reference of later runs: every point of a pinned commit."""
 
 _SERIES_AT_ONCE = 1000
 _DELETED_AT_ONCE = 500
@@ -39,23 +38,23 @@ _DELETED_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Policy:
-    """How long points are kept."""
+    """How long to keep points."""
 
-    all_days: int = 90  # everything that is younger
-    every_days: int = 7  # of what is older, one run in each such span, counted from 1970-01-05, a Monday
+    all_days: int = 90  # keep all points younger than this
+    every_days: int = 7  # of older ones, keep one run in each such span, counted from Monday 1970-01-05
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """What a policy would remove, and why the rest stays. Each point is counted under the first reason that holds."""
+    """The points that a policy removes, and why the rest stays. A point counts under the first reason that applies."""
 
     points: int
     young: int
-    edges: int  # of a stretch in one environment, status and timing
-    evidence: int  # that something else refers to
-    periodic: int  # the one of its span
+    edges: int  # first or last of a stretch with one environment, status and timing
+    evidence: int  # referred to by an alert, a pin or the caller
+    periodic: int  # the one kept for its span
     remove: NDArray[np.int64]  # keys of points
-    before: datetime  # what began earlier is old
+    before: datetime  # points of runs started earlier are old
 
     @property
     def removed(self) -> int:
@@ -67,12 +66,12 @@ def plan_pruning(
     policy: Policy = Policy(),
     *,
     now: datetime | None = None,
-    evidence: Sequence[Select[tuple[int]]] = (),  # queries of points' keys that must stay, beside those of alerts
+    evidence: Sequence[Select[tuple[int]]] = (),  # queries of further keys of points to keep
 ) -> Pruning:
-    """Look at every point, and change none.
+    """Plan a pruning over all points, without changing anything.
 
-    Age is counted from the newest run, or from now where that lies in the future: a database that nobody feeds
-    any more does not fade away, and a clock that ran ahead for one night ages nothing.
+    Age is relative to the newest run, or to now if that run is in the future. So a database without new runs loses
+    nothing, and a single run from a clock that was ahead does not age the rest.
     """
     newest = session.scalar(select(func.max(Run.started)))
     now = datetime.now(UTC) if now is None else now
@@ -117,9 +116,9 @@ def plan_pruning(
 
 
 def apply_pruning(session: Session, pruning: Pruning) -> None:
-    """Remove the points, and runs, kernels and environments that no point refers to any more.
+    """Remove the points, and the runs, kernels and environments that no point refers to afterwards.
 
-    Series and commits stay: the one names what there is, the other holds the order of history.
+    Series and commits stay: series list what exists, and commits define the order of history.
     """
     keys = pruning.remove.tolist()
     for start in range(0, len(keys), _DELETED_AT_ONCE):
@@ -132,8 +131,8 @@ def apply_pruning(session: Session, pruning: Pruning) -> None:
 
 @dataclass(frozen=True)
 class _Runs:
-    rank: NDArray[np.int64]  # by key: place in time
-    started: NDArray[np.float64]  # by key: seconds since 1970
+    rank: NDArray[np.int64]  # position in time, by key
+    started: NDArray[np.float64]  # seconds since 1970, by key
 
 
 def _runs(session: Session) -> _Runs:
@@ -146,9 +145,9 @@ def _runs(session: Session) -> _Runs:
 
 
 def _codes(rows: Iterable[tuple[int, str]]) -> NDArray[np.int64]:
-    """By key: a number for each distinct text."""
-    known: dict[str, int] = {}
-    pairs = [(key, known.setdefault(text, len(known))) for key, text in rows]
+    """Return a number for each distinct text, by key."""
+    codes_by_text: dict[str, int] = {}
+    pairs = [(key, codes_by_text.setdefault(text, len(codes_by_text))) for key, text in rows]
     codes = np.zeros(max((key for key, _ in pairs), default=0) + 1, dtype=np.int64)
     for key, code in pairs:
         codes[key] = code
@@ -158,7 +157,10 @@ def _codes(rows: Iterable[tuple[int, str]]) -> NDArray[np.int64]:
 def _first_of_each(
     series: NDArray[np.int64], span: NDArray[np.float64], preferred: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """In each span of each series the first preferred point, or else the first. Points come by series and time."""
+    """Mark the first preferred point, or else the first, in each span of each series.
+
+    Points must be ordered by series and time.
+    """
     order = np.lexsort((np.arange(len(series)), ~preferred, span, series))
     firsts = np.ones(len(series), dtype=bool)
     ordered_series, ordered_span = series[order], span[order]

@@ -1,4 +1,4 @@
-"""Records out of the store, as they went in but for samples, which are rounded to float32."""
+"""Read records back from the store. Only their samples have changed: they are rounded to float32."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BATCH = 500
 
 def stored_records(
     session: Session,
-    run: int | None = None,  # key of the only run to read
+    run: int | None = None,  # key; None for all runs
     *,
-    series: int | None = None,  # key of the only series to read
+    series: int | None = None,  # key; None for all series
 ) -> Iterator[records.Record]:
-    """The records back, run by run, in the order in which they were stored."""
+    """Yield stored records, run by run, in the order in which they were stored."""
     conditions = [] if run is None else [Point.run_id == run]
     if series is not None:
         conditions.append(Point.series_id == series)
@@ -31,7 +31,10 @@ def stored_records(
 
 
 def write_jsonl(session: Session, file: IO[bytes]) -> int:
-    """Every record as a line; gives how many. Ingested into an empty database, they export to the same bytes."""
+    """Write every record as a line of JSON and return their number.
+
+    Ingesting the file into an empty database and exporting again gives the same bytes.
+    """
     count = 0
     for _, record in numbered_records(session):
         file.write(records.encode(record))
@@ -40,7 +43,7 @@ def write_jsonl(session: Session, file: IO[bytes]) -> int:
 
 
 def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iterator[tuple[Row[Any], records.Record]]:
-    """(row of `point`, the record that it makes) of the points that all conditions allow."""
+    """Yield (row of `point`, its record) for the points that meet all conditions."""
     read = RecordReader(session)
     query = select(*POINT_COLUMNS).where(*conditions).order_by(Point.run_id, Point.id)
     for row in session.execute(query.execution_options(yield_per=_BATCH)):
@@ -48,11 +51,11 @@ def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iter
 
 
 class RecordReader:
-    """Makes records of rows, remembering what many of them share."""
+    """Converts rows of `point` to records, and caches what many rows share."""
 
     def __init__(self, session: Session) -> None:
         from groupbench.tracker.store.points import (
-            result_of,  # with numpy, which queries that unpack nothing do without
+            result_of,  # imports numpy, which queries without samples do not need
         )
 
         self.result_of = result_of
@@ -81,7 +84,7 @@ class RecordReader:
             commit = self.session.get_one(Commit, run.commit_id)
             facts = {name: getattr(commit, name) for name in ("hash", "branch", "time", "author", "subject")}
             self.runs = {
-                key: {  # one at a time: rows come by run
+                key: {  # cache only the latest run, since rows are grouped by run
                     "id": run.uuid,
                     "started": run.started,
                     "commit": {**facts, "parents": commit.parents or (), "dirty": run.dirty},

@@ -1,9 +1,9 @@
-"""What can be read of a damaged SQLite file, saved into a new database.
+"""Save the readable part of a damaged SQLite file into a new database.
 
-Rows are copied from a copy of the file, stretch by stretch: where a page is damaged, the stretch is halved until only
-rows that cannot be read are left out. The file's header and the text of its tables are known, so that damage there
-loses nothing. Then `verify` judges the new database. What follows from other columns is computed again; a row whose
-hash still does not fit is lost, and what refers to it.
+Rows are read from a copy of the file, one range of ids at a time. If a page is damaged, the range is halved until only
+unreadable rows are left out. The file header and the table definitions are known, so damage there loses nothing. Then
+columns that follow from others are computed again, and `verify` checks the new database. A row whose hash still does
+not match is lost, along with the rows that refer to it.
 """
 
 from __future__ import annotations
@@ -47,44 +47,44 @@ from groupbench.tracker.store.verify import DatabaseProblem, verify
 from groupbench.tracker.text.wording import counted
 
 _ROUNDS = 10
-"""Of deleting what is damaged: rows that refer to a lost one go in the next round."""
+"""Largest number of rounds of deletions. Rows that refer to a deleted one go in the next round."""
 
 _LEAST_ROW, _MOST_ROWS = 16, 10**8
-"""Bytes of a row of ours at least, and rows of a table at most, of which each is read where a page is damaged."""
+"""Smallest size of a row in bytes, and largest number of rows to try in a damaged table."""
 
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 _HEADER = {0: b"SQLite format 3\x00", 20: b"\x00\x40\x20\x20", 44: b"\x00\x00\x00\x04", 56: b"\x00\x00\x00\x01"}
-"""Bytes of a file's header that are the same in every file of ours, by their place: https://sqlite.org/fileformat.html"""
+"""Header bytes that are the same in all our files, by position: https://sqlite.org/fileformat.html"""
 
 _PAGE_BYTES = {1 << power for power in range(9, 16)}
 _DOUBTFUL = (Commit, Run, Series)
-"""Tables whose rows stay where a value does not fit its checksum: every result of theirs has a hash of its own."""
+"""Tables whose rows stay despite a wrong checksum, because each of their results has its own hash."""
 
 
 @dataclass
 class Repaired:
-    """What became of a damaged database."""
+    """The result of repairing a database."""
 
     points: int = 0
-    losses: list[str] = field(default_factory=list)  # a line each
-    rows: Counter[str] = field(default_factory=Counter)  # lost, by table
+    losses: list[str] = field(default_factory=list)  # one line for each loss
+    rows: Counter[str] = field(default_factory=Counter)  # number of lost rows, by table
 
     @property
     def lost(self) -> str:
-        """The lost rows by table, and how many values are in doubt; empty where nothing is."""
-        told = [f"{number} of {table}" for table, number in sorted(self.rows.items()) if number]
-        return ", ".join(told) or ("values listed above" if self.losses else "")
+        """The lost rows by table, as text; empty without losses."""
+        parts = [f"{number} of {table}" for table, number in sorted(self.rows.items()) if number]
+        return ", ".join(parts) or ("values listed above" if self.losses else "")
 
 
 def repair(damaged: Path, new: Path) -> Repaired:
-    """Save what can be read of `damaged`, which stays as it is, into the new database `new`.
+    """Save the readable part of `damaged` into the new database `new`. `damaged` stays unchanged.
 
-    Raises StoreError where there is no such file, `new` exists, or nothing can be read.
+    Raises StoreError if `damaged` does not exist, `new` exists, or nothing can be read.
     """
     if not damaged.is_file():
         raise StoreError(f"{damaged}: no such database")
     if new.exists():
-        raise StoreError(f"{new}: exists already, and a repair overwrites nothing")
+        raise StoreError(f"{new}: already exists; a repair does not overwrite files")
     if not new.parent.is_dir():
         raise StoreError(f"{new}: {new.parent} is not a directory")
     try:
@@ -94,7 +94,7 @@ def repair(damaged: Path, new: Path) -> Repaired:
             made = folder / "new.db"
             _copy_rows(source, made, done)
             with open_store(made, create=False):
-                pass  # migrates what an earlier version wrote
+                pass  # opening it migrates an earlier version's tables
             _keep_what_holds(made, done)
             with closing(sqlite3.connect(made)) as connection:
                 connection.execute("VACUUM")
@@ -103,20 +103,22 @@ def repair(damaged: Path, new: Path) -> Repaired:
             put(made, new)
             return done
     except FileExistsError as error:
-        raise StoreError(f"{new}: exists already, and a repair overwrites nothing") from error
+        raise StoreError(f"{new}: already exists; a repair does not overwrite files") from error
     except (OSError, sqlite3.Error, SQLAlchemyError) as error:
-        raise StoreError(f"{damaged}: cannot be repaired: {getattr(error, 'strerror', None) or error}") from error
+        raise StoreError(
+            f"{damaged}: cannot repair the database: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _readable_copy(damaged: Path, copy: Path) -> Path:
-    """Copy the file with its write-ahead log, and mend what every file of ours has in common."""
+    """Copy the file with its write-ahead log, and restore the header bytes and table definitions."""
     for suffix in ("", "-wal"):
         with suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{suffix}", f"{copy}{suffix}")
     with copy.open("r+b") as file:
         head = bytearray(file.read(100))
         if len(head) < 100:
-            raise StoreError(f"{damaged}: is too short for a database")
+            raise StoreError(f"{damaged}: the file is too short for a database")
         for place, value in _HEADER.items():
             head[place : place + len(value)] = value
         if int.from_bytes(head[16:18], "big") not in _PAGE_BYTES:
@@ -126,12 +128,12 @@ def _readable_copy(damaged: Path, copy: Path) -> Path:
         file.seek(0)
         file.write(head)
     if not _opens(copy):
-        _mend_schema(copy)
+        _restore_schema(copy)
     return copy
 
 
 def _opens(path: Path) -> bool:
-    """Whether every table of ours, with every column of an early version, can be named in a statement."""
+    """Whether SQLite can use the definitions of our tables."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT version_num FROM alembic_version LIMIT 0")
@@ -148,23 +150,23 @@ def _opens(path: Path) -> bool:
         return False
 
 
-def _mend_schema(path: Path) -> None:
-    """Write the tables' text again, without constraints and indexes, which reading needs none of.
+def _restore_schema(path: Path) -> None:
+    """Rewrite the table definitions, without constraints and indexes, which reading does not need.
 
-    The order of columns is the same in every version; one that an earlier version lacked reads as null.
+    The order of columns is the same in every version, and a column that a version lacks reads as null.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB), rootpage FROM sqlite_master WHERE rootpage > 0"
-        found = [
+        definitions = [
             (str(bytes(name or b""), "latin-1"), str(bytes(sql), "latin-1"), root)
             for name, sql, root in connection.execute(query)
             if sql
         ]
         texts = {table.name: _create(table) for table in Base.metadata.sorted_tables}
         texts["alembic_version"] = "CREATE TABLE alembic_version (version_num)"
-        roots = {name: root for name, _, root in found if name in texts}
-        for name, sql, root in found:
+        roots = {name: root for name, _, root in definitions if name in texts}
+        for name, sql, root in definitions:
             missing = [each for each in texts if each not in roots]
             like = difflib.get_close_matches(name, missing, 1, 0.6)
             if root not in roots.values() and like and "TABLE" in sql[:20].upper():
@@ -181,15 +183,15 @@ def _create(table: Table) -> str:
 
 
 def _quoted(*names: str) -> str:
-    """Names of tables, columns or indexes for a statement, which cannot bind them; a damaged file may name them.
+    """Quote names of tables, columns or indexes, possibly from a damaged file, for a statement.
 
-    In backticks, since SQLite takes an unknown name in double quotes for a text.
+    Uses backticks, because SQLite takes an unknown name in double quotes as a string.
     """
     return ", ".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
 def _copy_rows(source: Path, made: Path, done: Repaired) -> None:
-    """Copy every row that can be read into a new database of the same revision, whatever it holds."""
+    """Copy every readable row into a new database of the same revision, without checking it."""
     with closing(sqlite3.connect(source)) as connection:
         try:
             revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
@@ -209,7 +211,7 @@ def _copy_rows(source: Path, made: Path, done: Repaired) -> None:
         for table in Base.metadata.sorted_tables:
             names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table.name,))]
             if not names:
-                continue  # a later version's
+                continue  # a table of a later version
             there = {
                 name
                 for (name,) in connection.execute("SELECT name FROM pragma_table_info(?, 'damaged')", (table.name,))
@@ -218,13 +220,13 @@ def _copy_rows(source: Path, made: Path, done: Repaired) -> None:
             kept = _copy_table(connection, table.name, [name for name in names if name in there])
             missing = max((expected or 0) - kept, 0)
             if missing or expected is None:
-                said = counted(missing, "row") if expected is not None else "an unknown number of rows"
-                done.losses.append(f"{table.name}: {said} cannot be read")
+                rows = counted(missing, "row") if expected is not None else "an unknown number of rows"
+                done.losses.append(f"{table.name}: {rows} cannot be read")
                 done.rows[table.name] += missing or 1
 
 
 def _count(connection: sqlite3.Connection, database: str, table: str) -> int | None:
-    """Rows of a table, by an index where there is one; None where they cannot be counted."""
+    """Return the number of rows of a table, or None if they cannot be counted."""
     try:
         query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"
         return int(connection.execute(query).fetchone()[0])
@@ -233,13 +235,13 @@ def _count(connection: sqlite3.Connection, database: str, table: str) -> int | N
 
 
 def _largest_id(connection: sqlite3.Connection, table: str) -> int:
-    """Return the largest id of a table, or how many rows the file has room for where that cannot be read."""
+    """Return the largest id of a table, or the number of rows that fit in the file if it cannot be read."""
     query = f"SELECT max(id) FROM damaged.{_quoted(table)}"
-    for way in ("", *(f" INDEXED BY {_quoted(name)}" for (name,) in _indexes(connection, table))):
+    for index in ("", *(f" INDEXED BY {_quoted(name)}" for (name,) in _indexes(connection, table))):
         with suppress(sqlite3.Error, TypeError):
-            (found,) = connection.execute(query + way).fetchone()
-            if found is None or 0 < found < _MOST_ROWS:
-                return found or 0
+            (largest,) = connection.execute(query + index).fetchone()
+            if largest is None or 0 < largest < _MOST_ROWS:
+                return largest or 0
     (pages,), (size,) = (connection.execute(f"PRAGMA damaged.page_{what}").fetchone() for what in ("count", "size"))
     return min(int(pages * size / _LEAST_ROW), _MOST_ROWS)
 
@@ -252,9 +254,9 @@ def _indexes(connection: sqlite3.Connection, table: str) -> list[tuple[str]]:
 
 
 def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int:
-    """Copy the readable rows of a table; gives how many. A stretch of ids that fails is halved.
+    """Copy the readable rows of a table and return their number. A range of ids that fails is halved.
 
-    Not beyond the largest id that there can be: where the root of a table is damaged, every stretch fails.
+    Only up to the largest possible id: if the root page of a table is damaged, every range fails.
     """
     statement = (
         f"INSERT OR IGNORE INTO main.{_quoted(table)} ({_quoted(*names)}) SELECT {_quoted(*names)} "
@@ -274,7 +276,7 @@ def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) ->
 
 
 def _keep_what_holds(made: Path, done: Repaired) -> None:
-    """Compute what follows from other columns, and delete what is damaged, until `verify` finds nothing."""
+    """Compute derived columns, and delete damaged rows until `verify` finds none."""
     with open_store(made, create=False) as store:
         _derive(store, done)
         for _ in range(_ROUNDS):
@@ -288,11 +290,11 @@ def _keep_what_holds(made: Path, done: Repaired) -> None:
             if not rows:
                 break
             _delete(made, rows, done)
-    raise StoreError(f"{made.name}: cannot be repaired: {problems[0]}")
+    raise StoreError(f"{made.name}: cannot repair the database: {problems[0]}")
 
 
 def _losses(session: Session, problem: DatabaseProblem) -> Iterator[str]:
-    """A line for what will be deleted; of a point with the run and the series that it belongs to."""
+    """Yield a line for each loss, with run and series for a point."""
     if problem.table == "point":
         query = (
             select(Run.uuid, Series.operator, Series.backend, Series.shape)
@@ -300,7 +302,7 @@ def _losses(session: Session, problem: DatabaseProblem) -> Iterator[str]:
             .join(Series, Point.series_id == Series.id)
         )
         for key in problem.keys[:1]:
-            with suppress(Exception):  # its run or series may be what is damaged
+            with suppress(Exception):  # its run or series may be damaged
                 run, *series = session.execute(query.where(Point.id == key)).one()
                 yield f"{problem}; run {run}, {' '.join(series)}"
                 return
@@ -309,7 +311,7 @@ def _losses(session: Session, problem: DatabaseProblem) -> Iterator[str]:
 
 
 def _delete(made: Path, problems: list[DatabaseProblem], done: Repaired) -> None:
-    with closing(sqlite3.connect(made)) as connection, connection:  # which does not enforce references
+    with closing(sqlite3.connect(made)) as connection, connection:  # does not enforce foreign keys
         for problem in problems:
             rows = [(key,) for key in problem.keys]
             number = connection.executemany(f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?", rows).rowcount
@@ -318,18 +320,17 @@ def _delete(made: Path, problems: list[DatabaseProblem], done: Repaired) -> None
 
 
 def _derive(store: Store, done: Repaired) -> None:
-    """Give each row again what follows from its other columns: the hash of a point decides whether they are right."""
+    """Compute the derived columns of each row again. The hashes of points decide whether they are correct."""
     with store.write() as session:
         for mapped in (Environment, KernelSet, Series, Commit, Run):
             for key in list(session.scalars(select(mapped.id))):
-                with suppress(Exception), session.begin_nested():  # what cannot be read, `verify` finds
+                with suppress(Exception), session.begin_nested():  # `verify` finds unreadable rows
                     row = session.get_one(mapped, key)
                     _derive_row(row)
                     if isinstance(row, _DOUBTFUL):
                         made = checksum_of({name: getattr(row, name) for name in sealed_columns(mapped)})
                         if row.checksum not in (None, made):
-                            said = "one of its values is not what was stored"
-                            done.losses.append(f"{mapped.__tablename__} {key}: {said}")
+                            done.losses.append(f"{mapped.__tablename__} {key}: one of its values has changed")
                         row.checksum = made
 
 

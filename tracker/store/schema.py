@@ -1,10 +1,10 @@
-"""The tables. Each column's `doc` is its meaning; `docs/schema.md` is made from them.
+"""The tables. Each column's `doc` is its meaning; `docs/schema.md` is generated from them.
 
-A *series* is what stays the same from commit to commit; a *point* is one run's result for it. Times of day
-are UTC. Changes to these classes need a new file in `migrations/versions`: a test compares the two.
+A *series* stays the same from commit to commit; a *point* is one run's result for it. All times are UTC. Changes to
+these classes need a new file in `migrations/versions`; a test compares the two.
 
-A point is written once and read for years, and there are millions: it holds what queries filter and sort by as
-numbers, and the rest packed (see `packing`). What repeats from point to point stands in a table of its own.
+There are millions of points, written once and read for years. So a point stores the values that queries filter and sort
+by as numbers, and packs the rest (see `packing`). Values that many points share have a table of their own.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.store.checksum import checksum_of
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
-"""Every migration, oldest first, so that opening a database of today need not load alembic."""
+"""Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An instant. SQLite keeps no time zone: written as UTC, read as UTC."""
+    """A time, written and read as UTC, because SQLite does not store time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -55,8 +55,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PackedTelemetry(TypeDecorator[list[Any]]):
-    """What `packing.pack_telemetry` makes, read back as a list of one dict for each burst. Packed bytes are stored
-    as they are."""
+    """Telemetry packed by `packing.pack_telemetry`, read as one dict per burst. Stores packed bytes as they are."""
 
     impl = LargeBinary
     cache_ok = True
@@ -73,7 +72,7 @@ class PackedTelemetry(TypeDecorator[list[Any]]):
 
 
 class BurstLengths(TypeDecorator[list[int]]):
-    """Of packed samples, how many each burst holds."""
+    """The number of samples of each burst, read from packed samples."""
 
     impl = LargeBinary
     cache_ok = True
@@ -113,7 +112,7 @@ def _checksum() -> Any:
 @event.listens_for(Base, "before_insert", propagate=True)
 @event.listens_for(Base, "before_update", propagate=True)
 def _seal(mapper: Mapper[Any], _: Any, row: Any) -> None:
-    """Give a row that is about to be written its checksum, where its table has one."""
+    """Set the checksum of a row that is about to be written, if its table has one."""
     if "checksum" in mapper.columns:
         row.checksum = checksum_of({name: getattr(row, name) for name in sealed_columns(type(row))})
 
@@ -129,20 +128,20 @@ def sealed_tables() -> list[type[Base]]:
 
 
 def table_of(mapped: type[Base]) -> Table:
-    """Its table, for statements that write many rows."""
+    """Return the table of a class, for statements that write many rows."""
     assert isinstance(mapped.__table__, Table)
     return mapped.__table__
 
 
 class Commit(Base, kw_only=True):
-    """A state of the code. Only its hash is sure; later records fill in what earlier ones lacked."""
+    """A commit. Only its hash is always known; later records fill in missing facts."""
 
     __tablename__ = "commit"
 
     id: Mapped[int] = _key()
     hash: Mapped[str] = mapped_column(unique=True, doc="full hash")
-    parents: Mapped[list[Any] | None] = mapped_column(default=None, doc="parents' hashes, the first is the mainline's")
-    branch: Mapped[str | None] = mapped_column(default=None, doc="branch that it was first measured on")
+    parents: Mapped[list[Any] | None] = mapped_column(default=None, doc="hashes of the parents, the mainline's first")
+    branch: Mapped[str | None] = mapped_column(default=None, doc="branch on which it was first measured")
     time: Mapped[datetime | None] = mapped_column(default=None, doc="committer's time")
     author: Mapped[str | None] = mapped_column(default=None, doc="author")
     subject: Mapped[str | None] = mapped_column(default=None, doc="first line of the message")
@@ -150,14 +149,14 @@ class Commit(Base, kw_only=True):
 
 
 class Environment(Base, kw_only=True):
-    """Where points were measured: one row for each distinct set of facts."""
+    """The machine and toolchain of points: one row for each distinct set of facts."""
 
     __tablename__ = "environment"
 
     id: Mapped[int] = _key()
     content: Mapped[str] = mapped_column(unique=True, doc="hash of every fact")
     identity: Mapped[str] = mapped_column(
-        index=True, doc="hash of the declared fields; points compare where it is equal"
+        index=True, doc="hash of the declared fields; points with equal identities are comparable"
     )
     device: Mapped[str] = mapped_column(doc="cuda or cpu")
     gpu: Mapped[str | None] = mapped_column(doc="GPU model, as the driver names it")
@@ -175,26 +174,24 @@ class Environment(Base, kw_only=True):
 
 
 class Run(Base, kw_only=True):
-    """One invocation of the measuring side."""
+    """One invocation of `tritonbench`."""
 
     __tablename__ = "run"
     __table_args__ = (Index(None, "plan", "started"),)
 
     id: Mapped[int] = _key()
-    uuid: Mapped[str] = mapped_column(unique=True, doc="the writer's name for the run")
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True, doc="what was measured")
+    uuid: Mapped[str] = mapped_column(unique=True, doc="unique id of the run, from the record")
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True, doc="commit that was measured")
     dirty: Mapped[bool] = mapped_column(doc="the tree differed from the commit")
-    started: Mapped[datetime] = mapped_column(index=True, doc="when it began; runs are ordered by it")
+    started: Mapped[datetime] = mapped_column(index=True, doc="start of the run; runs are ordered by it")
     trigger: Mapped[str] = mapped_column(doc="manual, nightly, ab, ...")
-    plan: Mapped[str | None] = mapped_column(
-        doc="plan that said what to measure; runs of one plan are expected to match"
-    )
+    plan: Mapped[str | None] = mapped_column(doc="name of the plan; runs of one plan should measure the same cells")
     command: Mapped[str | None] = mapped_column(doc="command line")
     checksum: Mapped[int | None] = _checksum()
 
 
 class Series(Base, kw_only=True):
-    """What stays the same while the code changes."""
+    """The identity that results of a cell share while the code changes."""
 
     __tablename__ = "series"
     __table_args__ = (Index(None, "operator", "backend"),)
@@ -207,29 +204,29 @@ class Series(Base, kw_only=True):
     backend: Mapped[str] = mapped_column(doc="implementation of the operator")
     mode: Mapped[str] = mapped_column(doc="fwd, bwd or fwd_bwd")
     dtype: Mapped[str] = mapped_column(doc="fp16, bf16, fp32, ...")
-    shape: Mapped[str] = mapped_column(doc="canonical text that names the whole problem")
+    shape: Mapped[str] = mapped_column(doc="canonical text of the whole problem")
     host: Mapped[str] = mapped_column(doc="builtin or tritonbench")
-    protocol: Mapped[str] = mapped_column(doc="how latency is taken")
-    hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model where the device is the cpu")
+    protocol: Mapped[str] = mapped_column(doc="measurement protocol of the latency")
+    hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model if the device is the CPU")
     seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
     dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K; as first recorded")
     flops: Mapped[int | None] = mapped_column(
         BigInteger, doc="floating-point operations of real rows, as first recorded"
     )
     min_bytes: Mapped[int | None] = mapped_column(
-        BigInteger, doc="bytes when each input is read once and each output written once, as first recorded"
+        BigInteger, doc="bytes if each input is read once and each output written once, as first recorded"
     )
     checksum: Mapped[int | None] = _checksum()
 
 
 class KernelSet(Base, kw_only=True):
-    """The compiled kernels that a call launched: one row for each distinct set, which many points share."""
+    """The compiled kernels that a call launched. One row for each distinct set, shared by many points."""
 
     __tablename__ = "kernel_set"
 
     id: Mapped[int] = _key()
-    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that is said of the kernels")
-    hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null where one is unknown")
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of all facts of the kernels")
+    hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null if any is unknown")
     kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
 
 
@@ -242,29 +239,29 @@ class Point(Base, kw_only=True):
     id: Mapped[int] = _key()
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), index=True, doc="run that measured it")
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), doc="series that it belongs to")
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), doc="where it was measured")
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), doc="environment of the measurement")
     kernels_id: Mapped[int | None] = mapped_column(
-        ForeignKey("kernel_set.id"), doc="compiled kernels that it launched; null where none is known"
+        ForeignKey("kernel_set.id"), doc="compiled kernels that it launched; null if unknown"
     )
     content: Mapped[int] = mapped_column(
-        BigInteger, doc="48-bit hash of the result, samples included: tells a repeat from a contradiction, and damage"
+        BigInteger, doc="48-bit hash of the result with its samples, to detect duplicates, contradictions and damage"
     )
     status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
-    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null where no latency was taken")
-    baseline: Mapped[bool] = mapped_column(doc="other backends' speed-up in this run is over this one")
+    timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null without a latency")
+    baseline: Mapped[bool] = mapped_column(doc="this backend is the baseline of speed-ups in this run")
     repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
     median_ms: Mapped[float | None] = mapped_column(
-        doc="median of the bursts' medians, to the seven digits that samples hold"
+        doc="median of the bursts' medians, to seven digits, the precision of samples"
     )
     low_ppm: Mapped[int | None] = mapped_column(
-        BigInteger, doc="how far the smallest of the bursts' medians lies below median_ms, in millionths of it"
+        BigInteger, doc="distance of the smallest burst median below median_ms, in millionths of median_ms"
     )
     high_ppm: Mapped[int | None] = mapped_column(
-        BigInteger, doc="how far the largest of the bursts' medians lies above median_ms, in millionths of it"
+        BigInteger, doc="distance of the largest burst median above median_ms, in millionths of median_ms"
     )
     error_ppm: Mapped[int | None] = mapped_column(
         BigInteger,
-        doc="standard error of log(median_ms) from the spread of its bursts, in millionths; null with fewer than two",
+        doc="standard error of log(median_ms) from the spread of its bursts, in millionths; null for fewer than two",
     )
     rms: Mapped[float | None] = mapped_column(doc="‖out - ref‖ / ‖ref‖")
     max_abs: Mapped[float | None] = mapped_column(doc="largest absolute error")
@@ -273,23 +270,23 @@ class Point(Base, kw_only=True):
     unwritten: Mapped[float | None] = mapped_column(doc="share of elements that were never written")
     prepare_ms: Mapped[float | None] = mapped_column(doc="packing, compiling and tuning, before the clock starts")
     enqueue_ms: Mapped[float | None] = mapped_column(doc="host time to launch one call")
-    duration_s: Mapped[float | None] = mapped_column(doc="wall time the cell took, all in but the start of its process")
+    duration_s: Mapped[float | None] = mapped_column(doc="wall time of the cell, without the start of its process")
     samples: Mapped[bytes | None] = mapped_column(
-        doc="every sample in ms by burst: float32, packed without loss by `packing.pack_samples`"
+        doc="all samples in ms by burst: float32, packed without loss by `packing.pack_samples`"
     )
     telemetry: Mapped[list[Any] | None] = mapped_column(
         PackedTelemetry, doc="clock, temperature, power and throttling by burst, packed by `packing.pack_telemetry`"
     )
     first_bad: Mapped[list[Any] | None] = mapped_column(doc="coordinates of the first element outside the tolerance")
-    message: Mapped[str | None] = mapped_column(doc="why the status is not ok")
+    message: Mapped[str | None] = mapped_column(doc="reason why the status is not ok")
     metrics: Mapped[dict[str, Any] | None] = mapped_column(
-        default=None, doc="values of further metrics by name: `metrics ->> '$.NAME'`; null where there is none"
+        default=None, doc="values of further metrics by name: `metrics ->> '$.NAME'`; null without any"
     )
     amounts: Mapped[dict[str, Any] | None] = mapped_column(
-        default=None, doc="dims, flops and min_bytes that this record gives otherwise than its series; null where none"
+        default=None, doc="dims, flops and min_bytes in which this record differs from its series; null without any"
     )
 
-    # Not columns: what queries ask for under these names.
+    # Not columns: expressions that queries use by these names.
     low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))
     high_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 + high_ppm / 1e6), Double))
     error: Mapped[float | None] = column_property(type_coerce(error_ppm / 1e6, Double))
@@ -303,12 +300,12 @@ class Point(Base, kw_only=True):
 
 
 class ABComparison(Base, kw_only=True):
-    """Two commits measured in turns on one machine: what an A/B said of one series."""
+    """An A/B comparison of one series: two commits measured alternately on one machine."""
 
     __tablename__ = "comparison"
 
     id: Mapped[int] = _key()
-    content: Mapped[str] = mapped_column(unique=True, doc="hash of all that it says, series included")
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of the whole comparison with its series")
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series whose cell was measured")
     base: Mapped[str] = mapped_column(doc="hash of the commit before")
     head: Mapped[str] = mapped_column(doc="hash of the commit after")
@@ -318,15 +315,15 @@ class ABComparison(Base, kw_only=True):
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
     base_ms: Mapped[float | None] = mapped_column(doc="latency of the base")
     head_ms: Mapped[float | None] = mapped_column(doc="latency of the head")
-    pairs: Mapped[int | None] = mapped_column(doc="pairs of bursts that went in")
-    seconds: Mapped[float | None] = mapped_column(doc="wall time that it took")
-    measured: Mapped[datetime] = mapped_column(doc="when it was measured")
-    message: Mapped[str | None] = mapped_column(doc="why it failed, or is unknown")
+    pairs: Mapped[int | None] = mapped_column(doc="number of pairs of bursts")
+    seconds: Mapped[float | None] = mapped_column(doc="wall time of the comparison")
+    measured: Mapped[datetime] = mapped_column(doc="time of the measurement")
+    message: Mapped[str | None] = mapped_column(doc="reason for the verdict failed or unknown")
     details: Mapped[dict[str, Any]] = mapped_column(doc="accuracies and kernels' hashes of the two sides")
 
 
 class Alert(Base, kw_only=True):
-    """A change for the worse of one series that was confirmed, and what became of it."""
+    """A confirmed regression of one series, and its state."""
 
     __tablename__ = "alert"
 
@@ -335,49 +332,53 @@ class Alert(Base, kw_only=True):
         unique=True, doc="hash of series, metric and the runs between which it changed"
     )
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series that changed")
-    metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability or result (it is wrong)")
+    metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability, result (a wrong one) or another metric")
     state: Mapped[str] = mapped_column(doc="new, acknowledged, expected, fixed or invalid")
-    cause: Mapped[str | None] = mapped_column(doc="code, tuning, infrastructure, environment or machine")
+    cause: Mapped[str | None] = mapped_column(doc="code, tuning, infrastructure, environment, machine or toolchain")
     base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), doc="last run before the change")
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="first run after it")
-    comparison_id: Mapped[int | None] = mapped_column(ForeignKey("comparison.id"), doc="A/B that confirmed it")
-    before: Mapped[float | None] = mapped_column(doc="level before: ms, or relative RMS error")
+    comparison_id: Mapped[int | None] = mapped_column(
+        ForeignKey("comparison.id"), doc="A/B comparison that confirmed it"
+    )
+    before: Mapped[float | None] = mapped_column(doc="level before, in the metric's unit")
     after: Mapped[float | None] = mapped_column(doc="level after")
-    effect: Mapped[float | None] = mapped_column(doc="log(after / before); null where one of them is zero")
+    effect: Mapped[float | None] = mapped_column(doc="log(after / before); null if either is zero")
     low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
-    opened: Mapped[datetime] = mapped_column(doc="when it was first written")
-    until_time: Mapped[datetime | None] = mapped_column(default=None, doc="an expected one returns to new then")
+    opened: Mapped[datetime] = mapped_column(doc="time of its first event")
+    until_time: Mapped[datetime | None] = mapped_column(
+        default=None, doc="time at which an expected alert becomes new again"
+    )
     until_commit: Mapped[str | None] = mapped_column(
-        default=None, doc="an expected one returns to new once this commit is measured"
+        default=None, doc="commit with whose measurement an expected alert becomes new again"
     )
     checksum: Mapped[int | None] = _checksum()
 
 
 class AlertEvent(Base, kw_only=True):
-    """A transition of an alert."""
+    """A change of an alert's state."""
 
     __tablename__ = "alert_event"
 
     id: Mapped[int] = _key()
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True, doc="alert")
     at: Mapped[datetime] = mapped_column(doc="when")
-    who: Mapped[str] = mapped_column(doc="a person, or groupbench by itself")
-    state: Mapped[str] = mapped_column(doc="state from then on")
-    reason: Mapped[str | None] = mapped_column(doc="why")
+    who: Mapped[str] = mapped_column(doc="a person, or groupbench for automatic changes")
+    state: Mapped[str] = mapped_column(doc="new state")
+    reason: Mapped[str | None] = mapped_column(doc="reason")
     checksum: Mapped[int | None] = _checksum()
 
 
 class Pin(Base, kw_only=True):
-    """A commit that every later run is compared with, besides its history."""
+    """A commit with which every later run is compared, besides its history."""
 
     __tablename__ = "pin"
 
     id: Mapped[int] = _key()
-    name: Mapped[str] = mapped_column(doc="name of the pin; one that is in force for each name")
+    name: Mapped[str] = mapped_column(doc="name of the pin; only one pin of a name is in force")
     commit: Mapped[str] = mapped_column(doc="hash of the commit")
-    max_slowdown: Mapped[float] = mapped_column(doc="largest relative slowdown that is allowed: 0.03 is 3 %")
-    created: Mapped[datetime] = mapped_column(doc="when it was made")
-    who: Mapped[str] = mapped_column(doc="who made it")
-    ended: Mapped[datetime | None] = mapped_column(default=None, doc="when it was removed or replaced")
+    max_slowdown: Mapped[float] = mapped_column(doc="largest allowed relative slowdown: 0.03 is 3 %")
+    created: Mapped[datetime] = mapped_column(doc="time of creation")
+    who: Mapped[str] = mapped_column(doc="creator")
+    ended: Mapped[datetime | None] = mapped_column(default=None, doc="time at which it was removed or replaced")
     checksum: Mapped[int | None] = _checksum()

@@ -1,4 +1,4 @@
-"""`docs/schema.md` from the tables: `python -m groupbench.tracker.store.schema_doc > docs/schema.md`."""
+"""Generate docs/schema.md: `python -m groupbench.tracker.store.schema_doc > docs/schema.md`."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from sqlalchemy.dialects import sqlite
 from groupbench.tracker.store import schema
 
 GLOSSARY = {
-    "record": "one measured cell as a line of JSON, as the measuring side writes it",
-    "run": "one invocation of the measuring side; a night is a run",
-    "cell": "what a run measures once: operator, backend, mode, dtype, shape",
-    "series": "a cell on one model of hardware, whatever the code: what a history is of",
+    "record": "one measured cell as a line of JSON, as `tritonbench` writes it",
+    "run": "one invocation of `tritonbench`; a nightly run is one",
+    "cell": "the unit that a run measures once: operator, backend, mode, dtype, shape",
+    "series": "a cell on one model of hardware, across all commits; a history belongs to a series",
     "point": "one run's result for one series",
-    "burst": "latencies taken in a row; samples of one burst are not independent, bursts are nearly so",
-    "environment": "where a point was measured; every distinct set of facts is a row",
-    "identity": "hash of the facts that move a latency; points are compared where it is equal",
-    "segment": "a stretch of a series in one environment identity",
-    "comparison": "an A/B: two commits measured in turns on one machine",
-    "alert": "a change for the worse of one series that was confirmed, and what became of it",
+    "burst": "latencies taken back to back; samples of one burst are not independent, but bursts nearly are",
+    "environment": "the machine and toolchain of a point; each distinct set of facts is a row",
+    "identity": "hash of the facts that affect a latency; points with equal identities are comparable",
+    "segment": "consecutive points of a series with one environment identity",
+    "comparison": "an A/B comparison: two commits measured alternately on one machine",
+    "alert": "a confirmed regression of one series, and its state",
 }
 
 _HEAD = """# The database
 
-Made from `tracker/store/schema.py` by `python -m groupbench.tracker.store.schema_doc > docs/schema.md`;
+Generated from `tracker/store/schema.py` by `python -m groupbench.tracker.store.schema_doc > docs/schema.md`;
 a test keeps them equal.
 
-Revision {head}. SQLite by default, in WAL mode; PostgreSQL by URL. Migrations run when an older database is opened by
-a newer groupbench, in one transaction, and leave a copy of a SQLite file beside it as `FILE.backup-REVISION`. A
-database of a newer revision is refused. Times of day are UTC.
+Revision {head}. SQLite by default, in WAL mode; PostgreSQL by URL. When a newer groupbench opens an older database, it
+migrates the tables in one transaction. It first copies a SQLite file to `FILE.backup-REVISION`. It refuses a database
+of a newer revision. All times are UTC.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         _HEAD.format(head=schema.HEAD),
         "## Words\n",
-        *(f"- **{word}**: {said}" for word, said in GLOSSARY.items()),
+        *(f"- **{word}**: {meaning}" for word, meaning in GLOSSARY.items()),
     ]
     classes = {mapper.local_table: mapper.class_ for mapper in schema.Base.registry.mappers}
     for table in schema.Base.metadata.sorted_tables:
-        said = " ".join((classes[table].__doc__ or "").split())
-        parts += ["", f"## {table.name}\n", f"{said}\n", *_columns(table)]
+        meaning = " ".join((classes[table].__doc__ or "").split())
+        parts += ["", f"## {table.name}\n", f"{meaning}\n", *_columns(table)]
         parts += _indexes(table)
     return "\n".join(parts) + "\n"
 
@@ -61,9 +61,9 @@ def _columns(table: Table) -> list[str]:
 def _indexes(table: Table) -> list[str]:
     unique = [tuple(c.columns.keys()) for c in table.constraints if isinstance(c, UniqueConstraint)]
     plain = [tuple(index.columns.keys()) for index in table.indexes]
-    told = [*(f"unique ({', '.join(names)})" for names in sorted(unique))]
-    told += [f"index ({', '.join(names)})" for names in sorted(plain)]
-    return ["", "; ".join(told) + "."] if told else []
+    parts = [*(f"unique ({', '.join(names)})" for names in sorted(unique))]
+    parts += [f"index ({', '.join(names)})" for names in sorted(plain)]
+    return ["", "; ".join(parts) + "."] if parts else []
 
 
 if __name__ == "__main__":

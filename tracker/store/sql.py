@@ -1,9 +1,9 @@
-"""A person's own SQL, which can only read.
+"""Run a user's SQL statement, which can only read.
 
-SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer lets nothing but reading pass, so that a
-statement cannot attach another file, load an extension or lift the pragma. PostgreSQL: a read-only transaction that
-is always rolled back, and one prepared statement, so that no second one ends it. That does not stop a role that may
-read or write the server's files or start programs there: it is refused. Nothing is migrated.
+SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer permits only reads. So a statement cannot
+attach another file, load an extension or reset the pragma. PostgreSQL: a read-only transaction that is always rolled
+back, with one prepared statement, so that a second one cannot end it. That does not restrict roles that may access the
+server's files or run programs there, so such roles are refused. The database is never migrated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from groupbench.tracker.errors import QueryError, StoreError
 from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, read_only_uri
 
-REFUSED = "sql only reads; this statement would do more"
+REFUSED = "`groupbench sql` only reads; this statement would do more"
 
 _PRAGMAS = {
     *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"),
@@ -31,6 +31,8 @@ _TAKE_A_NAME = {name for name in _PRAGMAS if name.startswith(("table", "index", 
 
 @dataclass(frozen=True)
 class SqlResult:
+    """The columns and rows that a statement returned."""
+
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
@@ -39,7 +41,10 @@ class SqlResult:
 
 
 def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
-    """The rows of one statement; `params` are the values of its `:name`."""
+    """Run one statement and return its rows; `params` are the values of its `:name` parameters.
+
+    Raises QueryError for a statement that fails or would write, StoreError for a database that cannot be opened.
+    """
     where = os.fspath(location)
     if "://" in where and not where.startswith("sqlite"):
         return _postgresql(where, statement, params or {})
@@ -61,7 +66,7 @@ def _path(where: str) -> Path:
 def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
     try:
         if not path.is_file():
-            raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
+            raise StoreError(f"{path}: no such database; `groupbench ingest FILE` creates one")
         connection = sqlite3.connect(read_only_uri(path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     except (OSError, ValueError, sqlite3.Error) as error:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
@@ -70,11 +75,11 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
         connection.set_authorizer(_may)
         cursor = connection.execute(statement, dict(params))
         if cursor.description is None:
-            raise QueryError("the statement gives no rows")
+            raise QueryError("the statement returns no rows")
         return SqlResult(_unique([column[0] for column in cursor.description]), tuple(cursor.fetchall()))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         refused = any(
-            said in str(error) for said in ("not authorized", "authorization denied", "prohibited", "readonly")
+            phrase in str(error) for phrase in ("not authorized", "authorization denied", "prohibited", "readonly")
         )
         raise QueryError(REFUSED if refused else f"sql: {error}") from error
     finally:
@@ -99,7 +104,7 @@ LEFT JOIN unnest(ARRAY['pg_execute_server_program', 'pg_write_server_files', 'pg
 WHERE rolname = session_user AND (rolsuper OR granted IS NOT NULL)
 ORDER BY 2 LIMIT 1
 """
-"""The session's role, which SET ROLE leads back to, and the right of it that reaches beyond the database."""
+"""Selects the session's role if it has privileges beyond the database. SET ROLE can always return to that role."""
 
 
 def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlResult:
@@ -120,40 +125,40 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
         raise StoreError(f"--db {scheme}://… is not a database URL") from error
     connection: Any = raw.driver_connection
     if not hasattr(connection, "read_only"):
-        raise StoreError(f"sql knows SQLite and postgresql+psycopg, not {scheme}")
+        raise StoreError(f"`groupbench sql` supports SQLite and postgresql+psycopg, not {scheme}")
     try:
         connection.rollback()
         connection.read_only = True
         powerful = connection.execute(_POWERFUL).fetchone()
         if powerful is not None:
             raise QueryError(
-                f"sql only reads, and role {powerful[0]} may do more on the server than a transaction can forbid "
-                f"({powerful[1]}); give a --db URL with a role that may only SELECT"
+                f"`groupbench sql` only reads, but role {powerful[0]} has server privileges that a read-only "
+                f"transaction does not restrict ({powerful[1]}); give a --db URL with a role that may only SELECT"
             )
-        if params:  # the driver writes %(name)s
+        if params:  # the driver uses %(name)s
             statement = str(text(statement).compile(dialect=engine.dialect))
         cursor = connection.execute(statement, dict(params) or None, prepare=True)
         if cursor.description is None:
-            raise QueryError("the statement gives no rows")
+            raise QueryError("the statement returns no rows")
         return SqlResult(_unique([column.name for column in cursor.description]), tuple(map(tuple, cursor.fetchall())))
     except QueryError:
         raise
-    except Exception as error:  # the driver's own tree, which is not imported here
-        said = str(error).split("\n")[0]
-        refused = "read-only transaction" in said or "multiple commands" in said
-        raise QueryError(REFUSED if refused else f"sql: {said}") from error
+    except Exception as error:  # the driver's exceptions are not imported here
+        message = str(error).split("\n")[0]
+        refused = "read-only transaction" in message or "multiple commands" in message
+        raise QueryError(REFUSED if refused else f"sql: {message}") from error
     finally:
-        with suppress(Exception):  # a connection that was lost: what went wrong is reported already
+        with suppress(Exception):  # the connection may be lost, which is already reported
             connection.rollback()
             raw.close()
         engine.dispose()
 
 
 def _unique(names: list[str]) -> tuple[str, ...]:
-    """Names of columns, each once: a second `n` is `n:2`."""
+    """Return unique column names: a second `n` becomes `n:2`."""
     seen: dict[str, int] = {}
-    answer: list[str] = []
+    unique: list[str] = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        answer.append(name if seen[name] == 1 else f"{name}:{seen[name]}")
-    return tuple(answer)
+        unique.append(name if seen[name] == 1 else f"{name}:{seen[name]}")
+    return tuple(unique)

@@ -1,4 +1,4 @@
-"""A SQLite file on its disk: looking at it, opening it to read, copying it whole. Needs the standard library alone."""
+"""SQLite files on disk: check, open read-only, copy. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from groupbench.tracker.errors import StoreError
 
 BUSY_SECONDS = 30
-"""How long one process waits for another's transaction."""
+"""How long to wait for another process's transaction."""
 
 _MAGIC = b"SQLite format 3\x00"
 
 
 def check_file(path: Path, *, create: bool) -> bool:
-    """Return whether the file exists. Raises StoreError when it is, or would be, no database."""
+    """Return whether the file exists. Raises StoreError if it is not a database, or cannot become one."""
     try:
         if path.is_dir():
             raise StoreError(f"{path}: is a directory, not a database")
         if not path.exists():
             if not create:
-                raise StoreError(f"{path}: no such database; `groupbench ingest FILE` makes one")
+                raise StoreError(f"{path}: no such database; `groupbench ingest FILE` creates one")
             if not path.parent.is_dir():
                 raise StoreError(f"{path}: {path.parent} is not a directory")
             return False
@@ -39,14 +39,14 @@ def check_file(path: Path, *, create: bool) -> bool:
     if head and head != _MAGIC:
         raise StoreError(f"{path}: is not a SQLite database")
     if not head and not create:
-        raise StoreError(f"{path}: is empty, not a database; `groupbench ingest FILE` fills one")
+        raise StoreError(f"{path}: is empty, not a database; `groupbench ingest FILE` creates one")
     return True
 
 
 def read_only_uri(path: Path) -> str:
-    """Return the URI that opens a file to read alone.
+    """Return the URI that opens a file read-only.
 
-    A database in WAL mode needs files beside it. Where none can be made, it is opened as one that nobody writes.
+    A database in WAL mode needs files next to it. If they cannot be created, the file is opened as immutable.
     """
     quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
@@ -55,7 +55,7 @@ def read_only_uri(path: Path) -> str:
 
 
 def put(made: Path, place: Path) -> None:
-    """Move a finished file to its place, where nothing may be. Raises FileExistsError, OSError."""
+    """Move a finished file into place without replacing a file there. Raises FileExistsError, OSError."""
     mask = os.umask(0)
     os.umask(mask)
     made.chmod(0o666 & ~mask)
@@ -63,16 +63,16 @@ def put(made: Path, place: Path) -> None:
         os.link(made, place)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: the name is taken first
+    except OSError:  # the file system has no hard links: reserve the name first
         place.touch(exist_ok=False)
         made.replace(place)
 
 
 @contextmanager
 def folder_beside(place: Path) -> Iterator[Path]:
-    """Make a hidden folder next to `place`, for what will be moved there, and remove it at the end.
+    """Create a hidden folder next to `place` for unfinished files, and remove it at the end.
 
-    Its maker holds a lock on it. What a process left that was killed has none, and is removed here. Raises OSError.
+    Its creator holds a lock on it. Folders without a lock belong to killed processes and are removed. Raises OSError.
     """
     prefix = f".{place.name[:50]}."
     for left in place.parent.glob(f"{glob.escape(prefix)}????????"):
@@ -88,7 +88,7 @@ def folder_beside(place: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder that `folder_beside` made, unless its maker is alive or it holds anything else."""
+    """Remove a folder that `folder_beside` created, unless its creator is alive or it contains other files."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -97,30 +97,30 @@ def _remove_abandoned(folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         names = {name.partition(".db")[0] for name in (entry.name for entry in folder.iterdir())}
         fresh = time.time() - os.fstat(handle).st_mtime < _FRESH_SECONDS
-        if names <= _MADE and (names or not fresh):  # one that was made just now may not be locked yet
+        if names <= _MADE and (names or not fresh):  # a new folder may not be locked yet
             shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        pass  # its maker is alive
+        pass  # its creator is alive
     finally:
         os.close(handle)
 
 
 _MADE = {"new", "copy", "damaged"}
-"""Names of the files that are made in such folders, without what follows `.db`."""
+"""Names of the files in such folders, up to `.db`."""
 
 _FRESH_SECONDS = 60
 
 
 def copy_sqlite(path: Path, copy: Path) -> None:
-    """Copy what `path` holds into another file, while others read and write it; whole, or not at all.
+    """Copy a database atomically to another file while it is in use.
 
-    Raises FileExistsError where there is a file already, OSError, sqlite3.Error.
+    Raises FileExistsError if `copy` exists, OSError, sqlite3.Error.
     """
     if copy.exists():
-        raise FileExistsError(f"{copy}: exists already")
+        raise FileExistsError(f"{copy}: already exists")
     with folder_beside(copy) as folder:
         made = folder / "copy.db"
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
             source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the source had beside it
+            target.execute("PRAGMA journal_mode = DELETE")  # a single file, without a write-ahead log
         put(made, copy)

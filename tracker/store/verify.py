@@ -1,6 +1,6 @@
-"""What is damaged in a database: from the file's pages up to the hash of every result.
+"""Find damage in a database, from the file's pages to the hash of every result.
 
-Nothing that is stored can end a check. A row that cannot be read is itself a finding, and the next one is read.
+No stored data can stop a check. An unreadable row is reported as a problem, and the check continues with the next row.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from groupbench.tracker.store.schema import (
 
 _BATCH = 500
 _PACKED = ("samples", "telemetry")
-"""Columns that a later version may pack otherwise: the hash covers what they hold."""
+"""Columns that another version may pack differently. The hash covers their unpacked contents."""
 
 
 @dataclass(frozen=True)
 class DatabaseProblem:
-    """Something in the database that cannot be."""
+    """An inconsistency in the database."""
 
     kind: str  # damage, reference, orphan, hash
     what: str
     table: str | None = None
-    keys: tuple[int, ...] = ()  # ids of the rows of the table that it is about
+    keys: tuple[int, ...] = ()  # ids of the affected rows
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
 
 
 def verify(session: Session, *, quick: bool = False, until: float = math.inf) -> Iterator[DatabaseProblem]:
-    """What is wrong, from the file's pages up to the hash of every result; nothing where all is well.
+    """Yield the problems of a database, from the file's pages to the hash of every result.
 
-    `quick` leaves out the results, which take most of the time. They are checked as far as `until`, by
-    `time.monotonic`, allows.
+    `quick` skips the results, which take most of the time. `until` is the `time.monotonic` at which to stop checking
+    them.
     """
     checks: list[Callable[[Session], Iterator[DatabaseProblem]]] = [_pages, _references, _orphans, _checksums]
     checks += [_environments, _kernel_sets, _comparisons, _series]
@@ -71,12 +71,12 @@ def verify(session: Session, *, quick: bool = False, until: float = math.inf) ->
     for check in checks:
         try:
             yield from check(session)
-        except Exception as error:  # reading damage may raise anything, and the other checks still count
-            yield DatabaseProblem("damage", f"a check could not be finished: {_said(error)}")
+        except Exception as error:  # damaged data may raise anything; the other checks go on
+            yield DatabaseProblem("damage", f"a check did not finish: {_one_line(error)}")
 
 
-def _said(error: Exception) -> str:
-    """An error in one line."""
+def _one_line(error: Exception) -> str:
+    """Return an error's message in one line."""
     if isinstance(error, SQLAlchemyError):
         return " ".join(cause(error).split())
     return " ".join((str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}").split())
@@ -85,64 +85,64 @@ def _said(error: Exception) -> str:
 def _pages(session: Session) -> Iterator[DatabaseProblem]:
     if session.get_bind().dialect.name != "sqlite":
         return
-    for (said,) in session.execute(text("PRAGMA integrity_check(20)")):
-        if said != "ok":
-            yield DatabaseProblem("damage", " ".join(str(said).split()))
+    for (message,) in session.execute(text("PRAGMA integrity_check(20)")):
+        if message != "ok":
+            yield DatabaseProblem("damage", " ".join(str(message).split()))
 
 
 def _references(session: Session) -> Iterator[DatabaseProblem]:
-    """Rows that refer to a row that is not there. A database that enforces its keys has none."""
+    """Yield rows that refer to a missing row. A database that enforces foreign keys has none."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
-            theirs = key.column.table.alias("theirs")
-            absent = ~select(theirs.c.id).where(theirs.c.id == key.parent).exists()
+            referred = key.column.table.alias("referred")
+            absent = ~select(referred.c.id).where(referred.c.id == key.parent).exists()
             query = select(table.c.id).where(key.parent.is_not(None), absent)
             what = f"{table.name} with a {key.parent.name} that does not exist"
             yield from _listed(session, query, "reference", table.name, what)
 
 
 def _orphans(session: Session) -> Iterator[DatabaseProblem]:
-    """Rows that nothing refers to, though they were only ever made for something."""
+    """Yield rows that nothing refers to, although they exist only to be referred to."""
     for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
         query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
         table = owner.__tablename__
-        yield from _listed(session, query, "orphan", table, f"{table} without any point")
+        yield from _listed(session, query, "orphan", table, f"{table} without a point")
     seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
     yield from _listed(session, select(Alert.id).where(~seen.exists()), "orphan", "alert", "alert without its point")
     silent = select(Alert.id).where(Alert.id.not_in(select(AlertEvent.alert_id).distinct()))
-    yield from _listed(session, silent, "orphan", "alert", "alert without any event")
+    yield from _listed(session, silent, "orphan", "alert", "alert without an event")
 
 
 def _listed(session: Session, query: Select[Any], kind: str, table: str, what: str) -> Iterator[DatabaseProblem]:
     number = session.scalar(select(func.count()).select_from(query.subquery())) or 0
     if number:
         keys = tuple(session.scalars(query))
-        some = ", ".join(map(str, keys[:5]))
-        yield DatabaseProblem(kind, f"{number} {what} (id {some}{', …' if number > 5 else ''})", table, keys)
+        first_ids = ", ".join(map(str, keys[:5]))
+        yield DatabaseProblem(kind, f"{number} {what} (id {first_ids}{', …' if number > 5 else ''})", table, keys)
 
 
 def _each(
     session: Session,
     mapped: type[Base],
     columns: Sequence[Any],  # the first is the row's id
-    check: Callable[[Any], str | None],  # gives what is wrong with a row
-    until: float = math.inf,  # by time.monotonic
+    check: Callable[[Any], str | None],  # returns the problem of a row
+    until: float = math.inf,  # a time.monotonic
 ) -> Iterator[DatabaseProblem]:
-    """Check every row of a table, by its id; one that cannot be read is a problem like any other."""
+    """Check every row of a table by id, and report unreadable rows as problems."""
     name, key = mapped.__tablename__, inspect(mapped).columns["id"]
     query, beyond = select(*columns).order_by(key), true()
     while keys := list(session.scalars(select(key).where(beyond).order_by(key).limit(_BATCH))):
         rows: Mapping[int, Row[Any]] = {}
         try:
             rows = {row[0]: row for row in session.execute(query.where(beyond, key <= keys[-1]))}
-        except Exception:  # one of them is damaged: each is read alone below
+        except Exception:  # one of them is damaged, so read each one alone below
             session.expire_all()
         for each in keys:
             try:
                 row = rows[each] if each in rows else session.execute(query.where(key == each)).one()
                 wrong = check(row)
-            except Exception as error:  # whatever a damaged value raises on its way here
-                wrong = f"cannot be read: {_said(error)}"
+            except Exception as error:  # a damaged value may raise anything
+                wrong = f"cannot be read: {_one_line(error)}"
             if wrong:
                 yield DatabaseProblem("hash", f"{name} {each} {wrong}", name, (each,))
         if time.monotonic() > until:
@@ -157,7 +157,7 @@ def _checksums(session: Session) -> Iterator[DatabaseProblem]:
         def check(row: Any, names: list[str] = names) -> str | None:
             _, checksum, *values = row
             made = checksum_of(dict(zip(names, values, strict=True)))
-            return None if made == checksum else "is not what its checksum says"
+            return None if made == checksum else "does not match its checksum"
 
         columns = [getattr(mapped, name) for name in ("id", "checksum", *names)]
         yield from _each(session, mapped, columns, check)
@@ -169,9 +169,9 @@ def _environments(session: Session) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         facts = msgspec.convert(row.facts, records.Environment)
         if digest(facts) != row.content or environment_identity(facts) != row.identity:
-            return "is not what its hash says"
+            return "does not match its hash"
         differs = [name for name in names if getattr(row, name) != getattr(facts, name)]
-        return f"has another {differs[0]} than its facts" if differs else None
+        return f"has a {differs[0]} that differs from its facts" if differs else None
 
     fixed = (Environment.id, Environment.content, Environment.identity, Environment.facts)
     yield from _each(session, Environment, [*fixed, *(getattr(Environment, name) for name in names)], check)
@@ -180,9 +180,9 @@ def _environments(session: Session) -> Iterator[DatabaseProblem]:
 def _kernel_sets(session: Session) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         if digest(row.kernels) != row.content:
-            return "is not what its hash says"
+            return "does not match its hash"
         made = kernels_hash(msgspec.convert(row.kernels, tuple[records.Kernel, ...]))
-        return None if made == row.hash else "has a hash that is not that of its kernels"
+        return None if made == row.hash else "has a hash that does not match its kernels"
 
     yield from _each(session, KernelSet, [KernelSet.id, KernelSet.content, KernelSet.kernels, KernelSet.hash], check)
 
@@ -192,7 +192,7 @@ def _comparisons(session: Session) -> Iterator[DatabaseProblem]:
 
     def check(row: Any) -> str | None:
         made = comparisons.content_of(identities.get(row.series_id), comparisons.from_row(row))
-        return None if made == row.content else "is not what its hash says"
+        return None if made == row.content else "does not match its hash"
 
     yield from _each(session, ABComparison, list(ABComparison.__table__.columns), check)
 
@@ -201,14 +201,14 @@ def _series(session: Session) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         _, identity, *values = row
         made = identity_of(dict(zip(IDENTITY, values, strict=True)))
-        return None if made == identity else "is not what its hash says"
+        return None if made == identity else "does not match its hash"
 
     columns = [getattr(Series, name) for name in ("id", "identity", *IDENTITY)]
     yield from _each(session, Series, columns, check)
 
 
 def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
-    """Every point, against the hash of what it was made of and the statistics of its samples."""
+    """Check every point against its content hash and the statistics of its samples."""
     environments = dict(session.execute(select(Environment.id, Environment.content)).all())
     series = dict(session.execute(select(Series.id, Series.identity)).all())
     read = RecordReader(session)
@@ -218,11 +218,11 @@ def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
         environment, identity = environments[row.environment_id], series[row.series_id]
         made = point_values(record, environment, identity)
         if row.content != made["content"] and row.content != earlier_content(record, environment, identity):
-            return "is not what its hash says"
+            return "does not match its hash"
         if series_identity(record) != identity:
-            return "was measured on other hardware than its series"
+            return "was measured on different hardware than its series"
         if any(made[name] != row._mapping[name] for name in LATENCY_COLUMNS if name not in _PACKED):
-            return "has statistics that are not those of its samples"
+            return "has statistics that do not match its samples"
         return None
 
     yield from _each(session, Point, POINT_COLUMNS, check, until)

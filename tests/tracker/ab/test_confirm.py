@@ -120,7 +120,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
 @pytest.mark.parametrize(
     ("verdict", "effect", "code", "said"),
     [
-        ("same", 0.001, 0, "A/B: the same"),
+        ("same", 0.001, 0, "A/B: no difference"),
         ("unknown", 0.02, 3, "A/B unknown: too noisy"),
         ("failed", None, 3, "A/B failed: too noisy"),
         ("different", -0.04, 3, "history and A/B contradict each other"),
@@ -201,7 +201,7 @@ def test_the_same_kernel_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: A
     bench.answer("different", 0.05)
     cli("confirm")
     result = cli("gate")
-    assert (result.exit_code, "compiled kernel as before" in result.stdout) == (1, True)
+    assert (result.exit_code, "compiled kernel unchanged" in result.stdout) == (1, True)
     assert "infrastructure" not in result.stdout
 
 
@@ -213,7 +213,7 @@ def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, be
     assert cli("confirm").exit_code == 0
     assert bench.asked[0][:2] == (commit(5), commit(6))
     result = cli("gate")
-    assert (result.exit_code, "another card; A/B on one: the same" in result.stdout) == (0, True)
+    assert (result.exit_code, "another card; A/B on one card: no difference" in result.stdout) == (0, True)
     stored([make(7, ms=1.2, environment={"gpu_uuid": "GPU-3"})])
     bench.answer("different", 0.2)
     assert cli("confirm").exit_code == 0

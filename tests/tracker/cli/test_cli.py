@@ -142,7 +142,7 @@ def test_a_full_disk_behind_standard_error(
         assert run("--db", str(path), "gate", stdout=full, stderr=full).returncode == 3
 
 
-ANCESTRY = "ancestry unknown: earlier runs ordered by time, other branches not told apart\n"
+ANCESTRY = "ancestry unknown: earlier runs ordered by time, possibly including other branches\n"
 
 
 def test_closed_streams_are_read_by_nobody(stored: Any, make: Any) -> None:

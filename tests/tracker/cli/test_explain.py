@@ -58,7 +58,7 @@ def test_the_cause_is_in_the_first_three_lines(stored: None, folder: Path, cli: 
     assert done.exit_code == 0, done.output
     first, second, *rest = done.stdout.splitlines()
     assert CAUSE in first and "2 cells" in first
-    assert "2 cells launch other kernels, 0 the same, 1 without known kernels" in second
+    assert "2 cells with different kernels, 0 with the same kernels, 1 with unknown kernels" in second
     text = "\n".join(rest)
     assert "num_stages" in text and "ttg.async_wait 1 → 0" in text and "ttg.local_store 0 → 1" in text
 
@@ -78,7 +78,7 @@ def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
 
 def test_the_same_commit_twice_is_no_change(stored: None, cli: Cli) -> None:
     done = cli("explain", "latest", "latest")
-    assert done.exit_code == 3 or "0 cells launch other kernels" in done.stdout
+    assert done.exit_code == 3 or "0 cells with different kernels" in done.stdout
 
 
 def test_one_backend_is_explained_by_another(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:

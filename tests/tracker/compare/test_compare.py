@@ -124,7 +124,7 @@ def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(), make(1, commit="000" + "c" * 37)])
     said = cli("compare", "previous", "latest").stderr
     assert "no previous commit" in said
-    assert "run:ID names one run of a commit" in said
+    assert "`run:ID` names a single run" in said
     assert cli("compare", "latest").exit_code == 2
 
 

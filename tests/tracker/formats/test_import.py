@@ -128,7 +128,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
         ((*SAID, "--commit-of", "x"), "--commit-of is one of tritonbench, triton, pytorch, not x"),
         (("--map", "x"), "'x' is not FIELD=COLUMN"),
         (("--map", "a=b,a=c"), "a is mapped twice"),
-        (("--date", "soon"), "is no date"),
+        (("--date", "soon"), "is not a date"),
     ],
     ids=str,
 )

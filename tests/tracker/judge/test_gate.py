@@ -35,7 +35,7 @@ def test_second_run_is_insufficient_and_nothing_is_claimed_of_it(cli: Cli, store
     stored(quiet(make, 2))
     result = cli("gate")
     assert result.exit_code == 0
-    assert first_line(result) == "GATE ok: no latency was judged (1 too young). 1 insufficient"
+    assert first_line(result) == "GATE ok: no latency was judged (1 with too few results). 1 insufficient"
 
 
 def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -64,7 +64,7 @@ def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: A
     stored([*quiet(make, 6), make(6, ms=1.03)])
     result = cli("gate")
     assert result.exit_code == 3
-    said = "GATE incomplete: 1 series may have got worse; `groupbench confirm` measures both commits again. 1 suspect"
+    said = "GATE incomplete: 1 series may have regressed; run `groupbench confirm` to measure both commits. 1 suspect"
     assert first_line(result) == said
     assert "+3.0%" in result.stdout
 
@@ -86,8 +86,8 @@ def test_a_change_within_one_commit_is_not_the_code(cli: Cli, stored: Stored, ma
     stored([*quiet(make, 6), *same])
     result = cli("gate")
     assert result.exit_code == 0
-    assert "1 ok, 1 of them moved without a change of code" in first_line(result)
-    assert "the same commit before and after" in result.stdout
+    assert "1 ok (1 changed with no code change)" in first_line(result)
+    assert "same commit before and after" in result.stdout
 
 
 def test_dirty_trees_of_one_commit_are_not_the_same_code(cli: Cli, stored: Stored, make: Any) -> None:
@@ -104,7 +104,7 @@ def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, store
     assert result.exit_code == 3
     assert "1 suspect" in first_line(result)
     assert "infrastructure" in result.stdout
-    assert "compiled kernel as before" in result.stdout
+    assert "compiled kernel unchanged" in result.stdout
     stored([make(9, ms=0.9, kernels=kernels), make(10, ms=0.9, kernels=kernels)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert (row["verdict"], row["cause"], row["ab"]) == ("improved", "infrastructure", None)  # which alarms nobody
@@ -128,12 +128,12 @@ def test_the_same_compiled_kernel_does_not_clear_the_code_of_a_result(
     stored([*quiet(make, 6, kernels=kernels), make(6, kernels=kernels, **worse)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert (row["what"], row["cause"]) == (what, "code")
-    assert row["note"].endswith("; compiled kernel as before")
+    assert row["note"].endswith("; compiled kernel unchanged")
     again = {"kernels": kernels, "commit": "005" + "c" * 37, "backend": "again"}
     stored([*quiet(make, 6, kernels=kernels, backend="again"), make(7, **again, **worse)])
     row = next(row for row in json.loads(cli("gate", "--json").stdout)["series"] if row["backend"] == "again")
     assert (row["what"], row["cause"]) == (what, "infrastructure")
-    assert row["note"].endswith("; the same commit before and after")
+    assert row["note"].endswith("; same commit before and after")
 
 
 def test_another_config_is_tuning(cli: Cli, stored: Stored, make: Any) -> None:
@@ -190,7 +190,7 @@ def test_drift_is_counted_and_told(cli: Cli, stored: Stored, make: Any, monkeypa
     monkeypatch.setattr(scan, "scan", drifting)
     result = cli("gate")
     assert result.exit_code == 0
-    assert first_line(result) == "GATE ok: nothing changed in 1 latency. 1 ok, 1 of them drifting"
+    assert first_line(result) == "GATE ok: nothing changed in 1 latency. 1 ok (1 drifting)"
     assert "+4.1%" in result.stdout
 
 
@@ -238,7 +238,7 @@ def test_a_noisy_latency_off_its_level_is_not_called_ok(cli: Cli, stored: Stored
     stored([*quiet(make, 6), make(6, latency=noisy(1.1))])
     assert first_line(cli("gate")) in (
         "GATE ok: no latency was judged (1 too noisy). 1 noisy",
-        "GATE incomplete: 1 series may have got worse; `groupbench confirm` measures both commits again. 1 suspect",
+        "GATE incomplete: 1 series may have regressed; run `groupbench confirm` to measure both commits. 1 suspect",
     )
 
 
@@ -335,7 +335,7 @@ def test_a_latency_that_is_gone_is_3(cli: Cli, stored: Stored, make: Any) -> Non
     stored([make(0), make(1, ms=None)])
     result = cli("gate")
     assert result.exit_code == 3
-    assert "the previous run has a latency, this one has none" in result.stdout
+    assert "the previous run has a latency, this run has none" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_one_reason_for_many_series_is_told_once(cli: Cli, stored: Stored, make:
     stored([*nights, *now, make(5, ms=1.1, backend="c", environment=other | {"driver": "580.2"})])
     result = cli("gate")
     (folded,) = [line for line in result.stdout.splitlines() if line.startswith("2 series incomparable: gpu_uuid ")]
-    assert folded.endswith("`groupbench confirm` measures both commits on this card")
+    assert folded.endswith("run `groupbench confirm` to measure both commits on this card")
     assert "driver 570.1 → 580.2" in result.stdout
 
 
@@ -433,7 +433,7 @@ def test_lost_repeatability_is_1(cli: Cli, stored: Stored, make: Any) -> None:
     assert "repeatability" in result.stdout
     stored([make(night, repeatable=False) for night in range(6, 26)])
     assert cli("gate", "--run", "run-024").exit_code == 1
-    assert first_line(cli("gate")).endswith("1 ok, 1 of them changed long ago")
+    assert first_line(cli("gate")).endswith("1 ok (1 changed long ago)")
     stored([make(26, repeatable=True), make(27, repeatable=False)])
     assert cli("gate", "--run", "run-026").exit_code == 0
     assert cli("gate").exit_code == 1
@@ -450,8 +450,8 @@ def test_a_change_of_long_ago_is_no_news(cli: Cli, stored: Stored, make: Any, ms
         old = night >= 26
         assert result.exit_code == (code if ms > 1 else 0), night
         assert row["verdict"] == ("ok" if old else "regressed" if ms > 1 else "improved"), night
-        assert ("long ago" in (row["note"] or "")) == old, night
-    assert cli("gate").stdout == "GATE ok: nothing changed in 1 latency. 1 ok, 1 of them changed long ago\n"
+        assert ("old change" in (row["note"] or "")) == old, night
+    assert cli("gate").stdout == "GATE ok: nothing changed in 1 latency. 1 ok (1 changed long ago)\n"
 
 
 @pytest.mark.sqlite

@@ -159,7 +159,7 @@ def test_without_ancestry_time_decides_and_is_said_to(
     assert result.exit_code == 0
     assert "ancestry unknown: earlier runs ordered by time" in result.stderr
     notes = json.loads(cli("gate", "--json").stdout)["notes"]
-    assert notes == ["ancestry unknown: earlier runs ordered by time, other branches not told apart"]
+    assert notes == ["ancestry unknown: earlier runs ordered by time, possibly including other branches"]
 
 
 def test_with_ancestry_nothing_is_said(cli: Cli, stored: Any, measured: Callable[..., Record]) -> None:
@@ -202,7 +202,7 @@ def test_the_same_samples_under_other_runs_are_no_evidence(
     stored([renamed(slow, f"copy-{number}", number) for number in range(1, 7)])
     assert judged(db, "copy-6") == expected
     (note,) = json.loads(cli("gate", "--run", "copy-6", "--json").stdout)["notes"]
-    assert note == "6 results left out: the same samples under another run of the same commit"
+    assert note == "6 results ignored: same samples as in another run of the same commit"
 
 
 def test_the_same_accuracy_is_no_copy(stored: Any, make: Any, db: Any) -> None:

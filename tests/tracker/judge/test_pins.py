@@ -32,7 +32,7 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert row["change"] == pytest.approx(0.035, abs=0.002)
     assert row["low"] > 0.03
     assert row["commits"].startswith("000ccccccc..")
-    assert "since v1, where +3.0% is allowed" in row["note"]
+    assert "since v1; the limit is +3.0%" in row["note"]
     assert "0 opened" not in cli("gate", "--update").stderr
     assert cli("alerts").stdout.count("pin") == 0
     assert cli("unpin", "v1").exit_code == 0
@@ -49,7 +49,7 @@ def test_a_series_that_cannot_be_compared_with_a_pin_is_reported(cli: Cli, store
     other_card = {"environment": {"gpu_uuid": "GPU-other"}}
     stored([make(0), *[make(night, ms=2.0, **other_card) for night in range(1, 6)]])
     cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
-    line = "pin v1: 1 series have no result there in this environment"
+    line = "pin v1: 1 series have no result at that commit in this environment"
     assert line in cli("gate").stderr
     assert line in json.loads(cli("gate", "--json").stdout)["notes"]
 
@@ -68,7 +68,7 @@ def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Store
         (("pin", "beef", "--max-slowdown", "3%"), "beef"),
         (("pin", "000ccc", "--max-slowdown", "0%"), "larger than 0"),
         (("pin", "000ccc"), "--max-slowdown"),
-        (("unpin", "v9"), "no pin 'v9'; there are: none"),
+        (("unpin", "v9"), "no pin 'v9'; known: none"),
     ],
     ids=["unknown commit", "no limit", "no option", "unknown pin"],
 )

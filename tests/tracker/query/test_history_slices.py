@@ -61,8 +61,8 @@ def test_sizes(cli: Cli, sized: None, args: list[str], found: list[int]) -> None
     [
         (["--where", "Z>=1"], "no size 'Z'; known: G, M, N"),
         (["--shape", "Z>=1"], "no size 'Z'; known: G, M, N"),
-        (["--where", "M>=x"], "'x' is no whole number"),
-        (["--where", "M~4"], "is no condition"),
+        (["--where", "M>=x"], "'x' is not an integer"),
+        (["--where", "M~4"], "is not a condition"),
         (["--commits", "abc"], "no range of commits"),
         (["--commits", "zzz.."], "no commit or branch 'zzz'"),
         (["--metrics", "latency,speed"], "no metric 'speed'; known: latency, tflops, gbps, rms"),
@@ -149,7 +149,7 @@ def test_ranges_of_commits_by_order(cli: Cli, stored: Stored, make: Any) -> None
     assert nights("--commits", "previous..latest") == [4]
     wrong = cli("history", "--commits", "003..001")
     assert wrong.exit_code == 2
-    assert "wrong way round" in wrong.stderr
+    assert "is reversed" in wrong.stderr
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_git_knows_tags_and_ranges(cli: Cli, stored: Stored, make: Any, checkout
     assert [r["commit"] for r in rows(cli, "--commits", f"v1..{checkout[2][:12]}")] == [checkout[2]]
     unknown = cli("history", "--commit", "HEAD")
     assert unknown.exit_code == 2
-    assert f"'HEAD' is commit {checkout[3][:12]}, of which nothing is stored" in unknown.stderr
+    assert f"'HEAD' is commit {checkout[3][:12]}, which has no stored run" in unknown.stderr
 
 
 def test_a_checkout_is_not_needed(

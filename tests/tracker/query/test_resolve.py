@@ -54,7 +54,7 @@ def test_stored_words_are_resolved_without_asking(session: Session, word: str, s
 def test_an_unknown_word_is_looked_up(session: Session) -> None:
     names = {"v1": COMMITS[0], "HEAD": "f" * 40}
     assert resolve_commit(session, "v1", names.get) == State(COMMITS[0], False)
-    with pytest.raises(QueryError, match="'HEAD' is commit ffffffffffff, of which nothing is stored"):
+    with pytest.raises(QueryError, match="'HEAD' is commit ffffffffffff, which has no stored run"):
         resolve_commit(session, "HEAD", names.get)
 
 

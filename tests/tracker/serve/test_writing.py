@@ -52,7 +52,7 @@ def test_alerts_are_dealt_with_by_token(
         ({"who": ""}, "who says so"),
         ({"action": "expect"}, "needs a reason"),
         ({"action": "expect", "reason": "r", "until": "HEAD"}, "no commit or branch"),
-        ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is over already"),
+        ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is in the past"),
         ({"until": "30d"}, "goes with expect"),
         ({"reason": "a\0b"}, "control character"),
         ({"reason": "x" * 2000}, "1000 are the most"),

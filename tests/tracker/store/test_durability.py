@@ -194,11 +194,11 @@ def test_noise_in_a_database_is_told_by_verify_or_hit_nothing(
 def test_a_row_that_was_altered_is_told_by_verify(cli: Cli, stored: Any, make: Any) -> None:
     path = stored([make(), make(1)])
     for change, said in (
-        ("UPDATE point SET rms = 0.5 WHERE id = 1", "point 1 is not what its hash says"),
-        ("UPDATE point SET median_ms = 2 WHERE id = 2", "point 2 has statistics that are not those of its samples"),
+        ("UPDATE point SET rms = 0.5 WHERE id = 1", "point 1 does not match its hash"),
+        ("UPDATE point SET median_ms = 2 WHERE id = 2", "point 2 has statistics that do not match its samples"),
         ("UPDATE point SET samples = x'00' WHERE id = 2", "samples are damaged"),
-        ("UPDATE series SET backend = 'other'", "series 1 is not what its hash says"),
-        ('UPDATE environment SET facts = \'{"device":"cpu"}\'', "environment 1 is not what its hash says"),
+        ("UPDATE series SET backend = 'other'", "series 1 does not match its hash"),
+        ('UPDATE environment SET facts = \'{"device":"cpu"}\'', "environment 1 does not match its hash"),
     ):
         copy = path.with_name("copy.db")
         copy.unlink(missing_ok=True)
@@ -242,7 +242,7 @@ def test_a_file_that_goes_on_growing_is_stored_as_it_was_when_checked(
 def test_a_failing_batch_undoes_those_before_it(opened: Any, make: Any) -> None:
     records = [(number, make(backend=f"b{number}")) for number in range(1, 1200)]
     records.append((1200, make(backend="b1", ms=2.0)))
-    with pytest.raises(IngestError, match="line 1200: run run-000 is stored with another result"):
+    with pytest.raises(IngestError, match="line 1200: run run-000 is already stored with a different result"):
         ingest(opened, records, "file")
     with opened.read() as session:
         assert list(stored_records(session)) == []

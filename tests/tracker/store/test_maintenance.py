@@ -97,13 +97,13 @@ def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("UPDATE point SET status = 'wrong' WHERE id = 1", "hash: point 1 is not what its hash says"),
+        ("UPDATE point SET status = 'wrong' WHERE id = 1", "hash: point 1 does not match its hash"),
         ("UPDATE point SET low_ppm = low_ppm + 5 WHERE id = 2", "hash: point 2 has statistics"),
-        ("UPDATE point SET series_id = 2 WHERE id = 2", "hash: point 2 is not what its hash says"),
-        ("DELETE FROM point WHERE id = 2", "orphan: 1 run without any point"),
-        ("UPDATE series SET shape = 'x' WHERE id = 1", "hash: series 1 is not what its hash says"),
-        ("UPDATE environment SET identity = 'x'", "hash: environment 1 is not what its hash says"),
-        ("UPDATE kernel_set SET kernels = '[]'", "hash: kernel_set 1 is not what its hash says"),
+        ("UPDATE point SET series_id = 2 WHERE id = 2", "hash: point 2 does not match its hash"),
+        ("DELETE FROM point WHERE id = 2", "orphan: 1 run without a point"),
+        ("UPDATE series SET shape = 'x' WHERE id = 1", "hash: series 1 does not match its hash"),
+        ("UPDATE environment SET identity = 'x'", "hash: environment 1 does not match its hash"),
+        ("UPDATE kernel_set SET kernels = '[]'", "hash: kernel_set 1 does not match its hash"),
     ],
     ids=["result", "statistic", "series", "orphan", "name", "environment", "kernels"],
 )
@@ -176,7 +176,7 @@ def test_merge_refuses_a_contradiction_and_adds_nothing(
     cli("ingest", write([make(2), make(1, ms=3.0)], "b.jsonl"), db=other)
     before = cli("export", "-").stdout_bytes
     result = cli("merge", other)
-    assert (result.exit_code, "is stored with another result" in result.stderr) == (2, True)
+    assert (result.exit_code, "is already stored with a different result" in result.stderr) == (2, True)
     assert cli("export", "-").stdout_bytes == before
 
 

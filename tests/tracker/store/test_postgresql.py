@@ -68,7 +68,7 @@ def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, db: str) 
     stored([make()])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    assert "newer than this groupbench knows" in cli("runs").stderr
+    assert "which needs a newer groupbench" in cli("runs").stderr
 
 
 @pytest.mark.parametrize("drop", ["DROP TABLE point", "DELETE FROM alembic_version"])
@@ -76,7 +76,7 @@ def test_a_half_migrated_database_is_refused(cli: Cli, stored: Any, make: Any, d
     stored([make()])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text(drop))
-    assert "is half migrated" in cli("runs").stderr
+    assert "half-migrated database" in cli("runs").stderr
 
 
 def test_the_database_of_another_program_is_refused(cli: Cli, db: str, write: Any, make: Any) -> None:
@@ -84,11 +84,11 @@ def test_the_database_of_another_program_is_refused(cli: Cli, db: str, write: An
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE t (x integer)"))
     engine.dispose()
-    assert "is a database of something else" in cli("ingest", write([make()])).stderr
+    assert "not a groupbench database" in cli("ingest", write([make()])).stderr
 
 
 def test_reading_makes_nothing(cli: Cli, db: str) -> None:
-    assert "holds no groupbench tables" in cli("runs").stderr
+    assert "has no groupbench tables" in cli("runs").stderr
     engine = create_engine(db)
     with engine.connect() as connection:
         tables = MetaData()

@@ -78,7 +78,7 @@ def test_refuses_to_write(
     before = content(path)
     result = cli("sql", statement)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "sql only reads" in result.stderr
+    assert "`groupbench sql` only reads" in result.stderr
     assert content(path) == before
     assert not (tmp_path / "other.db").exists()
 

@@ -71,7 +71,7 @@ def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, write: An
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    said = "database is at revision 9999, newer than this groupbench knows; upgrade groupbench"
+    said = "the database is at revision 9999, which needs a newer groupbench; upgrade groupbench"
     refused(path, said, cli, write([make(1)]))
 
 
@@ -90,7 +90,7 @@ def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: 
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
-    refused(path, "something else", cli, write([make()]))
+    refused(path, "not a groupbench database", cli, write([make()]))
 
 
 def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any, db: Path) -> None:
