@@ -70,8 +70,8 @@ def declared(environment: Environment) -> dict[str, str | None]:
 
 def environment_identity(environment: Environment) -> str:
     """Return the hash shared by environments with the same declared fields."""
-    known = {field: value for field, value in declared(environment).items() if value is not None}
-    return digest(known)
+    values = {field: value for field, value in declared(environment).items() if value is not None}
+    return digest(values)
 
 
 def machine_identity(environment: Environment) -> str:

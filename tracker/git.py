@@ -91,8 +91,8 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     """Return the full hash of any name that git resolves to a commit (tag, branch, HEAD~3), or None."""
     if not name:
         return None
-    answer = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    return answer.strip() if answer else None
+    output = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    return output.strip() if output else None
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:
@@ -100,18 +100,18 @@ def first_parents(commit: str) -> tuple[list[str], bool] | None:
 
     Returns None if git does not know the commit. In a shallow clone, the parents end where the clone ends.
     """
-    answer = ask(".", "rev-list", "--first-parent", "--end-of-options", commit, "--")
-    if not answer:
+    output = ask(".", "rev-list", "--first-parent", "--end-of-options", commit, "--")
+    if not output:
         return None
-    return answer.split(), (ask(".", "rev-parse", "--is-shallow-repository") or "").strip() == "false"
+    return output.split(), (ask(".", "rev-parse", "--is-shallow-repository") or "").strip() == "false"
 
 
 def between(first: str, last: str) -> set[str] | None:
     """Return the hashes of `first..last`, or None if git does not know both."""
     if rev_parse(first) is None or rev_parse(last) is None:
         return None
-    answer = ask(".", "rev-list", "--end-of-options", f"{first}..{last}")
-    return None if answer is None else set(answer.split())
+    output = ask(".", "rev-list", "--end-of-options", f"{first}..{last}")
+    return None if output is None else set(output.split())
 
 
 def is_ancestor(first: str, last: str) -> bool | None:

@@ -70,7 +70,7 @@ CPU_CALL_MS = 5e-5
 def floor_ms(
     flops: int, min_bytes: int, dtype: str, timing: Timing, gpu: str | None, cpu_count: int | None
 ) -> tuple[float, str]:
-    """Return (shortest time of a problem in ms, what limits it); 0 if unknown.
+    """Return (shortest time of a problem in ms, its limiting factor); 0 if unknown.
 
     gpu  the driver's name of the card
     """

@@ -178,8 +178,8 @@ def read(path: Path) -> ProjectSettings:
 
 def _check(name: str, value: Duration) -> None:
     """Check a duration of the file. Raises ValueError."""
-    found = in_seconds(value)
-    if not 0 <= found <= LONGEST_S or (name == "budget" and found == 0):
+    duration_s = in_seconds(value)
+    if not 0 <= duration_s <= LONGEST_S or (name == "budget" and duration_s == 0):
         raise ValueError(
             f"{name} = {value!r} is out of range: {'above ' if name == 'budget' else ''}0 to 100000 minutes"
         )

@@ -58,11 +58,11 @@ except AttributeError as error:
 
 
 def test_history(tracker: Any) -> None:
-    found = tracker.history(backend="a", baseline="b")
-    assert [row.point.run.id for row in found] == ["run-000", "run-001", "run-002", "run-003"]
-    assert found[0].speedup == pytest.approx(2, rel=1e-2)
-    assert found[3].environment_changed == ("driver 570.1 → 2",)
-    assert isinstance(found[0], HistoryRow)
+    rows = tracker.history(backend="a", baseline="b")
+    assert [row.point.run.id for row in rows] == ["run-000", "run-001", "run-002", "run-003"]
+    assert rows[0].speedup == pytest.approx(2, rel=1e-2)
+    assert rows[3].environment_changed == ("driver 570.1 → 2",)
+    assert isinstance(rows[0], HistoryRow)
     assert len(tracker.history(backend=["a", "b"])) == 7
     assert len(tracker.history(where="M>=8", since="2026-01-03", until="2026-01-03")) == 2
     assert len(tracker.history(limit=1)) == 2
@@ -100,14 +100,14 @@ def test_a_point(tracker: Any) -> None:
     assert detail.point == row.point
     assert len(detail.bursts_ms) == 5
     assert all(len(burst) == 7 for burst in detail.bursts_ms)
-    with pytest.raises(QueryError, match="no id"):
+    with pytest.raises(QueryError, match="not a point id"):
         tracker.point("x")
 
 
 def test_compare(tracker: Any, write: Any, make: Any) -> None:
-    found = tracker.compare("000", "002", backend="a")
-    assert [pair.verdict for pair in found.pairs] == ["ok"]
-    assert found.geometric_mean == pytest.approx(1, rel=1e-2)
+    comparison = tracker.compare("000", "002", backend="a")
+    assert [pair.verdict for pair in comparison.pairs] == ["ok"]
+    assert comparison.geometric_mean == pytest.approx(1, rel=1e-2)
     path = write([make(9, backend="a", ms=1.5)])
     assert [pair.verdict for pair in tracker.compare("000", str(path), backend="a").pairs] == ["regressed"]
 

@@ -30,8 +30,8 @@ SAMPLES = st.lists(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6), min_s
     ],
 )
 def test_the_median_over_bursts(bursts: list[list[float]], median: float, low: float, high: float) -> None:
-    found = Bursts.of(bursts)
-    assert (found.median, found.low, found.high) == (median, low, high)
+    result = Bursts.of(bursts)
+    assert (result.median, result.low, result.high) == (median, low, high)
 
 
 @pytest.mark.parametrize("bursts", [[], [[]], [[1.0], []]])

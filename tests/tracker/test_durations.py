@@ -69,8 +69,8 @@ def test_an_option_takes_a_duration(args: list[str], shown: str) -> None:
     [
         ("0", "0 is out of range: above 0 s to 3600 s"),
         ("2h", "2h is out of range"),
-        ("soon", "'soon' is no duration"),
-        ("nan", "'nan' is no duration"),
+        ("soon", "'soon' is not a duration"),
+        ("nan", "'nan' is not a duration"),
     ],
 )
 def test_an_option_refuses_others(value: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""The fields of a series' identity: one list, and every hash that was ever stored stays what it is."""
+"""The fields of a series' identity: one list, and stored hashes never change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies that no device can reach: refused where they come in, and no improvement where they are stored already."""
+"""Latencies that no device can reach: refused on ingestion, and not an improvement if already stored."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_name_is_registered_once(further: None) -> None:
         metrics.register(EFFORT)
 
 
-# ---- what is worse
+# ---- comparing values
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_damage_to_it_is_found(nights: Callable[..., str], cli: Cli, db: Any) ->
     nights(lambda night: {"effort": 3.0}, 2)
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(update(Point).where(Point.id == 1).values(metrics={"effort": 4.0}))
-    assert "not what its hash says" in cli("verify").stdout
+    assert "does not match its hash" in cli("verify").stdout
 
 
 # ---- written and read again
@@ -179,8 +179,8 @@ def test_it_is_imported(suffix: str, nights: Callable[..., str], cli: Cli, tmp_p
     nights(lambda night: {"holes": 7.0}, 1)
     path = tmp_path / f"out{suffix}"
     cli("export", *(("--format", "v3") if suffix.startswith(".v3") else ()), path)
-    given = ("--map", "date=started") if suffix == ".csv" else ()
-    done = cli("import", *given, path, db=tmp_path / "other.db")
+    options = ("--map", "date=started") if suffix == ".csv" else ()
+    done = cli("import", *options, path, db=tmp_path / "other.db")
     assert done.exit_code == 0, done.output
     rows = json.loads(cli("history", "--json", "--backend", "triton", db=tmp_path / "other.db").stdout)
     assert [row["holes"] for row in rows] == [7.0]
@@ -279,7 +279,7 @@ def test_the_report_draws_it(nights: Callable[..., str], cli: Cli, tmp_path: Pat
     assert "holes 0 → 96" in text
 
 
-# ---- where it is measured
+# ---- measuring
 
 
 def test_the_tables_of_a_measurement_have_it(further: None, make: Callable[..., Record]) -> None:
@@ -321,18 +321,18 @@ def test_what_a_compiled_kernel_tells_is_judged_on_the_first_night(
     name: str, values: list[float], verdict: str | None, kernels: Callable[..., None], cli: Cli
 ) -> None:
     kernels(name, values)
-    found = [(row["what"], row["verdict"]) for row in rows_of(cli) if row["what"] not in (None, "latency")]
-    assert found == ([(name, verdict)] if verdict else [])
+    verdicts = [(row["what"], row["verdict"]) for row in rows_of(cli) if row["what"] not in (None, "latency")]
+    assert verdicts == ([(name, verdict)] if verdict else [])
 
 
 def test_a_value_that_goes_to_and_fro_is_told_once(kernels: Callable[..., None], cli: Cli) -> None:
     values = [4, 3, 4, 3, 4, 3, 4, 3]
     kernels("stages", values)
-    told = [
+    verdicts = [
         night for night in range(len(values))
         for row in rows_of(cli, "--run", f"run-{night:03d}") if row["what"] == "stages" and row["verdict"] == "suspect"
     ]  # fmt: skip
-    assert told == [1, 2] or told == [1]
+    assert verdicts == [1, 2] or verdicts == [1]
     kernels("stages", [*values, 2])
     (row,) = [row for row in rows_of(cli) if row["what"] == "stages"]
     assert (row["verdict"], row["now"]) == ("suspect", 2)
@@ -344,7 +344,7 @@ def test_the_same_commit_is_no_change_of_it(kernels: Callable[..., None], cli: C
 
 
 @pytest.mark.parametrize(
-    ("effect", "said", "code"),
+    ("effect", "ab_verdict", "code"),
     [
         pytest.param(0.08, ("stages", "regressed"), 1, id="slower"),
         pytest.param(0.0, ("stages", "ok"), 0, id="the same"),
@@ -352,7 +352,7 @@ def test_the_same_commit_is_no_change_of_it(kernels: Callable[..., None], cli: C
     ],
 )
 def test_an_ab_of_the_latency_decides_what_fewer_stages_mean(
-    effect: float, said: tuple[str, str], code: int, kernels: Callable[..., None], cli: Cli, db: Any
+    effect: float, ab_verdict: tuple[str, str], code: int, kernels: Callable[..., None], cli: Cli, db: Any
 ) -> None:
     from datetime import UTC, datetime
 
@@ -370,6 +370,6 @@ def test_an_ab_of_the_latency_decides_what_fewer_stages_mean(
         made = comparisons.Compared(base, head, verdict, datetime.now(UTC), effect=effect, low=effect, high=effect)
         comparisons.store(session, 1, made)
     (row,) = [row for row in rows_of(cli) if row["what"] == "stages"]
-    assert (row["what"], row["verdict"]) == said
+    assert (row["what"], row["verdict"]) == ab_verdict
     assert "A/B of the latency" in row["note"]
     assert cli("gate").exit_code == code

@@ -1,4 +1,4 @@
-"""What no device can do."""
+"""The limits of devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ BYTES = 2 * (32768 * 4096 * 2 + 8 * 4096 * 4096)
 CASES = {
     "a product at 80 % of the peak": (1.43, GEMM, BYTES, "bf16", "gpu", H200, False),
     "on a side stream": (0.0015, GEMM, BYTES, "bf16", "gpu", H200, True),
-    "a copy of what was computed": (0.13, GEMM, BYTES, "bf16", "gpu", H200, True),
+    "a copy of a computed result": (0.13, GEMM, BYTES, "bf16", "gpu", H200, True),
     "fp8 is twice as fast": (0.6, GEMM, BYTES, "fp8", "gpu", H200, False),
     "fp32 by six products in bf16": (7.0, GEMM, BYTES, "fp32", "gpu", H200, False),
     "fp32 at bf16's speed": (1.4, GEMM, BYTES, "fp32", "gpu", H200, True),
     "a copy faster than memory": (0.1, 0, 2 << 30, "bf16", "gpu", H200, True),
     "a copy within the cache": (0.002, 0, 32 << 20, "bf16", "gpu", H200, False),
-    "a card that nobody knows": (0.3, GEMM, BYTES, "bf16", "gpu", "Acme 1", True),
-    "a card that nobody knows, and may be faster": (0.6, GEMM, BYTES, "bf16", "gpu", "Acme 1", False),
+    "an unknown card": (0.3, GEMM, BYTES, "bf16", "gpu", "Acme 1", True),
+    "an unknown card that may be faster": (0.6, GEMM, BYTES, "bf16", "gpu", "Acme 1", False),
     "nothing is known": (1e-6, 0, 0, "bf16", "gpu", None, False),
     "a processor": (0.05, 8_600_000, 0, "fp32", "cpu", None, False),
-    "a processor's clock that stands": (1e-6, 8_600_000, 0, "fp32", "cpu", None, True),
+    "a processor's clock that stopped": (1e-6, 8_600_000, 0, "fp32", "cpu", None, True),
     "an interpreter": (1e-6, GEMM, BYTES, "fp32", "interpreted", None, False),
 }
 

@@ -1,4 +1,4 @@
-"""groupbench.toml: where it is found, what it may hold, and what follows from it."""
+"""groupbench.toml: its location, its contents, and their effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_is_found_above_up_to_the_top_of_the_repository(tmp_path: Path) -> No
     (repository / ".git").mkdir(parents=True)
     deep = repository / "kernels" / "deep"
     deep.mkdir(parents=True)
-    assert project.find(deep) is None  # what lies above a repository is somebody else's
+    assert project.find(deep) is None  # files above a repository do not belong to it
     top = write(repository)
     assert project.find(deep) == top
     nearer = write(repository / "kernels")
@@ -41,9 +41,9 @@ def test_outside_a_repository_only_the_folder_itself_counts(tmp_path: Path) -> N
 
 def test_without_a_file_every_default_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = project.load()
-    assert (found.file, found.folder, found.database) == (None, tmp_path, "groupbench.db")
-    assert found.settings == ProjectSettings() and found.python_path() == []
+    loaded = project.load()
+    assert (loaded.file, loaded.folder, loaded.database) == (None, tmp_path, "groupbench.db")
+    assert loaded.settings == ProjectSettings() and loaded.python_path() == []
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,10 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("lib", "src"):
         (tmp_path / "part" / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    found = project.load(tmp_path / "part" / NAME)
+    loaded = project.load(tmp_path / "part" / NAME)
     folder = tmp_path / "part"
-    assert found.database == str(folder / "groupbench.db")
-    assert found.python_path() == [str(folder / "lib"), str(folder / "src"), str(folder)]
+    assert loaded.database == str(folder / "groupbench.db")
+    assert loaded.python_path() == [str(folder / "lib"), str(folder / "src"), str(folder)]
     monkeypatch.chdir(folder)
     assert project.load().database == "groupbench.db"
 
@@ -82,7 +82,7 @@ def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
 BAD = {
     "an unknown field": ('plugin = "a.B"', "plugin"),
     "a budget of nothing": ("budget = 0", "budget"),
-    "a budget that is no duration": ('budget = "soon"', "soon"),
+    "a budget that is not a duration": ('budget = "soon"', "soon"),
     "an endless wait": ("wait = inf", "inf"),
     "a request without a number": ('post = { on = "github" }', "number"),
     "another forge": ('post = { on = "cvs", number = 1 }', "cvs"),

@@ -1,4 +1,4 @@
-"""Environments: which are alike, and what differs. (The record's own checks are its reader's.)"""
+"""Environments: equality and differences. Other tests check the record format itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_metadata_leaves_environments_alike(field: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "difference"),
     [
         ({"driver": "580.2"}, "driver 570.1 → 580.2"),
         ({"python": "3.12.1"}, "python 3.11 → 3.12"),
@@ -47,9 +47,9 @@ def test_metadata_leaves_environments_alike(field: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_a_declared_field_makes_environments_unlike(field: dict[str, object], told: str) -> None:
+def test_a_declared_field_makes_environments_unlike(field: dict[str, object], difference: str) -> None:
     assert environment_identity(changed(**field)) != environment_identity(BASE)
-    assert environment_differences(BASE, changed(**field)) == [told]
+    assert environment_differences(BASE, changed(**field)) == [difference]
 
 
 def test_the_processor_counts_where_it_is_the_device() -> None:
@@ -62,7 +62,7 @@ def test_the_processor_counts_where_it_is_the_device() -> None:
 def test_so_do_its_threads_and_a_record_that_has_none_is_what_it_was() -> None:
     old = Environment(device="cpu", cpu="EPYC")
     one, two = (msgspec.structs.replace(old, cpu_threads=count) for count in (1, 2))
-    assert len({environment_identity(found) for found in (old, one, two)}) == 3
+    assert len({environment_identity(environment) for environment in (old, one, two)}) == 3
     assert environment_differences(one, two) == ["cpu_threads 1 → 2"]
     assert environment_differences(old, two) == ["cpu_threads unknown → 2"]
     assert environment_identity(old) == "0299630d34a62428e4bd6ce4a2d30b0f"

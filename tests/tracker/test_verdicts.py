@@ -1,4 +1,4 @@
-"""The table of verdicts: what every place that shows or counts one derives from it."""
+"""The table of verdicts, from which every display and count is derived."""
 
 from __future__ import annotations
 

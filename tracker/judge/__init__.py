@@ -1,1 +1,1 @@
-"""The verdict on a run: the history of its series, what changed, why, and the resulting alerts."""
+"""The verdict on a run: the history of its series, the changes with their causes, and the resulting alerts."""

@@ -1,4 +1,4 @@
-"""Match what the gate sees with stored alerts: the same change, or back to the level before it?"""
+"""Match the gate's rows with stored alerts: the same change, or a return to the level before it."""
 
 from __future__ import annotations
 

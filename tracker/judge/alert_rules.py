@@ -60,7 +60,7 @@ class AlertRules:
         return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note, ab_base=None)
 
     def _with_open_alert(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged:
-        """Return the row with an open alert whose level persists, whatever history says."""
+        """Return the row with an open alert whose level persists, whatever the statistics find."""
         for alert in reversed(of_series):
             if not self._holds(alert, row):
                 continue

@@ -8,8 +8,8 @@
 
 Each change of a series has one alert, however many runs see it. In alert_moves, `update` opens, closes and reopens
 alerts by the gate's verdicts, and `acknowledge`, `expect` and `close` change their state by hand. Every change of state
-is an event with who, when and why. A wrong result always fails the gate, whatever its alert says, and can never be
-expected.
+is an event with who, when and why. A wrong result always fails the gate, whatever the state of its alert, and can
+never be expected.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ environment, so only the code or its tuning can differ. The note still mentions 
 comparison is an A/A comparison and shows the noise.
 
 A change of accuracy or correctness does not depend on the machine's speed. Identical kernels do not rule out the code
-either: the code that launches them, and what torch computes around them, affects the result too.
+either: the code that launches them and the operations of torch around them affect the result too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Facts:
-    """What a point records besides its results."""
+    """The facts of a point besides its results."""
 
     state: State | None = None
     environment: Environment | None = None

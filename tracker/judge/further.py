@@ -199,7 +199,7 @@ def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iter
 def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
     """Return whether an exact value alternates, such as when a tuner picks a config on every run.
 
-    It does if it changed before among the newest results, and its new value is no worse than an earlier one.
+    It does if it changed before among the newest results, and an earlier value was as bad as the new one.
     """
     recent = [at for at in differs if at >= len(levels) - OLD]
     earlier = levels[max(0, len(levels) - OLD - 1) : differs[-1]]

@@ -217,7 +217,7 @@ class LatencyRule:
     def _untimed(self, point: PointRow) -> Judged:
         expected = self.data.expected.get(point.series.pk)
         if expected is not None and expected.timed:
-            note = "the previous run has a latency, this run has none"
+            note = "the previous run has a latency, but this run does not"
             return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
         seen = self.data.pasts.earlier_ok(point.series.pk)
         return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))

@@ -18,7 +18,7 @@ Q = 0.05
 """False-discovery rate of the changes that history reports."""
 
 OLD = scans.RECENT
-"""Number of results on a new level after which a change is no longer news.
+"""Number of results on a new level for which a change is news.
 
 An older change counts only if it has an alert. So a regression stays until its alert is resolved, while changes from
 before the alerts began, and improvements, do not fail or fill reports forever."""

@@ -113,7 +113,7 @@ class Pasts:
 
     @staticmethod
     def _newest_timing(points: Recent) -> NDArray[np.int8]:
-        """Return the timing of each series' newest good result, or 0 if it has none, [s]."""
+        """Return the timing of each series' newest good result, or 0 without one, [s]."""
         ok = points.status == _OK
         timing = np.zeros(len(points.series), dtype=np.int8)
         series = np.repeat(np.arange(len(points.series)), np.diff(points.starts))[ok]

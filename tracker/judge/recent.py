@@ -49,7 +49,7 @@ class Recent:
     copies: int = 0  # results ignored: the same samples are stored under a newer run of the commit
 
     def of(self, series: int) -> slice:
-        """Return the slice of a series' points; empty if it has none."""
+        """Return the slice of a series' points, which may be empty."""
         place = int(np.searchsorted(self.series, series))
         if place == len(self.series) or self.series[place] != series:
             return slice(0, 0)

@@ -278,21 +278,21 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
                 if others:
                     why = "" if row.transition is None else some(row.transition.differences)
                     groups.setdefault((row.series.backend, why), []).append((row, still, len(others)))
-    return [_baseline(backend, why, found) for (backend, why), found in groups.items()]
+    return [_baseline(backend, why, moved) for (backend, why), moved in groups.items()]
 
 
 RECENT = 3
 """Number of results for which a change of a baseline is reported."""
 
 
-def _baseline(backend: str, why: str, found: Sequence[tuple[Judged, int, int]]) -> str:
-    change = median(row.change for row, _, _ in found if row.change is not None)
-    still, others = sum(each[1] for each in found), sum(each[2] for each in found)
+def _baseline(backend: str, why: str, moved: Sequence[tuple[Judged, int, int]]) -> str:
+    change = median(row.change for row, _, _ in moved if row.change is not None)
+    still, others = sum(each[1] for each in moved), sum(each[2] for each in moved)
     change_text = f"is {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
     speed = f"{'fall' if change < 0 else 'rise'} by as much"
     others_text = f"{still} of {others} other series are unchanged"
     with_text = f" with {why}" if why else ""
-    where = "" if len(found) == 1 else f" in {len(found)} problems"
+    where = "" if len(moved) == 1 else f" in {len(moved)} problems"
     return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
 
 
@@ -301,7 +301,7 @@ def _percent(change: float) -> str:
 
 
 def facts_needed(past: Past) -> list[int]:
-    """Return the runs whose facts show what changed at the newest result."""
+    """Return the runs whose facts show the transition at the newest result."""
     alike = past.alike
     runs: list[int] = []
     if len(alike) > 1 and past.toolchain[alike[-2]] != past.toolchain[alike[-1]]:

@@ -36,7 +36,7 @@ CANARY = "canary"
 
 @dataclass(frozen=True)
 class Effect:
-    """How far a row's metric moved, and from which level. Changes are relative: 0.03 is a 3 % increase."""
+    """The change of a row's metric and the level before it. Changes are relative: 0.03 is a 3 % increase."""
 
     before_ms: float | None = None  # latency before the change
     before_rms: float | None = None  # error before the change
@@ -239,7 +239,7 @@ class Gate:
 
     @property
     def notable(self) -> tuple[Judged, ...]:
-        """The rows worth showing, most severe first: what changed, what could not be judged, and news."""
+        """The rows worth showing, most severe first: changes, failures to judge, and news."""
         loud = [row for row in self.rows if row.news.loud or not row.verdict.quiet]
         return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
 
@@ -381,7 +381,7 @@ def _acknowledged(rows: Sequence[Judged]) -> str:
 
 
 def _asides(rows: Sequence[Judged]) -> str:
-    """Return what sets some of the unchanged series apart: ` (1 drifting, 2 changed with no code change)`."""
+    """Return the counts of special cases among unchanged series: ` (1 drifting, 2 on an expected level)`."""
     unchanged = [row for row in rows if row.verdict is Verdict.OK]
     numbers = {
         "changed long ago": sum(row.news.old for row in unchanged),

@@ -92,11 +92,11 @@ def _oldest_of_cycle(nodes: dict[str, CommitNode], done: set[str], rank: dict[st
 def ancestors(session: Session, hash_: str) -> set[str]:
     """Return the stored ancestors of a commit, including itself, as far as parents are known without a gap."""
     parents = {row.hash: row.parents or () for row in session.execute(select(Commit.hash, Commit.parents))}
-    found: set[str] = set()
+    seen: set[str] = set()
     left = [hash_]
     while left:
         each = left.pop()
-        if each in parents and each not in found:
-            found.add(each)
+        if each in parents and each not in seen:
+            seen.add(each)
             left.extend(parents[each])
-    return found
+    return seen

@@ -1,4 +1,4 @@
-"""How much faster each problem of a run could be: the best backend's latency against the speed of light."""
+"""The possible gain of each problem of a run: the best backend's latency against the speed of light."""
 
 from __future__ import annotations
 

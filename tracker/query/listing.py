@@ -1,4 +1,4 @@
-"""List what is stored: series, runs, commits and environments, with counts."""
+"""List the stored series, runs, commits and environments, with counts."""
 
 from __future__ import annotations
 

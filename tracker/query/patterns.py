@@ -53,9 +53,9 @@ class _Wildcards:
             return False
         at = start.end()
         for part in self._rest[:-1]:
-            found = part.search(text, at)
-            if found is None:
+            part_match = part.search(text, at)
+            if part_match is None:
                 return False
-            at = found.end()
+            at = part_match.end()
         end = len(text) - self._last_length
         return end >= at and self._rest[-1].match(text, end) is not None

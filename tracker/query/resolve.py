@@ -78,7 +78,7 @@ def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) ->
         raise QueryError(f"commit {text!r} is ambiguous: {some([hash_[:12] for hash_ in hashes])}")
     trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
     if not trees:
-        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists what is stored")
+        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists the stored runs")
     dirty = text.endswith("+") or False not in trees
     if dirty not in trees:
         raise QueryError(f"commit {prefix!r} has no run of a dirty tree")
@@ -99,10 +99,10 @@ def _newest_states(session: Session, word: str) -> State:
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:
     hash_ = lookup(name) if lookup else None
     if hash_ is None:
-        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists what is stored")
+        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists the stored runs")
     if session.scalar(select(Commit.id).where(Commit.hash == hash_)) is None:
         raise QueryError(
-            f"{text!r} is commit {hash_[:12]}, which has no stored run; `groupbench runs` lists what is stored"
+            f"{text!r} is commit {hash_[:12]}, which has no stored run; `groupbench runs` lists those that do"
         )
     return hash_
 
@@ -145,8 +145,8 @@ def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
     """Return a filter's conditions on branches. Raises QueryError for a branch without commits."""
     if not where.branch:
         return []
-    known = sorted(filter(None, session.scalars(select(Commit.branch).distinct())))
-    filters.refuse_unknown("branch", where.branch, known)
+    branches = sorted(filter(None, session.scalars(select(Commit.branch).distinct())))
+    filters.refuse_unknown("branch", where.branch, branches)
     return [Commit.branch.in_(where.branch)]
 
 

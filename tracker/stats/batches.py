@@ -83,8 +83,8 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
         error = np.array([np.asarray(histories[i].error, dtype=np.float64)[places[i]] for i in numbers])
         error = np.where(np.isfinite(error), error, np.nan)
         ordered = np.sort(error, axis=1)  # NaN last
-        known = np.isfinite(error).sum(axis=1)
-        middle = np.take_along_axis(ordered, (np.maximum(known - 1, 0) // 2)[:, None], axis=1)[:, 0]
+        count = np.isfinite(error).sum(axis=1)
+        middle = np.take_along_axis(ordered, (np.maximum(count - 1, 0) // 2)[:, None], axis=1)[:, 0]
         floor = np.fmax(np.array([histories[i].floor for i in numbers], dtype=np.float64), middle)
         shift = np.median(y, axis=1)
         least = np.array([histories[i].min_effect for i in numbers])
@@ -234,11 +234,13 @@ def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
         if key not in shared.variances:
             shared.variances[key] = noise.variance_prior(variance[rows], df[rows])
         variance[rows], df[rows] = noise.moderate(variance[rows], df[rows], shared.variances[key])
-    own = np.sqrt(variance)
-    sigma = np.maximum(own, floor)
+    scatter_of_series = np.sqrt(variance)
+    sigma = np.maximum(scatter_of_series, floor)
     # Residuals about a fitted level are smaller than the noise.
     freed = np.sqrt(each / np.maximum(each - 1, 1))
-    likelihood = np.concatenate([_tails(batch, own[a], freed[a]) for batch, a in zip(batches, parts, strict=True)])
+    likelihood = np.concatenate(
+        [_tails(batch, scatter_of_series[a], freed[a]) for batch, a in zip(batches, parts, strict=True)]
+    )
     weights = _tail_weights(likelihood, count, pools, shared)
     # Autocorrelation below the floor does not matter.
     share = np.minimum(variance / sigma**2, 1.0)
@@ -277,9 +279,9 @@ def _tail_weights(
     return weights
 
 
-def _tails(batch: Batch, own: Floats, freed: Floats) -> Floats:
+def _tails(batch: Batch, scatter: Floats, freed: Floats) -> Floats:
     """Return the log likelihood of the tails, [m, tails], from the series' own scatter, even below the floor."""
-    scale = np.maximum(own, TICKS * batch.floor)[:, None]
+    scale = np.maximum(scatter, TICKS * batch.floor)[:, None]
     scale = np.where(batch.error > batch.floor[:, None], np.maximum(batch.error, scale), scale)
     return noise.tail_likelihood(freed[:, None] * batch.residual / _positive(scale), batch.used)
 

@@ -36,10 +36,10 @@ def tamed(y: Floats, sigma: Floats) -> Floats:
 
 def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
     """Return the first points of all segments but the first, for each row of x [m, n] with unit noise variance."""
-    found: list[tuple[int, ...]] = []
+    starts: list[tuple[int, ...]] = []
     for at in range(0, len(x), 256):
-        found += _partition(x[at : at + 256], penalty)
-    return found
+        starts += _partition(x[at : at + 256], penalty)
+    return starts
 
 
 def _partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
@@ -61,11 +61,11 @@ def _partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
         last[:, t] = best
         if t < MIN_SEGMENT and t < n:
             gain[:, t] = -np.inf  # too short to be a segment
-    found: list[tuple[int, ...]] = [()] * m
+    starts_by_row: list[tuple[int, ...]] = [()] * m
     for row in np.flatnonzero(last[:, n]):
         starts, t = [], int(last[row, n])
         while t > 0:
             starts.append(t)
             t = int(last[row, t])
-        found[row] = tuple(reversed(starts))
-    return found
+        starts_by_row[row] = tuple(reversed(starts))
+    return starts_by_row

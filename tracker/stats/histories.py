@@ -44,7 +44,7 @@ class SeriesFinding:
     verdict: FindingVerdict
     levels: tuple[Segment, ...] = ()  # of the newest environment, oldest first
     index: int | None = None  # first point of the newest level
-    first: int | None = None  # the change lies after this point
+    first: int | None = None  # the change is after this point
     last: int | None = None  # and no later than this point
     effect: float | None = None  # log change from the level before to the newest
     low: float | None = None  # its 95 % interval
@@ -73,7 +73,7 @@ class PastChange:
     """A change somewhere in a series' history."""
 
     index: int  # first point of the new level
-    first: int  # the change lies after this point
+    first: int  # the change is after this point
     last: int  # and no later than this point
     effect: float  # log change
     low: float

@@ -103,7 +103,7 @@ def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, on
     """Test all runs of points from `onset` to the end; for an old onset only the longest."""
     base, new = batch.y[rows, begin:onset], batch.y[rows, onset:]
     sigma, rho, df = learnt.sigma[rows], learnt.rho[rows], learnt.df[rows]
-    count, known = new.shape[1], onset - begin
+    count, earlier = new.shape[1], onset - begin
     level = _level(base, sigma)
     deviation = (new - level[:, None]) / np.maximum(sigma[:, None], batch.error[rows, onset:])
     first = np.arange(count) if count <= RECENT else np.zeros(1, np.int64)
@@ -112,7 +112,9 @@ def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, on
     scores = noise.tail_scores(deviation, learnt.count[rows])
     scores = np.copysign(np.minimum(np.abs(scores), reach), scores)
     sums = np.cumsum(scores[:, :, ::-1], axis=2)[:, :, size - 1]  # [tails, r, w]
-    error = size * np.sqrt(noise.mean_variance(size, rho[:, None]) + noise.mean_variance(np.array(known), rho)[:, None])
+    error = size * np.sqrt(
+        noise.mean_variance(size, rho[:, None]) + noise.mean_variance(np.array(earlier), rho)[:, None]
+    )
     p = np.ones((len(rows), len(size)))
     row, run = np.nonzero(np.abs(sums[0]) > LOOK * error)
     distance = sums[:, row, run] / error[row, run]
@@ -154,20 +156,20 @@ def suspicions(one: Windows, limit: float, min_effect: Floats) -> dict[int, Susp
     # Among several significant runs, the level most likely begins where the difference of means is clearest.
     size = one.count - one.first
     clear = np.where(news, np.abs(one.effect) / np.sqrt(1 / size + 1 / (one.onset - one.begin)), -1.0).argmax(axis=1)
-    found = {}
+    suspects = {}
     for r in np.flatnonzero(news.any(axis=1)).tolist():
         w = int(clear[r])
         p = float(np.where(news[r], one.p[r], np.inf).min())
         first = int(one.first[w])
-        found[int(one.rows[r])] = Suspicion(
+        suspects[int(one.rows[r])] = Suspicion(
             one.onset + first, one.begin, p, float(one.level[r]), float(one.deviation[r, first:].mean()),
             float(one.sigma[r]), float(one.rho[r]),
         )  # fmt: skip
-    return found
+    return suspects
 
 
 def _newest_agrees(one: Windows) -> NDArray[np.bool_]:
-    """Return whether the newest point deviates too, [r, w]. An outlier followed by a normal point is no new level."""
+    """Return whether the newest point deviates too, [r, w]. An outlier before a normal point is not a new level."""
     size = one.count - one.first
     mean = np.cumsum(one.deviation[:, ::-1], axis=1)[:, size - 1] / size
     slack = np.sqrt((1 + one.rho) / (1 - one.rho))[:, None]

@@ -175,14 +175,14 @@ def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
 
 def variance_prior(variance: Floats, df: Floats) -> tuple[float, float] | None:
     """Return centre and spread of a pool's log variances, or None for fewer than eight; arguments [m] each."""
-    known = (df >= 1) & (variance > 0)
-    if known.sum() < 8:
+    usable = (df >= 1) & (variance > 0)
+    if usable.sum() < 8:
         return None
-    log, own = _log_variance(variance[known], df[known])
+    log, uncertainty = _log_variance(variance[usable], df[usable])
     low, high = np.quantile(log, [0.02, 0.98])
     log = np.clip(log, low, high)
-    spread = max(float(np.var(log, ddof=1) * 1.15 - np.mean(own)), 0.004)
-    weight = 1 / (spread + own)
+    spread = max(float(np.var(log, ddof=1) * 1.15 - np.mean(uncertainty)), 0.004)
+    weight = 1 / (spread + uncertainty)
     return float((log * weight).sum() / weight.sum()), spread
 
 
@@ -201,13 +201,13 @@ def moderate(variance: Floats, df: Floats, prior: tuple[float, float] | None) ->
     if prior is None:
         return variance, df
     centre, spread = prior
-    known = (df >= 1) & (variance > 0)
-    log, own = _log_variance(variance[known], df[known])
-    mixed = np.exp((log * spread + centre * own) / (spread + own))
-    odd = (log - centre) ** 2 > 9 * (spread + own)
+    usable = (df >= 1) & (variance > 0)
+    log, uncertainty = _log_variance(variance[usable], df[usable])
+    mixed = np.exp((log * spread + centre * uncertainty) / (spread + uncertainty))
+    odd = (log - centre) ** 2 > 9 * (spread + uncertainty)
     moderated, freedom = variance.copy(), df.copy()
-    moderated[known] = np.where(odd, variance[known], mixed)
-    freedom[known] = np.where(odd, df[known], df[known] + 2 / spread)
+    moderated[usable] = np.where(odd, variance[usable], mixed)
+    freedom[usable] = np.where(odd, df[usable], df[usable] + 2 / spread)
     return moderated, freedom
 
 
@@ -235,8 +235,8 @@ def tail_likelihood(residual: Floats, used: NDArray[np.bool_]) -> Floats:
 
 def tail_weights(likelihood: Floats, prior: Floats, count: NDArray[np.int64]) -> Floats:
     """Return the posterior weights, [m, tails]. The likelihood of a series with few residuals counts less."""
-    own = (count / (count + TAIL_COUNT))[:, None]
-    log = own * likelihood + np.log(np.maximum(prior, 1e-300))
+    tempering = (count / (count + TAIL_COUNT))[:, None]
+    log = tempering * likelihood + np.log(np.maximum(prior, 1e-300))
     weights = np.exp(log - log.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
@@ -248,7 +248,7 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
     """
     together = 0.5 * likelihood.sum(axis=0)  # half: neighbours are not independent
     shared = TAIL_PRIOR * (np.exp(together - together.max()) + 1e-3)
-    own = min(float(count.mean()) / 40, 1.0)
+    weight_of_own = min(float(count.mean()) / 40, 1.0)
     likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
     m, prior = len(likelihood), TAIL_PRIOR
     for _ in range(min(max(400_000 // m, 40), 400)):
@@ -256,7 +256,7 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
         # Over-relaxation: mixture proportions converge slowly, and larger steps are safe.
         prior = prior * (share / prior) ** 1.8
         prior = prior / prior.sum()
-    return own * prior + (1 - own) * shared / shared.sum()
+    return weight_of_own * prior + (1 - weight_of_own) * shared / shared.sum()
 
 
 @lru_cache(maxsize=1)
@@ -339,8 +339,8 @@ def own_reach(
     count = np.maximum(used.sum(axis=1), 1)
     reach = np.full(deviation.shape, np.inf)
     row, column = np.nonzero(np.abs(deviation) > BODY)
-    own = np.where(used, residual, 0.0)
-    signed = own[row] * np.sign(deviation[row, column])[:, None]
+    residuals = np.where(used, residual, 0.0)
+    signed = residuals[row] * np.sign(deviation[row, column])[:, None]
     as_far = (signed >= np.abs(deviation[row, column])[:, None]).sum(axis=1)
     share = np.minimum(as_far / (count[row] + 1.0), 0.5)
     reach[row, column] = np.where(as_far >= 2, -special.ndtri(np.maximum(share, 1e-12)), np.inf)

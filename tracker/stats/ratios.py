@@ -67,14 +67,14 @@ def ratio_interval(
     """
     sides = [np.log(np.asarray(ms, dtype=np.float64)) for ms in (before_ms, after_ms)]
     change = float(np.median(sides[1]) - np.median(sides[0]))
-    known = [typical(errors) for errors in (before_errors, after_errors)]
+    typical_errors = [typical(errors) for errors in (before_errors, after_errors)]
     free = sum(map(_degrees, sides))
-    if free == 0 and not any(known):
+    if free == 0 and not any(typical_errors):
         return None
     bursts = math.sqrt(
         sum(
-            _median_factor(len(side)) ** 2 * ((error or max(known)) ** 2 + POOL_FLOOR[timing] ** 2) / len(side)
-            for side, error in zip(sides, known, strict=True)
+            _median_factor(len(side)) ** 2 * ((error or max(typical_errors)) ** 2 + POOL_FLOOR[timing] ** 2) / len(side)
+            for side, error in zip(sides, typical_errors, strict=True)
         )
     )
     width, p = bursts * _quantile(math.inf), _p_value(change, bursts, math.inf)

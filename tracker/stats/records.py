@@ -59,18 +59,18 @@ def records(
     places = np.arange(max(begin + (MIN_SEGMENT if begin else 3), n - RECENT), n)
     if not len(places):
         return seen
-    known = (places - begin).astype(np.float64)
+    earlier = (places - begin).astype(np.float64)
     recent = y[:, begin:] - np.median(y[:, begin:], axis=1, keepdims=True)
     sums, squares = np.cumsum(recent, axis=1), np.cumsum(recent**2, axis=1)
-    level = sums[:, places - begin - 1] / known
-    own = np.sqrt(np.maximum((squares[:, places - begin - 1] - known * level**2) / (known - 1), 0.0))
-    own = np.maximum(np.maximum(own, floor[:, None]), error[:, places])
+    level = sums[:, places - begin - 1] / earlier
+    scatter = np.sqrt(np.maximum((squares[:, places - begin - 1] - earlier * level**2) / (earlier - 1), 0.0))
+    scatter = np.maximum(np.maximum(scatter, floor[:, None]), error[:, places])
     distance = np.abs(recent[:, places - begin] - level)
-    reach = np.array([[record_distance(int(one), gross=big) for one in known] for big in (False, True)])
-    reach = np.where((distance > gross[:, None]) & (known < MIN_SEGMENT), reach[1], reach[0])
+    reach = np.array([[record_distance(int(one), gross=big) for one in earlier] for big in (False, True)])
+    reach = np.where((distance > gross[:, None]) & (earlier < MIN_SEGMENT), reach[1], reach[0])
     highest, lowest = np.maximum.accumulate(y, axis=1)[:, places - 1], np.minimum.accumulate(y, axis=1)[:, places - 1]
     outside = (y[:, places] > highest) | (y[:, places] < lowest)
-    seen[:, places - n] = outside & (distance > reach * own)
+    seen[:, places - n] = outside & (distance > reach * scatter)
     return seen
 
 

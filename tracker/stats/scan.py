@@ -123,8 +123,8 @@ def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: fl
         for one in family:
             suspects |= suspicions(one, limit, batch.least[one.rows])
     for row in np.flatnonzero(batch.record >= 0).tolist():
-        known = standing[0][row].p if row in standing[0] else 1.0
-        standing[0][row] = Suspicion(int(batch.record[row]), int(batch.begin[row]), known)
+        best_p = standing[0][row].p if row in standing[0] else 1.0
+        standing[0][row] = Suspicion(int(batch.record[row]), int(batch.begin[row]), best_p)
     return standing
 
 
@@ -142,7 +142,7 @@ def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange
     parts = [part for part in parts if len(part[2]) >= 2 * MIN_SEGMENT]
     owners = [histories[number] for number, _, _ in parts]
     batches = make_batches(owners, [points for _, _, points in parts])
-    found: list[list[PastChange]] = [[] for _ in histories]
+    changes_of: list[list[PastChange]] = [[] for _ in histories]
     for batch, learnt in zip(batches, learn(batches, None), strict=True):
         rows = np.array([row for row, starts in enumerate(batch.starts) if starts], dtype=np.int64)
         for row, one in zip(rows.tolist(), some_of(batch, learnt, rows), strict=True):
@@ -152,8 +152,8 @@ def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange
             for step in steps:
                 why = not_reported(one, step, history.state[place], steps, history.min_effect)
                 if why is None:
-                    found[number].append(_change(one, step, place, environment))
-    return [sorted(changes, key=lambda change: change.index) for changes in found]
+                    changes_of[number].append(_change(one, step, place, environment))
+    return [sorted(changes, key=lambda change: change.index) for changes in changes_of]
 
 
 def _too_few(history: SeriesHistory, place: NDArray[np.int64]) -> SeriesFinding:
@@ -249,17 +249,22 @@ class _Row:
                 # Few results do not locate a change by their scatter, but the start of a record is certain.
                 step = replace(step, low_index=step.index, high_index=step.index)
             ends = [*(s for s in self.batch.starts[self.row] if 0 < s <= suspect.begin), suspect.index]
-            answer = _weighed(one, step, ends, state, self.history.min_effect)
-            if answer is not None:
+            judgement = _weighed(one, step, ends, state, self.history.min_effect)
+            if judgement is not None:
                 best = min(p, suspect.p)
                 q = float(q_values[n - step.index > RECENT](np.array([best]))[0])
-                return self._finding(step, answer, ends, best, q)
+                return self._finding(step, judgement, ends, best, q)
         if trend and self._climbs_far(one):
             return self._finding(None, ("drift", DRIFTS[1]), self.batch.starts[self.row], p, float("nan"))
         return None
 
     def _finding(
-        self, step: Step | None, answer: tuple[FindingVerdict, str], starts: Sequence[int], p: float, q: float
+        self,
+        step: Step | None,
+        judgement: tuple[FindingVerdict, str],
+        starts: Sequence[int],
+        p: float,
+        q: float,
     ) -> SeriesFinding:
         n, place, one = self.batch.y.shape[1], self.place, self.one
         shift, levels = float(self.batch.shift[self.row]), []
@@ -269,14 +274,14 @@ class _Row:
         if step is None:
             newest = starts[-1] if starts else 0
             return SeriesFinding(
-                answer[0], tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1,
-                reason=answer[1],
+                judgement[0], tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1,
+                reason=judgement[1],
             )  # fmt: skip
         half = float(special.stdtrit(one.df, 0.975)) * step.error
         return SeriesFinding(
-            answer[0], tuple(levels), int(place[step.index]), int(place[step.low_index - 1]),
+            judgement[0], tuple(levels), int(place[step.index]), int(place[step.low_index - 1]),
             int(place[step.high_index]), step.effect, step.effect - half, step.effect + half, step.before + shift, p, q,
-            one.sigma, step.index - step.start, n - step.index, answer[1],
+            one.sigma, step.index - step.start, n - step.index, judgement[1],
         )  # fmt: skip
 
     def _climbs_far(self, one: One) -> bool:
@@ -289,7 +294,7 @@ class _Row:
 def _weighed(
     one: One, step: Step, ends: Sequence[int], state: NDArray[np.int64], min_effect: float
 ) -> tuple[FindingVerdict, str] | None:
-    """Return verdict and reason of a significant step, or None for an old one that is no longer certain."""
+    """Return verdict and reason of a significant step, or None for an old one that has become uncertain."""
     after = step.stop - step.index
     if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:
         return "drift", DRIFTS[2]

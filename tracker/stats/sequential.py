@@ -15,7 +15,7 @@ Alpha is spent over the looks (after Lan and DeMets, "Discrete sequential bounda
 of it when all of the first blocks agree in sign (12 blocks for 0.001), the rest in equal levels over all later looks.
 `LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab_marks.py repeats. A gross change
 may end sooner. Five of five blocks beyond `gross` in one direction occur in one of 50 000 A/A comparisons if one block
-in five is that far off (on an H100, one in 17 was).
+in five is such an outlier (on an H100, one in 17 was).
 
 The random order does not cover offsets that a process keeps for its lifetime. An H100 runs the same 0.055 ms kernel a
 few tenths of a per cent faster in one process than in the next, whatever the addresses. More blocks do not average
@@ -81,7 +81,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision after the blocks so far. The interval is that of the verdict; (-inf, inf) while there is none.
+    """The decision after the blocks so far. The interval is that of the verdict; initially (-inf, inf).
 
     effect  median of all pairwise averages of blocks; NaN without blocks
     """
@@ -146,11 +146,11 @@ def decide_many(
     alive = np.arange(runs)
     for n in range(1, min(most, MAX_BLOCKS) + 1):
         d = differences[alive, :n]
-        found = np.full(len(alive), 2, dtype=np.int8)
+        decisions = np.full(len(alive), 2, dtype=np.int8)
         if n >= FIRST_SAME and (k := _rank(n, 2 * rule.beta)):
             inside = _counted(d, rule.min_effect) >= n * (n + 1) // 2 - k + 1
             inside &= _counted(d, -rule.min_effect) <= k - 1
-            found[inside] = 0
+            decisions[inside] = 0
         if k := _rank(n, _alpha_at(n, rule.alpha)):
             slower = _counted(d, rule.floor) <= k - 1
             faster = _counted(d, -rule.floor) >= n * (n + 1) // 2 - k + 1
@@ -161,12 +161,12 @@ def decide_many(
                     effect = _median(pairs)
                     slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
                     faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
-            found[slower], found[faster] = 1, -1
+            decisions[slower], decisions[faster] = 1, -1
         if n == GROSS_BLOCKS:
-            found[d.min(axis=1) > rule.gross] = 1
-            found[d.max(axis=1) < -rule.gross] = -1
-        stop = found != 2
-        verdict[alive[stop]], used[alive[stop]] = found[stop], n
+            decisions[d.min(axis=1) > rule.gross] = 1
+            decisions[d.max(axis=1) < -rule.gross] = -1
+        stop = decisions != 2
+        verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
         alive = alive[~stop]
         if not len(alive):
             break
@@ -221,7 +221,7 @@ def _is_gross(d: NDArray[np.float64], rule: Rule) -> bool:
 
 
 def _alpha_at(n: int, alpha: float) -> float:
-    """Return the two-sided level of the look after block n; 0 if there is none."""
+    """Return the two-sided level of the look after block n; 0 without a look."""
     first = math.ceil(1 - math.log2(alpha / 2))
     if n == first:
         return alpha / 2

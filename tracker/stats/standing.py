@@ -39,11 +39,11 @@ LOOSE = 0.75
 
 
 def still_standing(
-    batches: list[Batch], noises: list[Noise], shared: Shared | None, limit: float, known: Sequence[Collection[int]]
+    batches: list[Batch], noises: list[Noise], shared: Shared | None, limit: float, excluded: Sequence[Collection[int]]
 ) -> list[dict[int, Suspicion]]:
-    """Return the suspects of earlier nights that still stand, by row of each batch, except the rows `known`."""
+    """Return uncleared suspects of earlier nights by row of each batch, without the rows `excluded`."""
     maybe = [_candidates(batch, learnt, limit) for batch, learnt in zip(batches, noises, strict=True)]
-    for each, rows in zip(maybe, known, strict=True):
+    for each, rows in zip(maybe, excluded, strict=True):
         each[list(rows)] = False
     whole = shared is not None and sum(len(batch.y) for batch in batches) <= WHOLE
     standing: list[dict[int, Suspicion]] = [{} for _ in batches]
@@ -69,12 +69,12 @@ def still_standing(
 
 
 def _suspicions(batch: Batch, learnt: Noise, limit: float) -> dict[int, Suspicion]:
-    found: dict[int, Suspicion] = {}
+    suspects: dict[int, Suspicion] = {}
     for family in reversed(tests_of(batch, learnt)):
         for one in family:
             if one.count <= RECENT:
-                found |= suspicions(one, limit, batch.least[one.rows])
-    return found
+                suspects |= suspicions(one, limit, batch.least[one.rows])
+    return suspects
 
 
 def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
@@ -85,8 +85,8 @@ def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
     before, after = y[then.begin : then.index], y[then.index :]
     if len(after) >= MIN_SEGMENT:
         # By now the scatter on both sides is known.
-        own = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
-        error = np.sqrt(own / (len(y) - then.begin - 2) * (1 / len(before) + 1 / len(after)))
+        squares = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+        error = np.sqrt(squares / (len(y) - then.begin - 2) * (1 / len(before) + 1 / len(after)))
         if abs(after.mean() - before.mean()) < APART * error:
             return False
     off = (y[stop - 1 :] - then.level) / then.sigma * np.sign(then.size)
@@ -116,12 +116,12 @@ def _candidates(batch: Batch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
         stop, end = n - ago, n - ago - size
         begin = start[:, end - 1]
         begin = np.where(end - begin >= MIN_POINTS - 1, begin, np.where(begin > 0, start[row, begin - 1], 0))
-        known = (end - begin).astype(np.float64)
-        level = (sums[:, end] - sums[row, begin]) / known
-        own = (squares[:, end] - squares[row, begin] - known * level**2) / np.maximum(known - 1, 1)
-        own = np.clip(np.sqrt(np.maximum(own, 0.0)), floor, sigma)
+        earlier = (end - begin).astype(np.float64)
+        level = (sums[:, end] - sums[row, begin]) / earlier
+        scatter = (squares[:, end] - squares[row, begin] - earlier * level**2) / np.maximum(earlier - 1, 1)
+        scatter = np.clip(np.sqrt(np.maximum(scatter, 0.0)), floor, sigma)
         # With few points, the scatter is close to the pooled one.
-        scale = np.exp((known * np.log(own) + 4 * np.log(sigma)) / (known + 4))
+        scale = np.exp((earlier * np.log(scatter) + 4 * np.log(sigma)) / (earlier + 4))
         run = ((sums[:, stop] - sums[:, end]) / size - level) / scale
         error = np.sqrt(noise.mean_variance(np.array(size), rho) + noise.mean_variance(end - begin, rho))
         loose = -LOOSE * special.ndtri(limit * k_weights(size)[-1] * WORSE)

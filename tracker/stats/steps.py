@@ -122,8 +122,8 @@ def _restless(z: Floats, cut: int) -> float:
     for part in (before, after):
         k = len(part)
         # The mean takes one degree of freedom, and few points must not look noisy by chance.
-        own = (float(np.sum((part - part.mean()) ** 2)) + 4.0) / (k - 1 + 4.0)
-        spread += max(own, 1.0) / k
+        variance = (float(np.sum((part - part.mean()) ** 2)) + 4.0) / (k - 1 + 4.0)
+        spread += max(variance, 1.0) / k
     return float(np.sqrt(spread / (1 / len(before) + 1 / len(after))))
 
 
@@ -219,8 +219,8 @@ def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Lit
         return "inside"
     if state[step.index - 1] == state[step.index]:
         return "near"
-    own = [abs(other.effect) for other in steps if state[other.index - 1] == state[other.index]]
-    return "like" if own and max(own) >= abs(step.effect) / 2 else None
+    machine_effects = [abs(other.effect) for other in steps if state[other.index - 1] == state[other.index]]
+    return "like" if machine_effects and max(machine_effects) >= abs(step.effect) / 2 else None
 
 
 def not_reported(

@@ -143,9 +143,9 @@ def worse_since(
 
 def typical(errors: ArrayLike) -> float:
     """Return the median of the known errors, or 0 if none is known."""
-    known = np.asarray(errors, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    return float(np.median(known)) if len(known) else 0.0
+    finite = np.asarray(errors, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    return float(np.median(finite)) if len(finite) else 0.0
 
 
 def _direction(change: float, threshold: float) -> Verdict:

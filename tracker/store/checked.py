@@ -55,7 +55,7 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     environment_content: str  # hash of all facts of the environment
     cell: Cell
     identity: str  # identity of the series
-    kernels: bytes | None  # as JSON; None if the record has none
+    kernels: bytes | None  # as JSON; None if the record has no kernels
     values: dict[str, Any]  # columns of the point except its keys
 
 
@@ -157,7 +157,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Staged:
     """Checked records, kept until the database is open. Iterate once to get them back in order.
 
-    A context manager that frees its storage on exit. The constructor raises what iterating `records` raises.
+    A context manager that frees its storage on exit. The constructor iterates `records` and passes on its exceptions.
     """
 
     def __init__(self, records: Iterable[Checked]) -> None:

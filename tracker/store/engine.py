@@ -113,7 +113,7 @@ def open_store(location: str | os.PathLike[str], *, create: bool, read_only: boo
 def revision_of(location: str | os.PathLike[str]) -> str | None:
     """Return the revision of a database, or None if it has no tables. HEAD is this version's.
 
-    Unlike `open_store`, never migrates. Raises StoreError if there is no database.
+    Unlike `open_store`, never migrates. Raises StoreError if the database does not exist.
     """
     url = _url(location)
     name = url.render_as_string(hide_password=True)
@@ -305,7 +305,7 @@ _RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION 
 
 
 def _lacking_columns(engine: Engine) -> str | None:
-    """Return which columns are missing, or None. Only checked on SQLite, where it takes a single query."""
+    """Return which columns are missing, or None. Only SQLite is checked, with a single query."""
     if engine.dialect.name != "sqlite":
         return None
     query = text("SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'")

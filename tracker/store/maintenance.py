@@ -49,20 +49,20 @@ def merge(store: Store, other: Store) -> Ingested:
     alert present in both keeps all events and the state of the newest one. Raises IngestError for different results of
     the same run and series.
     """
-    with other.read() as theirs, store.write() as session:
-        done = ingest_into(session, prepared(enumerate(stored_records(theirs), 1), other.name), other.name)
-        _merge_alerts(session, theirs, _merge_comparisons(session, theirs))
-        _merge_pins(session, theirs)
+    with other.read() as other_session, store.write() as session:
+        done = ingest_into(session, prepared(enumerate(stored_records(other_session), 1), other.name), other.name)
+        _merge_alerts(session, other_session, _merge_comparisons(session, other_session))
+        _merge_pins(session, other_session)
         return done
 
 
-def _merge_pins(session: Session, theirs: Session) -> None:
+def _merge_pins(session: Session, other: Session) -> None:
     """Add the other database's pins. If both have a pin of one name in force, ours stays."""
     names = ("name", "commit", "max_slowdown", "created", "who")
     ours = list(session.scalars(select(Pin)))
     our_facts = {tuple(getattr(row, name) for name in names) for row in ours}
     in_force = {row.name for row in ours if row.ended is None}
-    for row in theirs.scalars(select(Pin).order_by(Pin.id)):
+    for row in other.scalars(select(Pin).order_by(Pin.id)):
         facts = {name: getattr(row, name) for name in names}
         if tuple(facts.values()) not in our_facts:
             ended = row.ended if row.ended or row.name not in in_force else row.created
@@ -70,7 +70,7 @@ def _merge_pins(session: Session, theirs: Session) -> None:
     session.flush()
 
 
-def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:
+def _merge_comparisons(session: Session, other: Session) -> dict[int, int]:
     """Add the other database's comparisons, and return our keys by theirs."""
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     keys = {}
@@ -79,17 +79,17 @@ def _merge_comparisons(session: Session, theirs: Session) -> dict[int, int]:
         .join(Series, ABComparison.series_id == Series.id)
         .order_by(ABComparison.id)
     )
-    for row, series in theirs.execute(query).all():
+    for row, series in other.execute(query).all():
         keys[row.id] = comparisons.store(session, ours[series], comparisons.from_row(row))
     return keys
 
 
-def _merge_alerts(session: Session, theirs: Session, of_comparison: dict[int, int]) -> None:
+def _merge_alerts(session: Session, other: Session, of_comparison: dict[int, int]) -> None:
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     runs = dict(session.execute(select(Run.uuid, Run.id)).all())
-    names = dict(theirs.execute(select(Run.id, Run.uuid)).all())
+    names = dict(other.execute(select(Run.id, Run.uuid)).all())
     query = select(Alert, Series.identity).join(Series, Alert.series_id == Series.id).order_by(Alert.id)
-    for row, series in theirs.execute(query).all():
+    for row, series in other.execute(query).all():
         alert = session.scalar(select(Alert).where(Alert.identity == row.identity))
         if alert is None:
             facts = {name: getattr(row, name) for name in _OF_ALERT}
@@ -106,7 +106,7 @@ def _merge_alerts(session: Session, theirs: Session, of_comparison: dict[int, in
         event_query = select(AlertEvent).order_by(AlertEvent.at, AlertEvent.id)
         our_events = list(session.scalars(event_query.where(AlertEvent.alert_id == alert.id)))
         our_facts = {(event.at, event.who, event.state, event.reason) for event in our_events}
-        for event in theirs.scalars(event_query.where(AlertEvent.alert_id == row.id)):
+        for event in other.scalars(event_query.where(AlertEvent.alert_id == row.id)):
             if (event.at, event.who, event.state, event.reason) in our_facts:
                 continue
             facts = {name: getattr(event, name) for name in ("at", "who", "state", "reason")}

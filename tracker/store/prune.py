@@ -38,7 +38,7 @@ _DELETED_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Policy:
-    """How long to keep points."""
+    """The ages up to which points are kept."""
 
     all_days: int = 90  # keep all points younger than this
     every_days: int = 7  # of older ones, keep one run in each such span, counted from Monday 1970-01-05
@@ -118,7 +118,7 @@ def plan_pruning(
 def apply_pruning(session: Session, pruning: Pruning) -> None:
     """Remove the points, and the runs, kernels and environments that no point refers to afterwards.
 
-    Series and commits stay: series list what exists, and commits define the order of history.
+    Series and commits stay: series list the measured cells, and commits define the order of history.
     """
     keys = pruning.remove.tolist()
     for start in range(0, len(keys), _DELETED_AT_ONCE):

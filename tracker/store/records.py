@@ -51,7 +51,7 @@ def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iter
 
 
 class RecordReader:
-    """Converts rows of `point` to records, and caches what many rows share."""
+    """Converts rows of `point` to records, and caches facts that many rows share."""
 
     def __init__(self, session: Session) -> None:
         from groupbench.tracker.store.points import (

@@ -138,14 +138,14 @@ def _opens(path: Path) -> bool:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT version_num FROM alembic_version LIMIT 0")
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            known = [table for table in Base.metadata.sorted_tables if table.name in names]
+            our_tables = [table for table in Base.metadata.sorted_tables if table.name in names]
             revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
             if revision not in REVISIONS:
                 return False
             if revision == HEAD:
                 for table in Base.metadata.sorted_tables:
                     connection.execute(f"SELECT {_quoted(*table.columns.keys())} FROM {_quoted(table.name)} LIMIT 0")
-            return bool(known)
+            return bool(our_tables)
     except (sqlite3.Error, UnicodeDecodeError, TypeError):
         return False
 

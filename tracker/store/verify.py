@@ -91,7 +91,7 @@ def _pages(session: Session) -> Iterator[DatabaseProblem]:
 
 
 def _references(session: Session) -> Iterator[DatabaseProblem]:
-    """Yield rows that refer to a missing row. A database that enforces foreign keys has none."""
+    """Yield rows that refer to a missing row. Impossible if the database enforces foreign keys."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
             referred = key.column.table.alias("referred")

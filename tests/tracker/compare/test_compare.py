@@ -122,9 +122,9 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
 
 def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(), make(1, commit="000" + "c" * 37)])
-    said = cli("compare", "previous", "latest").stderr
-    assert "no previous commit" in said
-    assert "`run:ID` names a single run" in said
+    errors = cli("compare", "previous", "latest").stderr
+    assert "no previous commit" in errors
+    assert "`run:ID` names a single run" in errors
     assert cli("compare", "latest").exit_code == 2
 
 
@@ -145,16 +145,16 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     cells = [{"backend": backend, "operator": operator} for backend, operator in now]
     stored([make(0, 1.0, **cell) for cell in cells])
     stored([make(1, ms, **cell) for cell, ms in zip(cells, now.values(), strict=True)])
-    answer = json.loads(cli("compare", "000", "001", "--json").stdout)
-    for row in answer["series"]:
+    output = json.loads(cli("compare", "000", "001", "--json").stdout)
+    for row in output["series"]:
         assert row["low"] < now[row["backend"], row["operator"]] < row["high"] < 1.03 * row["low"]
         assert (row["p"] < 0.05) == (row["verdict"] == "regressed")
-    means = {row.pop("backend"): row for row in answer["geometric_means"]}
+    means = {row.pop("backend"): row for row in output["geometric_means"]}
     assert list(means) == ["lone", "same", "slow"]
     assert means["slow"]["ratio"] == pytest.approx((1.2 * 1.25) ** 0.5, rel=1e-3)
     assert means["slow"]["low"] < means["slow"]["ratio"] < means["slow"]["high"]
-    low, high = answer["geometric_mean_interval"]
-    assert low < answer["geometric_mean"] < high
+    low, high = output["geometric_mean_interval"]
+    assert low < output["geometric_mean"] < high
     assert (means["lone"]["series"], means["lone"]["low"], means["lone"]["high"]) == (1, None, None)
     lines = cli("compare", "000", "001").stdout.rstrip("\n").split("\n")
     assert "95 %" in lines[2] and "<0.001" in lines[3] and " .. " in lines[3]

@@ -1,4 +1,4 @@
-"""TTGIR and PTX compared without what is only a name."""
+"""Diffs of TTGIR and PTX ignore names."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_an_instruction_more_is_one_line() -> None:
 
 
 def test_each_language_has_its_diff() -> None:
-    found = compare(code(), code(TTGIR, PTX.replace("add.s32 %r2, %r1, 1;\n", ""), "def gemm():\n    return"))
-    assert [diff.language for diff in found] == ["source", "ptx"]
-    assert found[1].summary == ("add.s32 1 → 0",)
+    diffs = compare(code(), code(TTGIR, PTX.replace("add.s32 %r2, %r1, 1;\n", ""), "def gemm():\n    return"))
+    assert [diff.language for diff in diffs] == ["source", "ptx"]
+    assert diffs[1].summary == ("add.s32 1 → 0",)
 
 
 def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:

@@ -1,4 +1,4 @@
-"""What differs between compiled kernels, in a line."""
+"""The differences between compiled kernels, in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from groupbench.tracker.compare.kernels import differences, pairs
 from groupbench.tracker.record import Kernel
 
 
-def kernel(name: str = "gemm", hash_: str = "a", **given: Any) -> Kernel:
+def kernel(name: str = "gemm", hash_: str = "a", **fields: Any) -> Kernel:
     facts: dict[str, Any] = {"registers": 168, "spills": 0, "shared_bytes": 1024, "occupancy": 0.125}
     facts |= {"counted_in": "sass", "counts": {"instructions": 100, "wgmma m64n256k16": 4, "barrier": 2}}
     facts |= {"config": {"num_stages": 4, "num_warps": 8}}
-    return Kernel(name=name, hash=hash_, **facts | given)
+    return Kernel(name=name, hash=hash_, **facts | fields)
 
 
 def with_counts(**counts: int) -> dict[str, int]:
@@ -58,9 +58,9 @@ CASES: dict[str, tuple[Kernel, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("after", "told"), CASES.values(), ids=CASES)
-def test_differences(after: Kernel, told: list[str]) -> None:
-    assert differences([kernel()], [after]) == told
+@pytest.mark.parametrize(("after", "expected"), CASES.values(), ids=CASES)
+def test_differences(after: Kernel, expected: list[str]) -> None:
+    assert differences([kernel()], [after]) == expected
 
 
 def test_kernels_are_compared_by_name_and_named_where_there_are_several() -> None:
@@ -75,6 +75,6 @@ def test_kernels_are_compared_by_name_and_named_where_there_are_several() -> Non
 def test_every_kernel_is_in_one_pair(before: list[str], after: list[str]) -> None:
     sides = ([kernel(name, str(i)) for i, name in enumerate(side)] for side in (before, after))
     old, new = map(list, sides)
-    found = pairs(old, new)
-    assert sorted(p.before.hash for p in found if p.before) == sorted(k.hash for k in old)
-    assert sorted(p.after.hash for p in found if p.after) == sorted(k.hash for k in new)
+    matched = pairs(old, new)
+    assert sorted(p.before.hash for p in matched if p.before) == sorted(k.hash for k in old)
+    assert sorted(p.after.hash for p in matched if p.after) == sorted(k.hash for k in new)

@@ -89,9 +89,11 @@ def test_commits_are_not_compared_and_the_newest_counts() -> None:
 
 
 def test_versions_memory_and_routing_are_shown() -> None:
-    theirs = {"environment": {"settings": {"package quack-kernels": "0.6.5"}}}
+    with_package = {"environment": {"settings": {"package quack-kernels": "0.6.5"}}}
     table = table_of(
-        build(0, 1.0, backend="quack", metrics={"dynamic_routing": 1, "workspace_mib": 3, "kept_mib": 4}, **theirs),
+        build(
+            0, 1.0, backend="quack", metrics={"dynamic_routing": 1, "workspace_mib": 3, "kept_mib": 4}, **with_package
+        ),
         build(0, 2.0, backend="loop", metrics={"dynamic_routing": 0}),
     )
     quack, loop = table.standings

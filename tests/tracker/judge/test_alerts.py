@@ -1,4 +1,4 @@
-"""The life of an alert: opened by the gate, moved by people, closed and reopened by what is measured."""
+"""The life of an alert: opened by the gate, updated by people, closed and reopened by new results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("plain_statistics")
 WHO = ("--who", "Ada")
 
 
-def quiet(make: Any, nights: int, **given: Any) -> list[Any]:
-    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **given) for night in range(nights)]
+def quiet(make: Any, nights: int, **fields: Any) -> list[Any]:
+    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **fields) for night in range(nights)]
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_an_alert_says_what_changed(slower: Cli, db: Any) -> None:
     assert slower("alerts", "--csv").stdout.startswith("alert,state,metric")
     with open_tracker(db) as tracker:
         assert [row.pk for row in tracker.alerts()] == [1]
-        found = tracker.gate()
-    assert (found.exit_code, found.rows[0].alert.pk) == (1, 1)
-    assert found.table().flat()[0]["alert"] == 1
+        each = tracker.gate()
+    assert (each.exit_code, each.rows[0].alert.pk) == (1, 1)
+    assert each.table().flat()[0]["alert"] == 1
 
 
 @pytest.mark.sqlite
@@ -260,7 +260,7 @@ def test_accuracy_and_repeatability(cli: Cli, stored: Stored, make: Any) -> None
 @pytest.mark.sqlite
 @pytest.mark.parametrize(("before", "after"), [(1.5e-7, 2e-6), (0.0, 3e-6)], ids=["fp32", "from_exact"])
 def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: Any, before: float, after: float) -> None:
-    """Errors are judged with a floor, which is no part of them."""
+    """Errors are judged with a floor, which is not part of the stored levels."""
     stored([*quiet(make, 5, rms=before), make(5, rms=after), make(6, rms=after)])
     assert cli("gate", "--update").exit_code == 1
     (alert,) = listed(cli)
@@ -349,7 +349,7 @@ class TestKeeping:
                 (alert,) = alerts.find(session)
                 assert [event.state for event in alert.events] == ["new", "acknowledged"]
                 assert alert.state == "acknowledged"
-                assert [len(found) for found in comparisons.of_series(session, [1]).values()] == [1]
+                assert [len(each) for each in comparisons.of_series(session, [1]).values()] == [1]
 
     def test_the_newest_event_of_two_databases_holds(self, judged: Cli, db: Any, tmp_path: Path) -> None:
         other = tmp_path / "other.db"
@@ -377,9 +377,9 @@ class TestKeeping:
             for event in session.scalars(select(AlertEvent)):
                 session.delete(event)
             session.get_one(comparisons.ABComparison, 1).verdict = "same"
-        said = judged("verify").stdout
-        assert "orphan: 1 alert without an event (id 1)" in said
-        assert "hash: comparison 1 does not match its hash" in said
+        output = judged("verify").stdout
+        assert "orphan: 1 alert without an event (id 1)" in output
+        assert "hash: comparison 1 does not match its hash" in output
 
     @pytest.mark.sqlite
     def test_a_backup_holds_them(self, judged: Cli, tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_what_was_confirmed_once_is_no_suspect_again(
 
     plain = scan.scan
     monkeypatch.setattr(
-        scan, "scan", lambda histories, **_: [replace(found, verdict="suspect") for found in plain(histories)]
+        scan, "scan", lambda histories, **_: [replace(each, verdict="suspect") for each in plain(histories)]
     )
     stored([make(8, ms=1.05)])
     result = slower("gate", "--update")

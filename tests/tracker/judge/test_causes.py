@@ -1,4 +1,4 @@
-"""Why a latency or a result moved, from what two points say."""
+"""The cause of a change of latency or result, from the facts of two points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def kernel(name: str = "gemm", **config: Any) -> tuple[Kernel, ...]:
     return (Kernel(name=name, hash="h", config=config),)
 
 
-def facts(state: State = NEW, hash_: str | None = "new", **given: Any) -> Facts:
-    environment = msgspec.structs.replace(HERE, **given.pop("environment", {}))
-    return Facts(state, environment, hash_, given.pop("kernels", ()))
+def facts(state: State = NEW, hash_: str | None = "new", **fields: Any) -> Facts:
+    environment = msgspec.structs.replace(HERE, **fields.pop("environment", {}))
+    return Facts(state, environment, hash_, fields.pop("kernels", ()))
 
 
 BEFORE = facts(OLD, "old", kernels=kernel(BLOCK_M=64, num_warps=4))
@@ -55,9 +55,9 @@ TUNED = kernel(BLOCK_M=128, num_warps=4)
     ids=str,
 )
 def test_the_first_that_holds(after: Facts, moved: bool, confirmed: bool, word: str, note: str | None) -> None:
-    found = find_cause(BEFORE, after, canaries_moved=moved, confirmed=confirmed)
-    assert found.word == word
-    assert (found.note is None) if note is None else note in str(found.note)
+    cause = find_cause(BEFORE, after, canaries_moved=moved, confirmed=confirmed)
+    assert cause.word == word
+    assert (cause.note is None) if note is None else note in str(cause.note)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_the_first_that_holds(after: Facts, moved: bool, confirmed: bool, word: 
     ids=str,
 )
 def test_of_a_result_the_same_compiled_kernel_does_not_clear_the_code(after: Facts, word: str, note: str) -> None:
-    found = find_cause(BEFORE, after, result=True)
-    assert found.word == word
-    assert note in str(found.note)
+    cause = find_cause(BEFORE, after, result=True)
+    assert cause.word == word
+    assert note in str(cause.note)
 
 
 def test_a_dirty_tree_is_no_proof_of_the_same_code() -> None:

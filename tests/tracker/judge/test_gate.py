@@ -1,4 +1,4 @@
-"""`groupbench gate`: exit codes, the first line, and what stands below it; whatever the statistics are."""
+"""`groupbench gate`: exit codes, the first line and the rows below it, independent of the statistics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Stored = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("plain_statistics")
 
 
-def quiet(make: Any, nights: int, **given: Any) -> list[Any]:
-    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **given) for night in range(nights)]
+def quiet(make: Any, nights: int, **fields: Any) -> list[Any]:
+    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **fields) for night in range(nights)]
 
 
 def first_line(result: Result) -> str:
@@ -64,8 +64,8 @@ def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: A
     stored([*quiet(make, 6), make(6, ms=1.03)])
     result = cli("gate")
     assert result.exit_code == 3
-    said = "GATE incomplete: 1 series may have regressed; run `groupbench confirm` to measure both commits. 1 suspect"
-    assert first_line(result) == said
+    line = "GATE incomplete: 1 series may have regressed; run `groupbench confirm` to measure both commits. 1 suspect"
+    assert first_line(result) == line
     assert "+3.0%" in result.stdout
 
 
@@ -107,7 +107,7 @@ def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, store
     assert "compiled kernel unchanged" in result.stdout
     stored([make(9, ms=0.9, kernels=kernels), make(10, ms=0.9, kernels=kernels)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["verdict"], row["cause"], row["ab"]) == ("improved", "infrastructure", None)  # which alarms nobody
+    assert (row["verdict"], row["cause"], row["ab"]) == ("improved", "infrastructure", None)  # not an alarm
     assert row["change"] < 0
 
 
@@ -123,7 +123,7 @@ def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, store
 def test_the_same_compiled_kernel_does_not_clear_the_code_of_a_result(
     cli: Cli, stored: Stored, make: Any, worse: dict[str, Any], what: str
 ) -> None:
-    """What launches it and computes around it makes the result as well; the same commit is the same."""
+    """The code around a kernel affects the result too; the same commit cannot change it."""
     kernels = [{"name": "k", "hash": "one"}]
     stored([*quiet(make, 6, kernels=kernels), make(6, kernels=kernels, **worse)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
@@ -219,9 +219,9 @@ def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> N
     result = cli("gate")
     assert (result.exit_code, first_line(result)) == (0, "GATE ok: no latency was judged (1 too noisy). 1 noisy")
     assert cli("gate", "--strict").exit_code == 3
-    told = json.loads(cli("gate", "--json").stdout)
-    assert (told["latencies"], told["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
-    assert "±" in told["series"][0]["note"]
+    output = json.loads(cli("gate", "--json").stdout)
+    assert (output["latencies"], output["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
+    assert "±" in output["series"][0]["note"]
 
 
 def test_a_burst_that_the_host_stalled_makes_no_latency_noisy(cli: Cli, stored: Stored, make: Any) -> None:
@@ -276,9 +276,9 @@ def test_a_wrong_result_is_of_the_first_commit_that_has_it(
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert row["commits"] == "..".join(end and f"{end}ccccccc" for end in commits.split(".."))
     assert (row["verdict"], row["what"], row["n"]) == ("wrong", "result", n)
-    known = not commits.startswith(".")
-    assert (row["cause"], row["before_rms"]) == (("code", 2e-3) if known else (None, None))
-    assert row["before_ms"] == (pytest.approx(1.0, rel=0.01) if known else None)
+    has_base = not commits.startswith(".")
+    assert (row["cause"], row["before_rms"]) == (("code", 2e-3) if has_base else (None, None))
+    assert row["before_ms"] == (pytest.approx(1.0, rel=0.01) if has_base else None)
     (again,) = json.loads(cli("gate", "--json", "--window", "3").stdout)["series"]
     assert again["commits"] == row["commits"]  # however long ago
 
@@ -335,7 +335,7 @@ def test_a_latency_that_is_gone_is_3(cli: Cli, stored: Stored, make: Any) -> Non
     stored([make(0), make(1, ms=None)])
     result = cli("gate")
     assert result.exit_code == 3
-    assert "the previous run has a latency, this run has none" in result.stdout
+    assert "the previous run has a latency, but this run does not" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_changed_environment_is_4_and_named(cli: Cli, stored: Stored, make: An
 
 
 def test_one_reason_for_many_series_is_told_once(cli: Cli, stored: Stored, make: Any) -> None:
-    """And the next command where it is another card of the model alone."""
+    """The line names the next command if the new machine is only another card of the model."""
     nights = [make(night, backend=backend) for night in range(5) for backend in ("a", "b", "c")]
     other = {"gpu_uuid": "GPU-other"}
     now = [make(5, ms=1.1, backend=backend, environment=other) for backend in ("a", "b")]
@@ -410,11 +410,11 @@ def test_min_effect_and_window(cli: Cli, stored: Stored, make: Any) -> None:
 
 
 def test_interpreted_timings_are_never_judged(cli: Cli, stored: Stored, make: Any) -> None:
-    given = {"environment": {"device": "cpu", "gpu": None, "cpu": "EPYC"}, "timing": "interpreted"}
-    stored([*[make(night, **given) for night in range(5)], make(5, ms=50.0, **given)])
+    on_cpu = {"environment": {"device": "cpu", "gpu": None, "cpu": "EPYC"}, "timing": "interpreted"}
+    stored([*[make(night, **on_cpu) for night in range(5)], make(5, ms=50.0, **on_cpu)])
     result = cli("gate")
     assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed; no latency was measured. 1 ok")
-    stored([make(6, rms=0.1, **given)])
+    stored([make(6, rms=0.1, **on_cpu)])
     assert cli("gate").exit_code == 1
 
 
@@ -442,7 +442,7 @@ def test_lost_repeatability_is_1(cli: Cli, stored: Stored, make: Any) -> None:
 @pytest.mark.sqlite
 @pytest.mark.parametrize("ms", [0.95, 1.05], ids=["improved", "regressed"])
 def test_a_change_of_long_ago_is_no_news(cli: Cli, stored: Stored, make: Any, ms: float) -> None:
-    """The statistics find the newest change at any age; twenty results on, it says nothing of tonight."""
+    """The statistics find the newest change at any age, but after twenty results it is no longer news."""
     stored([*quiet(make, 6), *[make(night, ms=ms) for night in range(6, 28)]])
     for night, code in ((8, 1), (25, 1), (26, 0), (27, 0)):
         result = cli("gate", "--run", f"run-{night:03d}", "--json")
@@ -531,8 +531,8 @@ def test_late_records_of_old_runs_do_not_become_the_newest(cli: Cli, stored: Sto
 def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=1.03, shape="a|b*c<d>")])
     stored([*[make(n, backend="x|y") for n in range(5)], *[make(n, ms=1.05, backend="x|y") for n in (5, 6)]])
-    answer = json.loads(cli("gate", "--json").stdout)
-    assert (answer["exit_code"], answer["verdict"], answer["counts"]["regressed"]) == (1, "regression", 1)
+    output = json.loads(cli("gate", "--json").stdout)
+    assert (output["exit_code"], output["verdict"], output["counts"]["regressed"]) == (1, "regression", 1)
     csv = cli("gate", "--csv")
     assert csv.stdout.startswith("verdict,what,cause,operator")
     assert csv.stderr.startswith("GATE regression")

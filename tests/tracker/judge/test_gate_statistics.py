@@ -25,7 +25,7 @@ SERIES = 20
 
 
 def nights(make: Any, count: int, changes: dict[str, tuple[int, float]], noise: float = 0.002) -> list[Any]:
-    """Of each of some backends, `count` nights; `changes` says from which night on which is how much slower."""
+    """Return `count` nights of several backends; `changes` maps a backend to (first slower night, factor)."""
     rng = np.random.default_rng(3)
     made = []
     for number in range(SERIES):
@@ -52,10 +52,10 @@ def test_unchanged_code_is_left_alone(cli: Cli, stored: Stored, make: Any) -> No
 def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(cli: Cli, stored: Stored, make: Any) -> None:
     """However many nights were stored together, before and after."""
     sides = [(before, after) for before in range(1, 7) for after in range(1, 6)]
-    given = {"b": [4e-3, 2e-3] * 3 + [4e-3, 4e-3]}  # two levels, of which neither is news
-    given |= {f"{before} {after}": [2e-3] * before + [4e-3] * after for before, after in sides}
+    errors = {"b": [4e-3, 2e-3] * 3 + [4e-3, 4e-3]}  # two levels, of which neither is news
+    errors |= {f"{before} {after}": [2e-3] * before + [4e-3] * after for before, after in sides}
     stored(
-        [make(20 - len(all_) + n, backend=name, rms=rms) for name, all_ in given.items() for n, rms in enumerate(all_)]
+        [make(20 - len(all_) + n, backend=name, rms=rms) for name, all_ in errors.items() for n, rms in enumerate(all_)]
     )
     _, rows = judged(cli)
     assert rows.pop("b")["verdict"] == "ok"
@@ -69,8 +69,8 @@ def test_one_night_off_is_a_suspect_and_many_are_a_change(cli: Cli, stored: Stor
     stored(nights(make, 31, {"b3": (30, 1.04), "b4": (30, 0.96), "b7": (22, 1.03), "b8": (22, 0.97)}))
     code, rows = judged(cli)
     assert code == 1
-    told = {name: row["verdict"] for name, row in rows.items() if row["verdict"] != "ok"}
-    assert told == {"b3": "suspect", "b4": "suspect", "b7": "regressed", "b8": "improved"}
+    verdicts = {name: row["verdict"] for name, row in rows.items() if row["verdict"] != "ok"}
+    assert verdicts == {"b3": "suspect", "b4": "suspect", "b7": "regressed", "b8": "improved"}
     assert rows["b7"]["commits"] == "015ccccccc..016ccccccc"
     assert rows["b7"]["low"] < 0.03 < rows["b7"]["high"]
     assert rows["b7"]["q"] < 0.05
@@ -184,7 +184,7 @@ def test_how_many_results_show_that_a_level_is_back(
 
 
 def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make: Any) -> None:
-    """Of a noisy series several results must be back together; those of before the change are none of them."""
+    """Several results of a noisy series must be back together, and results before the change do not count."""
     made = nights(make, 34, {"b3": (25, 1.05)}, noise=0.012)
     stored(made)
     assert "1 opened (1)" in cli("gate", "--update", "--run", "run-030").stderr

@@ -1,4 +1,4 @@
-"""The tracker on a real history: three commits on one H100 (tests/data/h100/README.md says what happened in them)."""
+"""The tracker on a real history: three commits on one H100, described in tests/data/h100/README.md."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ SLOWER = ("helion_persistent", "G=4,M_g=1024,N=1024,K=1024,B=shared")
 
 
 def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
-    """Real work: every kernel of ours changed, torch's did not, and one got slower where nobody looked.
+    """Real work: every kernel of ours changed, torch's did not, and one unexpectedly got slower.
 
-    Three earlier results prove nothing; what is off them is worth an A/B.
+    Three earlier results prove nothing, but a deviation from them is worth an A/B comparison.
     """
     code, rows = verdicts(h100, run_of(4))
     assert code == 3
@@ -61,8 +61,8 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
     assert (slower["backend"], slower["shape"]) == SLOWER
     assert slower["change"] == pytest.approx(0.53, abs=0.01)
     faster = [-100 * row["change"] for row in suspects if row is not slower]
-    told = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
-    assert f"{told}, and one {100 * slower['change']:.0f} % slower" in README
+    summary = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
+    assert f"{summary}, and one {100 * slower['change']:.0f} % slower" in README
     assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
     tuned = next(row for row in suspects if row["backend"] == "triton_pointer")
@@ -79,7 +79,7 @@ def test_a_suspect_that_nobody_confirmed_stays_one_and_dates_back(h100: Cli) -> 
 
 
 def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -> None:
-    """What an A/B of the two commits would store: nothing is measured here."""
+    """Store the result of an A/B comparison of the two commits, without measuring."""
     compared = {"verdict": "different", "effect": 0.425, "low": 0.415, "high": 0.435, "pairs": 8}
     with open_store(db, create=False) as store, store.write() as session:
         run = find_run(session, run_of(4))
@@ -88,8 +88,8 @@ def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -
             assert row.ab_base.commit.startswith("fc7ede9")
             if (row.series.backend, row.series.shape) == SLOWER:
                 measured = datetime(2026, 11, 21, 3, tzinfo=UTC)
-                told = Compared(base=row.ab_base.commit, head=run.commit, measured=measured, **compared)
-                comparisons.store(session, row.series.pk, told)
+                comparison = Compared(base=row.ab_base.commit, head=run.commit, measured=measured, **compared)
+                comparisons.store(session, row.series.pk, comparison)
     code, rows = verdicts(h100, run_of(4))
     assert code == 1
     (slower,) = [row for row in rows if row["verdict"] == "regressed"]

@@ -1,4 +1,4 @@
-"""Levels of a series: what history, an A/B, an alert and the verdict say ends one."""
+"""Levels of a series, which end by history, an A/B comparison, an alert or the verdict."""
 
 from __future__ import annotations
 

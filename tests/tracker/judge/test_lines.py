@@ -1,4 +1,4 @@
-"""History along the commits of one branch: what was measured elsewhere, again or late changes no verdict."""
+"""History along the commits of one branch: repeated, late and foreign results do not change a verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def commit_of(number: int, branch: str = "") -> str:
 def measured(make: Any) -> Callable[..., Record]:
     """A result of commit `number`: 1 ms, and 10 % more from STEP on, with a scatter of its own each night."""
 
-    def record(night: float, number: int, *, branch: str = "", ms: float | None = None, **given: Any) -> Record:
+    def record(night: float, number: int, *, branch: str = "", ms: float | None = None, **fields: Any) -> Record:
         """`night` is when it was measured; a commit of a branch comes after that commit of the main line."""
         level = (1.1 if number >= STEP else 1.0) if ms is None else ms
         noise = float(np.random.default_rng(int(1000 * night) + 7).normal(0, 0.002))
@@ -42,11 +42,11 @@ def measured(make: Any) -> Callable[..., Record]:
             parents = [commit_of(number)]
         else:
             parents = [commit_of(number - 1)] if number else []
-        facts = {"parents": given.pop("parents", parents), "branch": branch or "main"}
+        facts = {"parents": fields.pop("parents", parents), "branch": branch or "main"}
         # A night is a whole number of days: others are moved by hours.
         made = make(
             int(night), level * (1 + noise), commit=commit_of(number, branch), commit_facts=facts,
-            run=given.pop("run", f"run-{night:06.2f}{branch}"), **given,
+            run=fields.pop("run", f"run-{night:06.2f}{branch}"), **fields,
         )  # fmt: skip
         return moved(made, night - int(night))
 

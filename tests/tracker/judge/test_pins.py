@@ -1,4 +1,4 @@
-"""Pinned commits: many small steps that no night shows, the limit, and what ends a pin."""
+"""Pinned commits: many small steps that no night shows, the limit, and the end of a pin."""
 
 from __future__ import annotations
 

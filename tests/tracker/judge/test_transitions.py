@@ -39,7 +39,7 @@ def judged(cli: Cli, *args: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 class TestPast:
-    """Which results count as the past of a toolchain, told by letters: the newest is the last."""
+    """Which results count as the past of a toolchain. Letters are toolchains; the newest result is last."""
 
     @pytest.mark.parametrize(
         ("used", "machine", "kept"),
@@ -48,9 +48,9 @@ class TestPast:
             ("AABB", "0000", "0123"),
             ("ABCD", "0000", "0123"),
             ("AABA", "0000", "013"),  # B was a trial
-            ("ABAB", "0000", "013"),  # in turns: its own, and what was in use before it
+            ("ABAB", "0000", "013"),  # alternating: its own results, and those of toolchains in use before it
             ("CABAB", "00000", "0124"),
-            ("AABBA", "00110", "01234"),  # another card's toolchain is none of this one's
+            ("AABBA", "00110", "01234"),  # toolchains on another card do not count
         ],
     )
     def test_each_toolchain_has_a_past_of_its_own(self, used: str, machine: str, kept: str) -> None:
@@ -94,9 +94,9 @@ class TestGate:
         )
         assert rows["b"]["transition"].startswith("triton 3.7.1 → 3.8.0: +0.5% (+0.")
         assert (rows["c"]["cause"], rows["c"]["note"]) == ("toolchain", "triton 3.7.1 → 3.8.0: +5.0% (+4.5% .. +5.5%)")
-        said = cli("gate").stdout
+        output = cli("gate").stdout
         line = "triton 3.7.1 → 3.8.0, code unchanged: 3 series moved by +0.0% to +5.0%, median +0.5%; 1 slower\n"
-        assert line in said
+        assert line in output
         stored([make(7, ms=1.0, backend=backend, **NEW) for backend in "ab"])
         stored([make(7, ms=1.05, backend="c", **NEW)])
         code, rows = judged(cli)
@@ -191,7 +191,7 @@ class TestGate:
 
 @pytest.mark.usefixtures("plain_statistics")
 class TestAB:
-    """What the A/Bs of a transition make of its verdict: of the toolchains, and of the commits where both changed."""
+    """A/B comparisons of the toolchains, and of the commits if both changed, decide the verdict of a transition."""
 
     @pytest.mark.parametrize(
         ("same_commit", "toolchains", "commits", "verdict", "cause", "change", "noted"),

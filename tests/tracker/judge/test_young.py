@@ -20,13 +20,13 @@ pytestmark = pytest.mark.sqlite
 
 
 def judged(stored: Callable[..., Any], records: list[Any], effect: float | None = None, verdict: str = "") -> Judged:
-    """Judge the newest run, once an A/B of the last two commits has said so."""
+    """Judge the newest run after an A/B comparison of the last two commits."""
     with open_store(stored(records), create=False) as store, store.write() as session:
         (row,) = judge_run(session, find_run(session, None)).rows
         if verdict:
             base, head = (record.run.commit.hash for record in records[-2:])
-            told = Compared(base, head, verdict, datetime(2026, 1, 9, tzinfo=UTC), effect, effect, effect)
-            comparisons.store(session, row.series.pk, told)
+            comparison = Compared(base, head, verdict, datetime(2026, 1, 9, tzinfo=UTC), effect, effect, effect)
+            comparisons.store(session, row.series.pk, comparison)
             (row,) = judge_run(session, find_run(session, None)).rows
         return row
 
@@ -51,7 +51,7 @@ def test_the_comparison_is_the_verdict(effect: float, verdict: str, expected: st
 
 
 QUIET = {
-    "the level is where it was": [(1, {}), (2, {"ms": 1.001})],
+    "the level is unchanged": [(1, {}), (2, {"ms": 1.001})],
     "the same commit again": [(1, {}), (2, {"ms": 1.5, "commit": f"{1:03x}" + "c" * 37})],
     "a canary": [(1, {"operator": "canary"}), (2, {"ms": 1.5, "operator": "canary"})],
     "a first result": [(1, {})],
@@ -60,7 +60,7 @@ QUIET = {
 
 @pytest.mark.parametrize("nights", QUIET.values(), ids=QUIET)
 def test_what_is_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
-    assert judged(stored, [make(night, **given) for night, given in nights]).ab_base is None
+    assert judged(stored, [make(night, **fields) for night, fields in nights]).ab_base is None
 
 
 def test_a_commit_in_between_that_was_measured_twice_is_no_base(make: Any, stored: Any) -> None:

@@ -36,7 +36,7 @@ def names(*nodes: CommitNode) -> str:
         ((node("b", "a", day=0), node("a", day=5)), "ab"),  # the clock was wrong
         ((node("d", "b", "c", day=3), node("c", "a", day=2), node("b", "a", day=1), node("a", day=0)), "abcd"),
         ((node("c", "a", day=1), node("b", "a", day=2), node("d", "c", "b", day=3), node("a", day=0)), "acbd"),
-        ((node("b", "x", day=2), node("a", "y", day=1)), "ab"),  # a shallow clone: parents that nobody has
+        ((node("b", "x", day=2), node("a", "y", day=1)), "ab"),  # a shallow clone: its parents are missing
         ((node("n"), node("b", "a", day=2), node("a", day=1)), "abn"),  # known by its hash alone, and never run
         ((node("b", "a", day=1), node("a", "b", day=2), node("c", "b", day=0)), "bca"),  # a circle
         ((node("a", "a", day=1),), "a"),  # its own parent
@@ -57,8 +57,8 @@ def test_a_parent_is_before_its_child_whatever_the_clocks_say(data: st.DataObjec
         day = data.draw(st.none() | st.integers(0, 5))
         commits.append(node(str(i), *(str(p) for p in parents), "unknown", day=day))
     shuffled = data.draw(st.permutations(commits))
-    found = [each.hash for each in ordered(shuffled)]
-    place = {hash_: i for i, hash_ in enumerate(found)}
+    hashes = [each.hash for each in ordered(shuffled)]
+    place = {hash_: i for i, hash_ in enumerate(hashes)}
     assert sorted(place) == sorted(each.hash for each in commits)
     assert all(place[p] < place[c.hash] for c in commits for p in c.parents if p in place)
 
@@ -70,7 +70,7 @@ def test_order_of_a_store(opened: Store, make: Any) -> None:
         {"commit": "a", "commit_facts": {"parents": ["base"], "time": "2026-02-01T00:00:00Z"}},
         {"commit": "bare"},
     ]
-    ingest(opened, enumerate((make(night, **given) for night, given in enumerate(facts)), 1), "file")
+    ingest(opened, enumerate((make(night, **fields) for night, fields in enumerate(facts)), 1), "file")
     with opened.read() as session:
         assert [each.hash for each in commit_order(session)] == ["bare", "a", "b", "m"]
         assert ancestors(session, "m") == {"m", "a", "b"}

@@ -86,12 +86,12 @@ def test_an_expression_means_what_it_says(value: int, a: int, b: int) -> None:
 @given(st.text())
 def test_any_text_is_an_expression_or_refused(text: str) -> None:
     try:
-        found = sizes(text)
+        conditions = sizes(text)
     except QueryError as error:
         assert "\n" not in error.message
         assert not is_expression(text)
     else:
-        assert all(isinstance(size, Size) for size in found)
+        assert all(isinstance(size, Size) for size in conditions)
 
 
 @pytest.mark.parametrize(
@@ -159,5 +159,5 @@ def test_ranges_of_commits() -> None:
     assert commit_range("..b") == (None, "b")
     assert commit_range("v1.0..v1.1") == ("v1.0", "v1.1")
     for bad in ("", "..", "a", "a...b", "a..b..c"):
-        with pytest.raises(QueryError, match="no range"):
+        with pytest.raises(QueryError, match="not a range"):
             commit_range(bad)

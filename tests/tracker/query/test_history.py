@@ -1,4 +1,4 @@
-"""`groupbench history`: which lines, in which order, and what they say."""
+"""`groupbench history`: the selection, order and contents of its rows."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def test_a_line_says_what_was_measured(cli: Cli, stored: Stored, make: Any) -> N
 def test_changes_are_within_an_environment_and_changes_of_it_are_named(cli: Cli, stored: Stored, make: Any) -> None:
     new = {"driver": "580.2"}
     stored([make(0), make(1, ms=2.0, environment=new), make(2, ms=1.5), make(3, ms=3.0, environment=new)])
-    found = rows(cli)
-    assert [r["change"] and round(r["change"], 2) for r in found] == [None, None, 0.5, 0.5]
-    assert found[1]["environment_changed"] == ["driver 570.1 → 580.2"]
-    assert found[2]["environment_changed"] == ["driver 580.2 → 570.1"]
+    history = rows(cli)
+    assert [r["change"] and round(r["change"], 2) for r in history] == [None, None, 0.5, 0.5]
+    assert history[1]["environment_changed"] == ["driver 570.1 → 580.2"]
+    assert history[2]["environment_changed"] == ["driver 580.2 → 570.1"]
     assert "driver 570.1 → 580.2" in cli("history").stdout
 
 
 def test_interpreted_is_no_speed(cli: Cli, stored: Stored, make: Any) -> None:
-    given = {"timing": "interpreted", "cell": {"flops": 10**12}}
-    stored([make(0, **given), make(1, ms=2.0, **given)])
+    fields = {"timing": "interpreted", "cell": {"flops": 10**12}}
+    stored([make(0, **fields), make(1, ms=2.0, **fields)])
     assert [(r["timing"], r["tflops"], r["change"]) for r in rows(cli)] == [("interpreted", None, None)] * 2
     assert "interpreted" in cli("history").stdout
 
 
 def test_a_status_without_value_is_shown_and_skipped_by_changes(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="oom"), make(2, status="wrong", ms=0.1), make(3, ms=1.1)])
-    found = rows(cli)
-    assert [r["status"] for r in found] == ["ok", "oom", "wrong", "ok"]
-    assert found[1]["latency_ms"] is None
-    assert found[3]["change"] == pytest.approx(0.1, rel=1e-2)
+    history = rows(cli)
+    assert [r["status"] for r in history] == ["ok", "oom", "wrong", "ok"]
+    assert history[1]["latency_ms"] is None
+    assert history[3]["change"] == pytest.approx(0.1, rel=1e-2)
 
 
 SHAPES = [
@@ -75,7 +75,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected"),
     [
         *[(shape, [shape]) for shape in SHAPES],
         ("G=8,*", SHAPES[1:4]),
@@ -91,9 +91,9 @@ SHAPES = [
         (" 8, 1,1", SHAPES[3:4]),
     ],
 )
-def test_shapes(cli: Cli, stored: Stored, make: Any, pattern: str, found: list[str]) -> None:
+def test_shapes(cli: Cli, stored: Stored, make: Any, pattern: str, expected: list[str]) -> None:
     stored([make(shape=shape) for shape in SHAPES])
-    assert sorted(r["shape"] for r in rows(cli, "--shape", pattern)) == sorted(found)
+    assert sorted(r["shape"] for r in rows(cli, "--shape", pattern)) == sorted(expected)
 
 
 @pytest.mark.parametrize("shape", ["%", "G=_,M=1,N=1", "' OR 1=1 --", "8,32768,4096,7168", "1024", "n1024", ""])
@@ -156,7 +156,7 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--operator", "x"], "no operator 'x'; known: canary, grouped_gemm"),
         (["--backend", "tritn"], "no backend 'tritn'; known: torch, triton"),
@@ -179,11 +179,11 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: list[str], said: str) -> None:
+def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: list[str], message: str) -> None:
     stored([make(0), make(1, operator="canary", backend="torch", commit_facts={"branch": "main"})])
     result = cli("history", *args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 HARD = 'a "b" | c\nd, <e> [bold]f[/] 100%\x1b[31m\x07\u202e'

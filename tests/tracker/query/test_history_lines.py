@@ -29,10 +29,10 @@ def measured(make: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record
     """A result of commit `name`, measured on a night; git knows nothing."""
     monkeypatch.setattr(git, "first_parents", lambda commit: None)
 
-    def record(night: int, name: str, parent: str = "", **given: Any) -> Record:
-        facts = {"parents": [hash_of(parent)] if parent else [], **given.pop("facts", {})}
-        trigger = given.pop("trigger", "schedule")
-        made: Record = make(night, given.pop("ms", 1.0), commit=hash_of(name), commit_facts=facts, **given)
+    def record(night: int, name: str, parent: str = "", **fields: Any) -> Record:
+        facts = {"parents": [hash_of(parent)] if parent else [], **fields.pop("facts", {})}
+        trigger = fields.pop("trigger", "schedule")
+        made: Record = make(night, fields.pop("ms", 1.0), commit=hash_of(name), commit_facts=facts, **fields)
         return msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, trigger=trigger))
 
     return record
@@ -112,7 +112,7 @@ def test_unknown_ancestry_is_by_time_and_says_so(cli: Cli, stored: Stored, measu
 def test_a_fork_is_followed_to_the_checkouts_head(
     cli: Cli, stored: Stored, measured: Any, monkeypatch: pytest.MonkeyPatch, head: str, commits: list[str]
 ) -> None:
-    """Git knows what is between commits that were measured, and where the checkout is."""
+    """Git knows the commits between measured ones, and the commit of the checkout."""
     stored([measured(1, "c", "b"), measured(2, "s", "a"), measured(3, "a")])
     lines = {"c": ["c", "b", "a"], "b": ["b", "a"], "s": ["s", "a"], "a": ["a"]}
     lines = {hash_of(name): [hash_of(each) for each in line] for name, line in lines.items()}

@@ -35,7 +35,7 @@ def sized(stored: Stored, make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "found"),
+    ("args", "expected"),
     [
         (["--where", "M>=4096"], [1, 2]),
         (["--where", "M>=4096", "--where", "N=64"], [1]),
@@ -52,29 +52,29 @@ def sized(stored: Stored, make: Any) -> None:
     ],
     ids=str,
 )
-def test_sizes(cli: Cli, sized: None, args: list[str], found: list[int]) -> None:
-    assert sorted(r["shape"] for r in rows(cli, *args)) == sorted(shape_of(DIMS[i]) for i in found)
+def test_sizes(cli: Cli, sized: None, args: list[str], expected: list[int]) -> None:
+    assert sorted(r["shape"] for r in rows(cli, *args)) == sorted(shape_of(DIMS[i]) for i in expected)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--where", "Z>=1"], "no size 'Z'; known: G, M, N"),
         (["--shape", "Z>=1"], "no size 'Z'; known: G, M, N"),
         (["--where", "M>=x"], "'x' is not an integer"),
         (["--where", "M~4"], "is not a condition"),
-        (["--commits", "abc"], "no range of commits"),
+        (["--commits", "abc"], "not a range of commits"),
         (["--commits", "zzz.."], "no commit or branch 'zzz'"),
-        (["--metrics", "latency,speed"], "no metric 'speed'; known: latency, tflops, gbps, rms"),
+        (["--metrics", "latency,speed"], "no metric 'speed'; metrics: latency, tflops, gbps, rms"),
         (["--metrics", "speedup"], "requires --baseline"),
         (["--baseline", "tritn"], "no backend 'tritn'; known: triton"),
     ],
     ids=str,
 )
-def test_mistakes_are_one_line(cli: Cli, sized: None, args: list[str], said: str) -> None:
+def test_mistakes_are_one_line(cli: Cli, sized: None, args: list[str], message: str) -> None:
     result = cli("history", *args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_speed_up_is_over_the_same_run_problem_and_environment(cli: Cli, stored: Stored, make: Any) -> None:
@@ -93,9 +93,11 @@ def test_speed_up_is_over_the_same_run_problem_and_environment(cli: Cli, stored:
             make(2, ms=1.0, backend="fast"),
         ]
     )
-    found = {(r["backend"], r["run"], r["shape"][0], r["dtype"]): r["speedup"] for r in rows(cli, "--baseline", "base")}
-    known = {key: round(value, 1) for key, value in found.items() if value is not None}
-    assert known == {
+    speedups = {
+        (r["backend"], r["run"], r["shape"][0], r["dtype"]): r["speedup"] for r in rows(cli, "--baseline", "base")
+    }
+    rounded = {key: round(value, 1) for key, value in speedups.items() if value is not None}
+    assert rounded == {
         ("base", "run-000", "G", "bf16"): 1.0,
         ("fast", "run-000", "G", "bf16"): 2.0,
         ("base", "run-002", "G", "bf16"): 1.0,

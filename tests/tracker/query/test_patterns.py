@@ -1,4 +1,4 @@
-"""Wildcards in Python mean what they mean in SQL, and end whatever the pattern."""
+"""Wildcards match the same in Python as in SQL, and never hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a word stands for: one resolver for the command line and the pages, which differ in whom they ask."""
+"""Resolve names of commits, with one resolver for the command line and the pages."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def night(y: Floats, least: float = 0.003) -> list[SeriesFinding]:
     return scan([SeriesHistory(row, unknown, one, commits, min_effect=math.log1p(least)) for row in y])
 
 
-def news(found: list[SeriesFinding]) -> NDArray[np.bool_]:
-    return np.array([one.verdict in ("suspect", "changed") for one in found])
+def news(findings: list[SeriesFinding]) -> NDArray[np.bool_]:
+    return np.array([one.verdict in ("suspect", "changed") for one in findings])
 
 
 @pytest.mark.parametrize("size", [20, 312])
@@ -43,24 +43,24 @@ def test_a_large_change_is_a_suspect_on_its_first_night(others: str, earlier: in
     for row, (factor, sigma) in enumerate(cases):
         y[row] = rng.normal(0, sigma, earlier + 1)
         y[row, -1] += math.log(factor)
-    found = night(y)
-    assert news(found)[: len(cases)].all()
-    assert all(one.index == earlier and one.nights == 1 for one in found[: len(cases)])
+    findings = night(y)
+    assert news(findings)[: len(cases)].all()
+    assert all(one.index == earlier and one.nights == 1 for one in findings[: len(cases)])
 
 
 def test_three_results_show_a_change_of_half() -> None:
     y = np.random.default_rng(2).normal(0, 0.003, (100, 4))
     y[:50, -1] += math.log(1.5)
-    found = news(night(y))
-    assert found[:50].all()
-    assert found[50:].sum() <= 1
+    suspects = news(night(y))
+    assert suspects[:50].all()
+    assert suspects[50:].sum() <= 1
 
 
 @pytest.mark.parametrize("size", [12, 60])
 @pytest.mark.parametrize("effect", [0.009, 0.018, 0.036])
 @pytest.mark.parametrize("earlier", [10, 30])
 def test_a_quiet_series_is_the_easiest(earlier: int, effect: float, size: int) -> None:
-    """0.04 % between nights, below what a floor of 0.1 % would take for noise."""
+    """0.04 % between nights, which a floor of 0.1 % would treat as noise."""
     rng = np.random.default_rng([earlier, size])
     y = rng.uniform(0.0004, 0.01, (size, 1)) * rng.normal(0, 1, (size, earlier + 2))
     y[:6] = rng.normal(0, 0.0004, (6, earlier + 2))
@@ -82,7 +82,7 @@ def test_a_suspect_whose_step_stays_is_never_ok_again(sigma: float) -> None:
 
 
 def test_a_suspect_of_one_point_stands_while_later_points_agree_and_falls_with_one_that_does_not() -> None:
-    """The later ones are two sigma off, which is no news by itself, or back."""
+    """The later points are two sigma off, which is not news by itself, or back."""
     y = np.random.default_rng(10).normal(0, 0.01, (40, 33))
     y[:, -3:] = 0.0
     y[:20, -3:] = [0.06, 0.022, 0.03]
@@ -133,9 +133,9 @@ def test_false_suspects_of_a_night(kind: str) -> None:
     """One in a thousand, whatever the size of the night."""
     rng = np.random.default_rng(6)
     y = 0.01 * (rng.standard_t(3, (3000, 40)) if kind == "t3" else rng.normal(0, 1, (3000, 40)))
-    found = night(y)
-    assert news(found).sum() <= 8
-    assert not any(one.verdict == "changed" for one in found)
+    findings = night(y)
+    assert news(findings).sum() <= 8
+    assert not any(one.verdict == "changed" for one in findings)
 
 
 def test_a_young_series_is_no_harder_to_judge_among_others() -> None:

@@ -66,9 +66,9 @@ def test_autocorrelation(rho: float) -> None:
         y[:, i] = rho * y[:, i - 1] + np.sqrt(1 - rho**2) * y[:, i]
     begins = np.zeros(y.shape, dtype=bool)
     begins[:, 0] = True
-    found = noise.autocorrelation(y - y.mean(axis=1, keepdims=True), everything(y), begins)
-    assert found.mean() == pytest.approx(rho, abs=0.05)
-    closer = shrunk(found, np.full(2000, 80))
+    rho_of_series = noise.autocorrelation(y - y.mean(axis=1, keepdims=True), everything(y), begins)
+    assert rho_of_series.mean() == pytest.approx(rho, abs=0.05)
+    closer = shrunk(rho_of_series, np.full(2000, 80))
     assert closer.mean() == pytest.approx(rho, abs=0.06)
 
 
@@ -106,7 +106,7 @@ def test_a_quiet_series_among_noisy_ones_stays_quiet() -> None:
 
 
 def test_a_narrow_core_is_no_heavy_tail() -> None:
-    """What lies within 1.5 sigma says nothing of the tail, however it lies there."""
+    """Residuals within 1.5 sigma do not affect the tail, whatever their distribution."""
     inside = np.random.default_rng(9).normal(0, 0.4, (50, 100)).clip(-1.4, 1.4)
     likelihood = noise.tail_likelihood(inside, everything(inside))
     count = np.full(50, 100)

@@ -16,9 +16,9 @@ LATENCIES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=12)
 
 
 def interval(a: list[float], b: list[float], error: float = 0.001, timing: str = "gpu") -> Interval:
-    found = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing=timing)
-    assert found is not None
-    return found
+    result = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing=timing)
+    assert result is not None
+    return result
 
 
 def shares(runs: tuple[int, int], between: float, within: float, truth: float, noise: str) -> tuple[float, float]:
@@ -33,10 +33,10 @@ def shares(runs: tuple[int, int], between: float, within: float, truth: float, n
             if noise == "outliers":
                 log += (rng.random(n) < 0.05) * rng.exponential(0.1, n)
             sides += [np.exp(log), within * np.sqrt(rng.chisquare(9, n) / 9)]
-        found = ratio_interval(*sides, timing="gpu")
-        assert found is not None and found.p is not None
-        missed += not found.low <= truth <= found.high
-        called += found.p < 0.05
+        result = ratio_interval(*sides, timing="gpu")
+        assert result is not None and result.p is not None
+        missed += not result.low <= truth <= result.high
+        called += result.p < 0.05
     return missed / TRIALS, called / TRIALS
 
 
@@ -64,17 +64,17 @@ def test_more_runs_narrow_the_interval() -> None:
     rng = np.random.default_rng(3)
     widths = []
     for n in (2, 3, 10, 30):
-        found = [interval(*(list(np.exp(rng.normal(0, 0.01, n))) for _ in "ab")) for _ in range(100)]
-        widths.append(float(np.median([math.log(each.high / each.low) for each in found])))
+        intervals = [interval(*(list(np.exp(rng.normal(0, 0.01, n))) for _ in "ab")) for _ in range(100)]
+        widths.append(float(np.median([math.log(each.high / each.low) for each in intervals])))
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > 5 * widths[-1]
 
 
 def test_a_change_far_beyond_the_noise_has_a_small_p() -> None:
-    found = interval([1.0, 1.001, 0.999], [1.1, 1.101, 1.099])
-    assert found.low < 1.1 < found.high
-    assert found.low > 1.09
-    assert found.p is not None and found.p < 1e-4
+    result = interval([1.0, 1.001, 0.999], [1.1, 1.101, 1.099])
+    assert result.low < 1.1 < result.high
+    assert result.low > 1.09
+    assert result.p is not None and result.p < 1e-4
 
 
 def test_one_outlier_in_five_runs_does_not_widen_the_interval() -> None:
@@ -87,9 +87,9 @@ def test_one_outlier_in_five_runs_does_not_widen_the_interval() -> None:
 
 @pytest.mark.parametrize(("timing", "least"), [("gpu", 0.001), ("cpu", 0.02)])
 def test_runs_that_agree_by_chance_are_no_more_exact_than_the_floor(timing: str, least: float) -> None:
-    found = interval([1.0, 1.0], [1.0, 1.0], error=0.0, timing=timing)
-    assert math.log(found.high) == pytest.approx(1.96 * least, rel=0.01)
-    assert found.p == 1.0
+    result = interval([1.0, 1.0], [1.0, 1.0], error=0.0, timing=timing)
+    assert math.log(result.high) == pytest.approx(1.96 * least, rel=0.01)
+    assert result.p == 1.0
 
 
 def test_without_bursts_and_repeats_there_is_no_interval() -> None:
@@ -102,15 +102,15 @@ def test_without_bursts_and_repeats_there_is_no_interval() -> None:
 
 @given(LATENCIES, LATENCIES, st.floats(0, 10))
 def test_the_interval_holds_the_ratio_and_agrees_with_p(a: list[float], b: list[float], error: float) -> None:
-    found = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing="gpu")
-    if found is None:
+    result = ratio_interval(a, [error] * len(a), b, [error] * len(b), timing="gpu")
+    if result is None:
         assert (len(a), len(b), error) == (1, 1, 0)
         return
     ratio = math.exp(float(np.median(np.log(b)) - np.median(np.log(a))))
-    assert found.low <= ratio <= found.high < math.inf
-    assert found.p is not None and 0 <= found.p <= 1
-    if abs(found.p - 0.05) > 1e-6:
-        assert (found.p < 0.05) == (not found.low <= 1 <= found.high)
+    assert result.low <= ratio <= result.high < math.inf
+    assert result.p is not None and 0 <= result.p <= 1
+    if abs(result.p - 0.05) > 1e-6:
+        assert (result.p < 0.05) == (not result.low <= 1 <= result.high)
 
 
 def test_swapped_sides_give_the_inverse() -> None:

@@ -42,8 +42,8 @@ def alone(y: Floats, **kind: object) -> SeriesFinding:
     return scan([history(y, **kind)], alpha=0.01)[0]  # type: ignore[arg-type]
 
 
-def verdicts(found: list[SeriesFinding]) -> list[str]:
-    return [one.verdict for one in found]
+def verdicts(findings: list[SeriesFinding]) -> list[str]:
+    return [one.verdict for one in findings]
 
 
 def ar1(seed: int, m: int, n: int) -> Floats:
@@ -70,10 +70,10 @@ QUIET = {
 @pytest.mark.parametrize("kind", QUIET)
 def test_unchanged_noise_is_reported_by_no_one(kind: str, n: int) -> None:
     made = [history(y) for y in QUIET[kind](np.random.default_rng(11), 400, n)]
-    found = scan(made, alpha=0.01)
-    reported = sum(bool(c) or f.verdict == "changed" for c, f in zip(find_all_changes(made), found, strict=True))
+    findings = scan(made, alpha=0.01)
+    reported = sum(bool(c) or f.verdict == "changed" for c, f in zip(find_all_changes(made), findings, strict=True))
     assert reported <= 4
-    assert verdicts(found).count("suspect") <= 28
+    assert verdicts(findings).count("suspect") <= 28
     assert verdicts(scan(made)).count("suspect") <= 6
 
 
@@ -86,40 +86,40 @@ def test_a_quiet_night_of_mixed_noise_is_quiet() -> None:
 def test_a_step_of_three_sigma_is_found(after: int, least: float) -> None:
     y = gauss(1, 500, 100 + after)
     y[:, 100:] += math.log(1.03)
-    found = scan([history(one) for one in y], alpha=0.01)
-    assert sum(one.verdict in ("suspect", "changed") for one in found) / 500 >= least
+    findings = scan([history(one) for one in y], alpha=0.01)
+    assert sum(one.verdict in ("suspect", "changed") for one in findings) / 500 >= least
 
 
 def test_steps_of_a_few_among_many_are_found_and_few_others() -> None:
     y = gauss(2, 3000, 100)
     y[:30, -3:] += math.log(1.03)
-    found = np.array([one.verdict in ("suspect", "changed") for one in scan([history(one) for one in y])])
-    assert found[:30].sum() >= 24
-    assert found[30:].sum() <= 5
+    findings = np.array([one.verdict in ("suspect", "changed") for one in scan([history(one) for one in y])])
+    assert findings[:30].sum() >= 24
+    assert findings[30:].sum() <= 5
 
 
 @pytest.mark.parametrize("n", [30, 100])
 def test_one_last_point_off_is_a_suspect_and_no_change(n: int) -> None:
     y = gauss(4, 300, n)
     y[:, -1] = 0.06
-    found = scan([history(one) for one in y])
-    assert verdicts(found).count("suspect") >= 297
-    assert "changed" not in verdicts(found)
-    assert sum(one.index == n - 1 and one.n_after == 1 for one in found) >= 285
+    findings = scan([history(one) for one in y])
+    assert verdicts(findings).count("suspect") >= 297
+    assert "changed" not in verdicts(findings)
+    assert sum(one.index == n - 1 and one.n_after == 1 for one in findings) >= 285
 
 
 def test_big_steps_are_reported_at_their_index() -> None:
-    """But for one in hundreds, where noise looks restless by chance: a suspect then, or drift where it is old."""
+    """Except for one in hundreds whose noise looks restless by chance: a suspect, or an old drift."""
     draw = np.random.default_rng(11)
     right = 0
     for seed in range(100):
         before, after, scale = int(draw.integers(25, 60)), int(draw.integers(8, 40)), float(draw.choice([0.002, 0.01]))
         size = max(float(draw.uniform(10, 100)) * scale, 0.03) * float(draw.choice([-1, 1]))
         y = stepped(seed, before, after, scale, size)
-        found = alone(y)
-        if found.verdict == "changed" and found.index == before:
-            assert found.first is not None and found.last is not None and found.first < before <= found.last
-            assert found.effect == pytest.approx(size, abs=2.5 * scale)
+        findings = alone(y)
+        if findings.verdict == "changed" and findings.index == before:
+            assert findings.first is not None and findings.last is not None and findings.first < before <= findings.last
+            assert findings.effect == pytest.approx(size, abs=2.5 * scale)
             right += [change.index for change in find_changes(history(y))] == [before]
     assert right >= 95
 
@@ -180,10 +180,10 @@ def test_order_and_company_do_not_matter(seed: int) -> None:
 )  # fmt: skip
 def test_constants_ticks_and_short_series_never_raise(value: float, lengths: list[int], ticks: list[int]) -> None:
     made = [history(np.full(n, value)) for n in lengths] + [history(np.array(ticks) * 0.01)]
-    for found in (scan(made), scan(made, alpha=0.01)):
-        assert len(found) == len(made)
-        assert all(one.verdict in ("new", "insufficient", "ok") for one in found[:-1])
-        assert all(one.sigma > 0 for one in found if one.verdict not in ("new", "insufficient"))
+    for findings in (scan(made), scan(made, alpha=0.01)):
+        assert len(findings) == len(made)
+        assert all(one.verdict in ("new", "insufficient", "ok") for one in findings[:-1])
+        assert all(one.sigma > 0 for one in findings if one.verdict not in ("new", "insufficient"))
     find_all_changes(made)
 
 
@@ -191,9 +191,9 @@ def test_environments_are_never_compared() -> None:
     y = gauss(6, 1, 60)[0]
     y[30:] += 1.0
     assert alone(y).verdict == "changed"
-    found = alone(y, environment=np.arange(60) // 30)
-    assert found.verdict == "ok"
-    assert [(one.start, one.stop) for one in found.levels] == [(30, 60)]
+    findings = alone(y, environment=np.arange(60) // 30)
+    assert findings.verdict == "ok"
+    assert [(one.start, one.stop) for one in findings.levels] == [(30, 60)]
     assert find_changes(history(y, environment=np.arange(60) // 30)) == []
     # Two machines in turn, one of them slower: each is compared with itself.
     y = gauss(7, 1, 120)[0] + np.arange(120) % 2
@@ -214,7 +214,7 @@ def test_a_shift_within_one_state_is_the_machine() -> None:
     assert alone(y, state=np.arange(60)).verdict == "changed"
     assert alone(y, state=np.arange(60) // 20).verdict == "drift"
     assert find_changes(history(y, state=np.arange(60) // 20)) == []
-    # Between two states, but no larger than what the machine did within one.
+    # Between two states, but no larger than a change by the machine within one state.
     y = gauss(9, 1, 100)[0]
     y[30:] += 0.1
     y[60:] += 0.1
@@ -225,9 +225,9 @@ def test_a_shift_within_one_state_is_the_machine() -> None:
 
 def test_a_slow_trend_is_drift() -> None:
     y = gauss(10, 50, 100, 0.005) + np.linspace(0, 0.06, 100)
-    found = [alone(one) for one in y]
-    assert verdicts(found).count("drift") >= 30
-    assert verdicts(found).count("changed") <= 3
+    findings = [alone(one) for one in y]
+    assert verdicts(findings).count("drift") >= 30
+    assert verdicts(findings).count("changed") <= 3
 
 
 def test_an_earlier_step_blinds_nobody() -> None:
@@ -256,10 +256,10 @@ def test_all_changes_of_a_series() -> None:
 def test_intervals_hold_what_they_promise() -> None:
     y = gauss(14, 300, 80)
     y[:, 60:] += 0.04
-    found = [f for f in scan([history(one) for one in y], alpha=0.01) if f.verdict == "changed"]
-    assert len(found) > 280
-    assert np.mean([f.first < 60 <= f.last for f in found]) > 0.93  # type: ignore[operator]
-    assert np.mean([f.low < 0.04 < f.high for f in found]) > 0.90  # type: ignore[operator]
+    findings = [f for f in scan([history(one) for one in y], alpha=0.01) if f.verdict == "changed"]
+    assert len(findings) > 280
+    assert np.mean([f.first < 60 <= f.last for f in findings]) > 0.93  # type: ignore[operator]
+    assert np.mean([f.low < 0.04 < f.high for f in findings]) > 0.90  # type: ignore[operator]
 
 
 def test_bursts_that_scatter_excuse_a_point() -> None:

@@ -1,4 +1,4 @@
-"""The test that stops a comparison: how often it is wrong, and what it says of odd blocks."""
+"""The sequential test of A/B comparisons: its error rates, and its decisions on odd blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ differences = st.lists(st.floats(-0.2, 0.2), min_size=0, max_size=40)
 
 @pytest.fixture(scope="module")
 def noise() -> Iterator[ModuleType]:
-    """The noises of the benchmark script: what is tried there at length is tried here in short."""
+    """The noise models of the benchmark script, which runs the same tests at length."""
     path = Path(__file__).parents[3] / "ci" / "benchmarks" / "ab_noise.py"
     spec = importlib.util.spec_from_file_location("ab_noise", path)
     assert spec is not None and spec.loader is not None
@@ -50,7 +50,7 @@ def noise() -> Iterator[ModuleType]:
 
 
 def run(blocks: list[float], rule: Rule = RULE) -> sequential.Decision:
-    """As a comparison does: a look after each block, until one stops."""
+    """Look after each block, as a comparison does, until one stops."""
     decision = decide([], rule)
     for n in range(1, len(blocks) + 1):
         decision = decide(blocks[:n], rule)
@@ -70,7 +70,7 @@ def test_like_sides_are_hardly_ever_different(noise: ModuleType, name: str, late
 
 
 def test_alpha_holds_over_all_looks_where_nothing_else_ends_them() -> None:
-    """No floor, nothing is ever the same: what is left is alpha alone. Its 0.001 is tried with a large alpha."""
+    """Without a floor, and never "same", only alpha remains. A large alpha stands in for 0.001."""
     drawn = np.random.default_rng(3).standard_normal((3000, 100))
     rule = Rule(alpha=0.05, floor=0.0, min_effect=1e-12, gross=1e9)
     verdicts, _ = decide_many(drawn, rule)
@@ -103,7 +103,7 @@ def test_blocks_without_noise_that_are_alike_are_the_same(value: float) -> None:
 
 
 def test_equal_blocks_are_no_certainty_below_the_clocks_tick() -> None:
-    """At 13 us a tick is 0.25 %: a like reading says no more than that."""
+    """At 13 us a tick is 0.25 %, and an equal reading is no more exact than that."""
     ticking = Rule(floor=0.0, min_effect=0.002, resolution=0.0025)
     assert run([0.0] * MAX_BLOCKS, ticking).verdict == "continue"
     assert run([0.002] * 60, ticking).verdict == "continue"
@@ -240,12 +240,12 @@ RECORDED = Path(__file__).parents[2] / "data" / "h100_ab.jsonl.gz"
 
 
 def recorded() -> Iterator[tuple[str, Rule, list[float]]]:
-    """(what was compared, its rule, differences of its blocks) of each comparison on an H100."""
+    """Yield (name, rule, block differences) of each comparison recorded on an H100."""
     for line in gzip.decompress(RECORDED.read_bytes()).splitlines():
-        told = json.loads(line)
-        sides = [[float(np.mean(np.log(block[side]))) for block in told["bursts"]] for side in ("base_ms", "head_ms")]
-        rule = rule_for(told["timing"], told["base_ms"])
-        yield told["head"]["title"], rule, [head - base for base, head in zip(*sides, strict=True)]
+        entry = json.loads(line)
+        sides = [[float(np.mean(np.log(block[side]))) for block in entry["bursts"]] for side in ("base_ms", "head_ms")]
+        rule = rule_for(entry["timing"], entry["base_ms"])
+        yield entry["head"]["title"], rule, [head - base for base, head in zip(*sides, strict=True)]
 
 
 def test_a_gpu_s_like_sides_are_never_called_different_and_what_is_planted_is() -> None:

@@ -1,4 +1,4 @@
-"""Rules for what has little history. Seeds are fixed: these are counts, not chances."""
+"""Rules for short histories. Seeds are fixed, so these are counts, not probabilities."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ class TestPools:
 
     def test_several_runs(self) -> None:
         rng = np.random.default_rng(9)
-        alarms = found = 0
+        alarms = detected = 0
         for _ in range(300):
             a, b = np.exp(rng.normal(0, 0.003, 5)), np.exp(rng.normal(0, 0.003, 5))
             nothing = [UNKNOWN] * 5
             alarms += judge_pools(a, nothing, b, nothing, timing="gpu").verdict != "ok"
-            found += judge_pools(a, nothing, b * 1.03, nothing, timing="gpu").verdict == "regressed"
+            detected += judge_pools(a, nothing, b * 1.03, nothing, timing="gpu").verdict == "regressed"
         assert alarms <= 3
-        assert found >= 297
+        assert detected >= 297
 
     def test_one_run_with_bursts_is_judged_by_their_spread(self) -> None:
         assert judge_pools([1.0], [0.001], [1.05], [0.001], timing="gpu").verdict == "regressed"
         assert judge_pools([1.0], [0.02], [1.05], [0.02], timing="gpu").verdict == "ok"
 
     def test_one_run_without_spread_says_nothing(self) -> None:
-        found = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
-        assert (found.verdict, found.threshold) == ("unresolved", None)
-        assert found.relative_change == pytest.approx(0.5)
+        judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
+        assert (judged.verdict, judged.threshold) == ("unresolved", None)
+        assert judged.relative_change == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ GROUPBENCH = [sys.executable, "-c", "from groupbench.tracker.cli import main; ma
 
 
 def whole(path: Path) -> int:
-    """How many points a database holds, which must be sound and hold whole runs of 200."""
+    """Return the number of points of a database, which must be sound and have whole runs of 200."""
     with open_store(path, create=False) as store, store.read() as session:
         assert list(verify(session)) == []
         runs: dict[str, int] = {}
@@ -64,10 +64,10 @@ def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(seed: int, db: Pat
     else:
         time.sleep(rng.uniform(0.1, 1.0))
     process.kill()
-    told = process.communicate()[0].decode().count("200 points added")
-    told += seed % 4 < 2 and not seed % 2  # the line that was read above
+    reported = process.communicate()[0].decode().count("200 points added")
+    reported += seed % 4 < 2 and not seed % 2  # the line that was read above
     if db.exists():
-        assert whole(db) >= max(before, 200 * told)  # what was reported as stored is there
+        assert whole(db) >= max(before, 200 * reported)  # every point reported as stored is there
     done = subprocess.run([*GROUPBENCH, str(db), "ingest", *map(str, files)], capture_output=True)
     assert (done.returncode, whole(db)) == (0, 600)
 
@@ -134,8 +134,8 @@ def test_two_ingests_and_a_report_at_once(db: Path, write: Any, make: Any, tmp_p
         subprocess.Popen([*GROUPBENCH, str(db), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for command in commands
     ]
-    said = [process.communicate()[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 5, said
+    errors = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 5, errors
     assert whole(db) == 1200
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") % 200 == 0  # one state, never half a file
 
@@ -146,8 +146,8 @@ def test_two_processes_make_one_database(db: Path, write: Any, make: Any) -> Non
         subprocess.Popen([*GROUPBENCH, str(db), "ingest", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for file in files
     ]
-    said = [process.communicate()[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 4, said
+    errors = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 4, errors
     assert whole(db) == 800
 
 
@@ -187,13 +187,13 @@ def test_noise_in_a_database_is_told_by_verify_or_hit_nothing(
         assert cli(*command).exit_code in (0, 2, 3)
     exported = cli("export", db.with_name("after.jsonl")).exit_code
     assert (verified in (0, 1, 2), exported in (0, 2)) == (True, True)
-    if verified == 0:  # it hit a place that nothing lies in
+    if verified == 0:  # it hit an unused place
         assert db.with_name("after.jsonl").read_bytes() == db.with_name("before.jsonl").read_bytes()
 
 
 def test_a_row_that_was_altered_is_told_by_verify(cli: Cli, stored: Any, make: Any) -> None:
     path = stored([make(), make(1)])
-    for change, said in (
+    for change, message in (
         ("UPDATE point SET rms = 0.5 WHERE id = 1", "point 1 does not match its hash"),
         ("UPDATE point SET median_ms = 2 WHERE id = 2", "point 2 has statistics that do not match its samples"),
         ("UPDATE point SET samples = x'00' WHERE id = 2", "samples are damaged"),
@@ -206,7 +206,7 @@ def test_a_row_that_was_altered_is_told_by_verify(cli: Cli, stored: Any, make: A
         with closing(sqlite3.connect(copy)) as connection, connection:
             connection.execute(change)
         result = cli("verify", db=copy)
-        assert (result.exit_code, said in result.stdout) == (1, True), result.stdout
+        assert (result.exit_code, message in result.stdout) == (1, True), result.stdout
 
 
 def test_a_read_only_database_is_read_and_not_written(

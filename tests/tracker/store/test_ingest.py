@@ -41,13 +41,13 @@ def tables(location: Path | str) -> dict[str, list[Any]]:
     engine = create_engine(where)
     with engine.connect() as connection:
         there = set(inspect(connection).get_table_names())
-        found = {
+        contents = {
             table.name: [tuple(row) for row in connection.execute(select(*table.columns).order_by(table.c.id))]
             for table in Base.metadata.sorted_tables
             if table.name in there
         }
     engine.dispose()
-    return found
+    return contents
 
 
 def untouched(location: Path | str) -> bool:
@@ -56,7 +56,7 @@ def untouched(location: Path | str) -> bool:
 
 
 def rounded(record: Record) -> Record:
-    """As it comes back: samples in float32, an accuracy that says nothing is none."""
+    """Return a record as exported: samples in float32, and None for an empty accuracy."""
     if record.accuracy == Accuracy():
         record = msgspec.structs.replace(record, accuracy=None)
     if record.latency is None:
@@ -86,10 +86,10 @@ def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: 
 
 
 def test_of_many_runs_the_first_are_named(cli: Cli, write: Any, make: Any) -> None:
-    told = cli("ingest", write([make(night=number) for number in range(12)])).stdout
-    assert "12 points added" in told
-    assert "; run run-004 at 004ccccccc; and 7 more" in told
-    assert "run-005" not in told
+    output = cli("ingest", write([make(night=number) for number in range(12)])).stdout
+    assert "12 points added" in output
+    assert "; run run-004 at 004ccccccc; and 7 more" in output
+    assert "run-005" not in output
 
 
 def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db: Path) -> None:
@@ -99,7 +99,7 @@ def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"{", "line 2: "),
         (b'{"schema": 2}', "line 2: record schema 2; this groupbench reads schema 1"),
@@ -110,11 +110,11 @@ def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db
     ids=["cut", "schema", "bytes", "array", "deep"],
 )
 def test_a_malformed_line_is_named_and_nothing_stored(
-    cli: Cli, write: Any, make: Any, db: Path, line: bytes, said: str
+    cli: Cli, write: Any, make: Any, db: Path, line: bytes, message: str
 ) -> None:
     result = cli("ingest", write([make(), line + b"\n", make(1)]))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert untouched(db)
 
 
@@ -151,9 +151,9 @@ def test_a_pipe_is_read_once(cli: Cli, make: Any, db: Path, tmp_path: Path) -> N
     lines = b"".join(encode(make(backend=f"b{number}")) for number in range(700))
     writer = threading.Thread(target=lambda: pipe.write_bytes(lines))
     writer.start()
-    said = cli("ingest", pipe).stdout
+    output = cli("ingest", pipe).stdout
     writer.join()
-    assert "700 records: 700 points added" in said
+    assert "700 records: 700 points added" in output
 
 
 def test_each_record_is_decoded_hashed_and_packed_once(
@@ -283,9 +283,9 @@ def test_facts_of_a_commit_alone_are_no_contradiction(stored: Any, make: Any, db
 
 def test_environments_are_apart_by_every_fact_and_share_an_identity(stored: Any, make: Any, db: Path) -> None:
     stored([make(0), make(1, environment={"host": "b"}), make(2, environment={"driver": "580.2"})])
-    found = tables(db)
-    assert (len(found["environment"]), len(found["series"])) == (3, 1)
-    assert len({row[2] for row in found["environment"]}) == 2
+    contents = tables(db)
+    assert (len(contents["environment"]), len(contents["series"])) == (3, 1)
+    assert len({row[2] for row in contents["environment"]}) == 2
 
 
 def test_statistics_are_of_the_samples(stored: Any, make: Any, db: Path) -> None:
@@ -350,7 +350,7 @@ def test_what_cannot_be_is_refused_by_its_line(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"rms": 0.0, "cell": {"seed": -1, "dims": {"M": 0}, "flops": 0}},
         {"status": "wrong", "accuracy": {"mismatch": 1.0000001192092896, "unwritten": 1}},  # as torch's mean gives it
@@ -362,9 +362,9 @@ def test_what_cannot_be_is_refused_by_its_line(
     ],
     ids=["zeros", "all wrong", "config", "no latency", "subject", "shape", "backslash"],
 )
-def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, given: dict[str, Any]) -> None:
-    stored([make(**given)])
-    assert all_records(db) == [rounded(make(**given))]
+def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, fields: dict[str, Any]) -> None:
+    stored([make(**fields)])
+    assert all_records(db) == [rounded(make(**fields))]
 
 
 def test_a_clock_a_little_ahead_and_one_that_is_slow_here(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,16 +498,16 @@ def test_each_record_keeps_the_amounts_that_it_gave(empty_databases: Any, make: 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.db"
         path.write_bytes(empty_databases["sqlite"])
-        given = []
+        ingested = []
         with open_store(path, create=False) as store:
             for file in files:
-                records = [make(len(given) + number, cell=amounts) for number, amounts in enumerate(file)]
-                given += records
+                records = [make(len(ingested) + number, cell=amounts) for number, amounts in enumerate(file)]
+                ingested += records
                 ingest(store, enumerate(records, 1), "file")
             with store.read() as session:
-                found = list(stored_records(session))
+                exported = list(stored_records(session))
                 assert list(verify(session)) == []
-    assert [record.cell for record in found] == [record.cell for record in given]
+    assert [record.cell for record in exported] == [record.cell for record in ingested]
 
 
 def test_a_size_that_a_series_lacked_is_what_filters_find_it_by(cli: Cli, write: Any, make: Any) -> None:

@@ -91,11 +91,11 @@ def test_postgresql_is_left_to_its_own_backup(cli: Cli, stored: Any, make: Any, 
 def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
     stored([make(), make(1, status="oom"), make(2, ms=None)])
     assert cli("verify").stdout == "VERIFY ok: 3 points\n"
-    assert "not looked at" in cli("verify", "--quick").stdout
+    assert "hashes not checked" in cli("verify", "--quick").stdout
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("UPDATE point SET status = 'wrong' WHERE id = 1", "hash: point 1 does not match its hash"),
         ("UPDATE point SET low_ppm = low_ppm + 5 WHERE id = 2", "hash: point 2 has statistics"),
@@ -107,13 +107,13 @@ def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
     ],
     ids=["result", "statistic", "series", "orphan", "name", "environment", "kernels"],
 )
-def test_verify_tells_what_was_altered(cli: Cli, stored: Any, make: Any, db: Any, change: str, said: str) -> None:
+def test_verify_tells_what_was_altered(cli: Cli, stored: Any, make: Any, db: Any, change: str, message: str) -> None:
     stored([make(0, kernels=[{"name": "k"}]), make(1), make(0, backend="b", ms=2.0)])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text(change))
     result = cli("verify")
     assert (result.exit_code, result.stderr) == (1, "")
-    assert said in result.stdout
+    assert message in result.stdout
     assert "VERIFY" in result.stdout.splitlines()[-1]
 
 
@@ -144,12 +144,12 @@ def test_merge_adds_what_is_missing_and_is_idempotent(
     stored([make(0), make(1)])
     other = tmp_path / "other.db"
     cli("ingest", write([make(1), make(2, commit_facts={"subject": "S"}), make(1, backend="b")], "b.jsonl"), db=other)
-    theirs = other.read_bytes()
+    before = other.read_bytes()
     result = cli("merge", other)
     assert result.exit_code == 0
     assert "3 points in 2 runs: 2 added, 1 already known, 1 series new" in result.stdout
     assert "0 added, 3 already known (nothing new)" in cli("merge", other).stdout
-    assert other.read_bytes() == theirs
+    assert other.read_bytes() == before
     cli("export", tmp_path / "all.jsonl")
     assert (tmp_path / "all.jsonl").read_bytes().count(b"\n") == 4
     assert cli("verify").exit_code == 0

@@ -66,15 +66,15 @@ def by_name(records: list[Record]) -> list[Record]:
 def test_a_database_of_revision_0001_is_migrated_and_holds_the_same(old: Path) -> None:
     with open_store(old, create=False) as store, store.read() as session:
         assert session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
-        found = list(stored_records(session))
+        migrated = list(stored_records(session))
         assert list(verify(session)) == []
-    assert list(map(plain, by_name(found))) == list(map(plain, by_name(recorded())))
+    assert list(map(plain, by_name(migrated))) == list(map(plain, by_name(recorded())))
     newest = {record.run.id: record.run.commit for record in recorded() if record.run.commit.parents}
-    assert {record.run.id: record.run.commit for record in found if record.run.id in newest} == newest
+    assert {record.run.id: record.run.commit for record in migrated if record.run.id in newest} == newest
 
 
 def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path: Path, write: Any, make: Any) -> None:
-    """Of the same records; alerts can be opened in it."""
+    """A database of the same records, in which alerts can be opened."""
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((DATA / "revision_0002.db.gz").read_bytes()))
     with open_store(path, create=False) as store, store.read() as session:
@@ -93,7 +93,7 @@ def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path:
 def test_levels_of_accuracies_lose_their_floor(
     cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record], before: float
 ) -> None:
-    """Revision 0003 kept what they are judged with, 1e-6 more."""
+    """Revision 0003 stored the levels with the floor of 1e-6."""
     path = tmp_path / "old.db"
     nights = [make(night, rms=before if night < 5 else 2e-6) for night in range(7)]
     assert cli("ingest", write(nights), db=path).exit_code == 0
@@ -108,10 +108,10 @@ def test_levels_of_accuracies_lose_their_floor(
         connection.execute("DROP TABLE pin")
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
     with open_store(path, create=False) as store, store.read() as session:
-        found = session.execute(text('SELECT "before", "after", effect FROM alert')).all()
-    assert list(found[0]) == [None if value is None else pytest.approx(value) for value in new]
+        levels = session.execute(text('SELECT "before", "after", effect FROM alert')).all()
+    assert list(levels[0]) == [None if value is None else pytest.approx(value) for value in new]
     assert tuple(new[:2]) == (pytest.approx(before), pytest.approx(2e-6))
-    assert before or (found[0][0], found[0][2]) == (0.0, None)
+    assert before or (levels[0][0], levels[0][2]) == (0.0, None)
 
 
 def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_old_database_that_cannot_be_migrated_says_so(cli: Cli, old: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("done", "said"),
+    ("done", "message"),
     [
         ("DROP TABLE point", "half-migrated database: table point is missing; restore a backup"),
         ("DROP TABLE kernel_set", "half-migrated database: table kernel_set is missing"),
@@ -188,7 +188,7 @@ def test_an_old_database_that_cannot_be_migrated_says_so(cli: Cli, old: Path) ->
     ids=["no point", "no kernel_set", "no revision", "no column"],
 )
 def test_a_half_migrated_database_is_refused(
-    cli: Cli, stored: Any, make: Any, write: Any, done: str, said: str
+    cli: Cli, stored: Any, make: Any, write: Any, done: str, message: str
 ) -> None:
     path = stored([make()])
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -202,12 +202,12 @@ def test_a_half_migrated_database_is_refused(
         else:
             (problem,) = result.stderr.splitlines()
             assert (result.exit_code, result.stdout) == (2, "")
-        assert said in problem
+        assert message in problem
     assert dump(path) == before
 
 
 def test_tables_of_a_revision_that_is_not_finished_are_refused(cli: Cli, old: Path) -> None:
-    """As a tool without transactions would leave them: the new tables, and the old revision."""
+    """Leave the new tables with the old revision, like a tool without transactions."""
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("CREATE TABLE kernel_set (id INTEGER)")
     before = dump(old)

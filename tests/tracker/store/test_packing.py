@@ -101,8 +101,8 @@ def test_any_telemetry_comes_back(telemetry: list[dict[str, Any]]) -> None:
 
 
 def test_telemetry_of_a_gpu_is_short() -> None:
-    told = [
+    telemetry = [
         {"sm_clock_mhz": 1755 + i, "temperature_c": 45, "power_w": 412.345 + i, "throttle": ["SwPowerCap"]}
         for i in range(4)
     ]
-    assert len(pack_telemetry(told)) < 32
+    assert len(pack_telemetry(telemetry)) < 32

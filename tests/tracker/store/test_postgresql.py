@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own. (Most tests of the tracker run on it as well: see conftest.)"""
+"""Tests specific to PostgreSQL. Most tests of the tracker run on it too: see conftest."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_processes_at_once_make_and_fill_one_database(db: str, write: Any, make:
         subprocess.Popen([*command, str(file), str(files[0])], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for file in files
     ]
-    said = [process.communicate()[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 4, said
+    errors = [process.communicate()[1].decode() for process in running]
+    assert [process.returncode for process in running] == [0] * 4, errors
     assert cli("verify").stdout == "VERIFY ok: 200 points\n"
 
 

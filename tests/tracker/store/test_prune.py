@@ -1,4 +1,4 @@
-"""`groupbench prune`: what goes, what stays, and why."""
+"""`groupbench prune`: the points that it removes and keeps, and why."""
 
 from __future__ import annotations
 

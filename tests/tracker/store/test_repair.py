@@ -1,4 +1,4 @@
-"""`groupbench repair`, and `verify` on what is damaged."""
+"""`groupbench repair`, and `verify` on damaged databases."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def path(cli: Cli, stored: Any, make: Any) -> Path:
     return path
 
 
-def flip(path: Path, found: bytes, by: bytes, *, last: bool = False) -> None:
+def flip(path: Path, text: bytes, by: bytes, *, last: bool = False) -> None:
     content = bytearray(path.read_bytes())
-    place = content.rfind(found) if last else content.find(found)
+    place = content.rfind(text) if last else content.find(text)
     assert place >= 0
     content[place : place + len(by)] = by
     path.write_bytes(content)
 
 
 def saved(cli: Cli, path: Path) -> tuple[str, int]:
-    """What repair says, and how many points are in the new database, which must be sound."""
+    """Return the output of repair, and the number of points of the new database, which must be sound."""
     before, new = path.read_bytes(), path.with_name("new.db")
     result = cli("repair", path, new)
     assert path.read_bytes() == before
@@ -48,14 +48,14 @@ def saved(cli: Cli, path: Path) -> tuple[str, int]:
 
 
 def test_a_sound_database_loses_nothing(cli: Cli, path: Path) -> None:
-    said, points = saved(cli, path)
-    assert (points, "nothing was lost" in said) == (6, True)
+    output, points = saved(cli, path)
+    assert (points, "nothing was lost" in output) == (6, True)
     exported = cli("export", "-").stdout
     assert cli("export", "-", db=path.with_name("new.db")).stdout == exported
 
 
 @pytest.mark.parametrize(
-    ("found", "by"),
+    ("text", "by"),
     [
         (b"CREATE TABLE point", b"CREATE TA\xa3LE point"),
         (b"CREATE TABLE series", b"CREATE TABLE seriez"),
@@ -63,33 +63,33 @@ def test_a_sound_database_loses_nothing(cli: Cli, path: Path) -> None:
         (b"SQLite format 3", b"SQLite format 4"),
     ],
 )
-def test_damage_in_the_schema_loses_nothing(cli: Cli, path: Path, found: bytes, by: bytes) -> None:
-    flip(path, found, by)
+def test_damage_in_the_schema_loses_nothing(cli: Cli, path: Path, text: bytes, by: bytes) -> None:
+    flip(path, text, by)
     for command in ("verify", "gate", "runs", "backup"):
         result = cli(command, *([path.with_name("copy.db")] if command == "backup" else []))
         assert result.exit_code in ((1, 2) if command == "verify" else (0, 2, 3))
-    said, points = saved(cli, path)
-    assert (points, "nothing was lost" in said) == (6, True), said
+    output, points = saved(cli, path)
+    assert (points, "nothing was lost" in output) == (6, True), output
 
 
 def test_a_damaged_value_loses_its_row_alone(cli: Cli, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE point SET rms = rms * 2 WHERE id = 3")
         connection.execute("UPDATE point SET median_ms = 'abc' WHERE id = 4")
-    found = cli("verify").stdout
-    assert "point 3 does not match its hash" in found
-    assert "point 4" in found
+    problems = cli("verify").stdout
+    assert "point 3 does not match its hash" in problems
+    assert "point 4" in problems
     for command in (["gate"], ["history"], ["report", "-o", str(path.with_name("r.html"))]):
         result = cli(*command)
         assert (result.exit_code, "damaged database" in result.stderr) in ((2, True), (0, False), (3, False))
-    said, points = saved(cli, path)
+    output, points = saved(cli, path)
     assert points == 4
-    assert "lost: 2 of point" in said
-    assert "run run-001" in said
+    assert "lost: 2 of point" in output
+    assert "run run-001" in output
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("UPDATE series SET identity = 'x' || identity WHERE id = 1", "series 1"),
         ("UPDATE environment SET torch = '0'", "environment 1"),
@@ -99,10 +99,10 @@ def test_a_damaged_value_loses_its_row_alone(cli: Cli, path: Path) -> None:
         ("UPDATE series SET checksum = 1 WHERE id = 2", "series 2"),
     ],
 )
-def test_what_follows_from_other_values_is_computed_again(cli: Cli, path: Path, change: str, said: str) -> None:
+def test_what_follows_from_other_values_is_computed_again(cli: Cli, path: Path, change: str, message: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(change)
-    assert said in cli("verify").stdout
+    assert message in cli("verify").stdout
     assert saved(cli, path)[1] == 6
 
 
@@ -130,8 +130,8 @@ def test_a_damaged_page_loses_the_rows_on_it(cli: Cli, stored: Any, make: Any) -
     content[page : page + 8192] = random.Random(1).randbytes(8192)
     path.write_bytes(content)
     assert cli("verify").exit_code == 1
-    said, points = saved(cli, path)
-    assert 200 <= points <= 400, said
+    output, points = saved(cli, path)
+    assert 200 <= points <= 400, output
 
 
 @pytest.mark.parametrize(("damaged", "new"), [("none.db", "new.db"), ("t.db", "t.db"), ("t.db", "no/new.db")])

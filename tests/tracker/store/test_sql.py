@@ -94,7 +94,7 @@ def test_a_second_lock_behind_the_first(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "message"),
     [
         ("SELECT 1; DELETE FROM point", "one statement"),
         ("SELECT nope FROM point", "no such column"),
@@ -104,10 +104,10 @@ def test_a_second_lock_behind_the_first(path: Path, monkeypatch: pytest.MonkeyPa
         ("SELECT '\0'", "null character"),
     ],
 )
-def test_mistakes_are_one_line(cli: Cli, path: Path, statement: str, said: str) -> None:
+def test_mistakes_are_one_line(cli: Cli, path: Path, statement: str, message: str) -> None:
     result = cli("sql", "--", statement)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_a_file_that_is_no_database(cli: Cli, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_database(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_database_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In WAL mode, and nobody may make the files beside it."""
+    """A database in WAL mode in a folder without permission for its files."""
     for beside in (f"{path}-wal", f"{path}-shm"):
         Path(beside).unlink(missing_ok=True)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -137,8 +137,8 @@ WORDS = ("select", "insert", "point", "run", "*", "from", "(", ")", ",", "1", ";
 def test_any_statement_answers_or_is_refused(path: Path, statement: str) -> None:
     before = content(path)
     try:
-        answer = ask(path, statement)
-        assert all(len(row) == len(answer.columns) for row in answer.rows)
+        result = ask(path, statement)
+        assert all(len(row) == len(result.columns) for row in result.rows)
     except TrackerError as error:
         assert "\n" not in error.message
     assert content(path) == before

@@ -71,8 +71,8 @@ def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, write: An
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    said = "the database is at revision 9999, which needs a newer groupbench; upgrade groupbench"
-    refused(path, said, cli, write([make(1)]))
+    message = "the database is at revision 9999, which needs a newer groupbench; upgrade groupbench"
+    refused(path, message, cli, write([make(1)]))
 
 
 def test_other_files_are_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:

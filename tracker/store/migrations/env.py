@@ -1,4 +1,4 @@
-"""Alembic's entry: runs migrations on the connection that `store.migrate` gives, inside its transaction."""
+"""Alembic's entry point: run migrations on the connection and in the transaction of `store.migrate`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Points as few bytes: kernels in a table of their own, samples and telemetry packed, two indexes in place of four.
+"""Make points smaller: kernels in their own table, packed samples and telemetry, two indexes instead of four.
 
-Every point is written anew from what it holds: its samples as float32 are as they were, and its statistics and
-hash become those of these samples.
+Every point is rewritten. Its samples stay the same as float32, and its statistics and hash are computed from them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def upgrade() -> None:
     )
     op.drop_index("ix_point_environment_id", "point")
     op.drop_index("ix_point_series_id_run_id", "point")
-    if op.get_context().dialect.name != "sqlite":  # there, names of constraints are the table's own
+    if op.get_context().dialect.name != "sqlite":  # in SQLite, constraint names belong to the table
         op.drop_constraint("pk_point", "point")
         op.drop_constraint("uq_point_run_id_series_id", "point")
     op.rename_table("point", "point_0001")
@@ -79,13 +78,13 @@ def upgrade() -> None:
 
 def _copy(connection: sa.Connection) -> None:
     if connection.execute(sa.text("SELECT id FROM point_0001 LIMIT 1")).first() is None:
-        return  # a new database, which need not wait for a look at its tables
+        return  # a new database is empty
     tables = sa.MetaData()
     tables.reflect(connection, only=("point_0001", "point", "kernel_set", "environment", "series"))
     old, new = tables.tables["point_0001"], tables.tables["point"]
     old.c.first_bad.type = new.c.first_bad.type = sa.JSON(none_as_null=True)
     kernels = tables.tables["kernel_set"]
-    known: dict[str, int] = {}
+    kernel_keys: dict[str, int] = {}
     environment, series = tables.tables["environment"], tables.tables["series"]
     environments = _column(connection, environment.c.id, environment.c.content)
     identities = _column(connection, series.c.id, series.c.identity)
@@ -95,17 +94,17 @@ def _copy(connection: sa.Connection) -> None:
             kernels_id = None
             if row["kernels"]:
                 content = _digest(row["kernels"])
-                if content not in known:
-                    given = {"content": content, "hash": row["kernel_hash"], "kernels": row["kernels"]}
-                    made = connection.execute(kernels.insert().values(given)).inserted_primary_key
+                if content not in kernel_keys:
+                    fields = {"content": content, "hash": row["kernel_hash"], "kernels": row["kernels"]}
+                    made = connection.execute(kernels.insert().values(fields)).inserted_primary_key
                     assert made is not None
-                    known[content] = made[0]
-                kernels_id = known[content]
+                    kernel_keys[content] = made[0]
+                kernels_id = kernel_keys[content]
             keys = {name: row[name] for name in ("id", "run_id", "series_id", "environment_id")}
             hashes = environments[row["environment_id"]], identities[row["series_id"]]
             values.append({**keys, "kernels_id": kernels_id, **_values(row, *hashes)})
         connection.execute(new.insert(), values)
-    if connection.dialect.name == "postgresql":  # rows that brought their keys did not move the counter
+    if connection.dialect.name == "postgresql":  # rows inserted with keys did not advance the sequence
         newest = sa.select(sa.func.max(new.c.id)).scalar_subquery()
         connection.execute(sa.select(sa.func.setval(sa.func.pg_get_serial_sequence("point", "id"), newest)))
 

@@ -1,4 +1,4 @@
-"""Comparisons and alerts: what A/B runs said, and what became of each change for the worse."""
+"""Add tables for A/B comparisons and alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels of accuracy alerts: the errors themselves, without the floor that they are judged with."""
+"""Store the levels of accuracy alerts as errors, without the floor added for judging."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def _move(by: float) -> None:
 
 
 def _moved(level: float | None, by: float) -> float | None:
-    """What rounding leaves of the floor is no error."""
+    """Return a level shifted by a distance, with rounding residue of the floor removed."""
     return None if level is None else level + by if level + by > 1e-9 * FLOOR else 0.0

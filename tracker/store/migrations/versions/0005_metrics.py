@@ -1,4 +1,4 @@
-"""Values of further metrics, by name."""
+"""Add the values of further metrics, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned commits that later runs are compared with."""
+"""Add pinned commits with which later runs are compared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checksums of rows, and what a record says of its problem kept with its point.
+"""Add row checksums, and store a record's amounts with its point.
 
-No point is rewritten: one without `amounts` says what its series says, as every point did before.
+Points are not rewritten: a point without `amounts` has those of its series.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def upgrade() -> None:
         op.add_column(table.name, sa.Column("checksum", sa.BigInteger))
         sealed = sa.table(table.name, sa.column("id"), sa.column("checksum"))
         statement = sealed.update().where(sealed.c.id == sa.bindparam("key")).values(checksum=sa.bindparam("value"))
-        found = _checksums(connection, table)
-        while batch := list(islice(found, _BATCH)):
+        checksums = _checksums(connection, table)
+        while batch := list(islice(checksums, _BATCH)):
             connection.execute(statement, [{"key": key, "value": value} for key, value in batch])
 
 
 def _checksums(connection: sa.Connection, table: sa.TableClause) -> Iterator[tuple[int, int]]:
-    """(key, checksum) of each row."""
+    """Yield (key, checksum) of each row."""
     for row in connection.execute(sa.select(table)).mappings().all():
         yield row["id"], checksum_of({name: value for name, value in row.items() if name != "id"})
 
