@@ -96,25 +96,25 @@ def without_letters(shape: str) -> str:
     return _LETTER.sub("", shape)
 
 
-def unknown(name: str, requested: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return the requested names that are not known values of a field, without wildcards and sizes."""
-    missing = [text for text in requested if text not in known]
+def unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> list[str]:
+    """Return the requested names that no series has in a field, without wildcards and sizes."""
+    missing = [text for text in requested if text not in existing]
     if name in PATTERNS:
         missing = [text for text in missing if "*" not in text and "?" not in text]
     if missing and name == "shape":
-        unnamed = set(map(without_letters, known))
+        unnamed = set(map(without_letters, existing))
         missing = [text for text in missing if not is_expression(text) and unnamed_sizes(text) not in unnamed]
     return missing
 
 
-def refuse_unknown(name: str, requested: Iterable[str], known: Collection[str]) -> None:
+def refuse_unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> None:
     """Raise QueryError for a requested name that is not known, and list the known ones."""
-    for text in unknown(name, requested, known):
-        shown = list(known)
+    for text in unknown(name, requested, existing):
+        shown = list(existing)
         if name == "shape":  # show a few with similar numbers, shortened, since there may be hundreds
             shown.sort(key=lambda shape: len(_numbers_in(shape) ^ _numbers_in(text)))
             shown = [shape if len(shape) <= 80 else shape[:79] + "…" for shape in shown[:5]]
-            shown += ["…"] * (len(known) > len(shown))
+            shown += ["…"] * (len(existing) > len(shown))
         raise QueryError(f"no {name} {text!r}; known: {', '.join(shown) or 'none'}")
 
 

@@ -103,11 +103,11 @@ def _shape_fits(shapes: Sequence[str]) -> Test:
 
 def _refuse_unknown_sizes(series: Sequence[SeriesRow], where: Filter) -> None:
     requested = [*where.where, *(text for text in where.shape if filters.is_expression(text))]
-    known = sorted({name for row in series for name in row.dims})
+    existing = sorted({name for row in series for name in row.dims})
     for text in requested:
         for size in filters.sizes(text):
-            if series and size.name not in known:
-                raise QueryError(f"no size {size.name!r}; known: {', '.join(known) or 'none'}")
+            if series and size.name not in existing:
+                raise QueryError(f"no size {size.name!r}; known: {', '.join(existing) or 'none'}")
 
 
 def series_select() -> Select[Any]:
