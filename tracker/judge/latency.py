@@ -25,7 +25,7 @@ from groupbench.tracker.judge.parts import (
 )
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import CANARY, Evidence, Judged, News
+from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import TOO_NOISY
@@ -201,6 +201,8 @@ class LatencyRule:
         base, point = self._base_of_young(latency), row.point
         if base is None or point is None or row.series.operator == CANARY:
             return row
+        before = float(latency.past.log[latency.past.run == base.pk][-1])
+        moved = float(latency.past.log[-1]) - before
         compared = self._compared(row, [base.pk], [self.data.run.pk])
         if compared is not None and compared.verdict == SAME:
             return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: no difference")
@@ -208,9 +210,10 @@ class LatencyRule:
             span = Span(base, self.data.run)
             cause = find_cause(*self.data.facts_of(point, span), confirmed=True)
             row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
+            if moved * compared.effect > 0:  # else noise hides in two results what the A/B found
+                row = replace(row, effect=Effect(before_ms=math.exp(before), change=math.expm1(moved)))
             return confirmed(replace(row, compared=compared))
-        before = latency.past.log[latency.past.run == base.pk]
-        if compared is None and abs(latency.past.log[-1] - before[-1]) > latency.least:
+        if compared is None and abs(moved) > latency.least:
             return self._to_confirm(row, base)
         return row
 

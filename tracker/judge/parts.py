@@ -11,6 +11,7 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import Effect, Judged, News
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
@@ -81,19 +82,36 @@ def loud_while_new(news: News) -> News:
 
 
 def confirmed(row: Judged) -> Judged:
-    """Return a row with the effect and verdict of the A/B comparison that found a difference."""
+    """Return a row with the verdict of the A/B comparison that found a difference.
+
+    The row's numbers stay those of the points that were judged, so that they agree with each other and with the plots.
+    The A/B, which may be of an earlier run, is in the note. If the points alone show no change, the A/B's effect is
+    the row's.
+    """
     compared = row.compared
     assert compared is not None and compared.effect is not None and row.point is not None
-    pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
-    note = joined(f"A/B: {percent(compared.effect)}{pairs}", row.note)
+    note = joined(ab_text(compared), row.note)
     if row.change is not None and row.change * compared.effect < 0:
         note = joined("history and A/B contradict each other", note)
         return replace(row, verdict=Verdict.UNRESOLVED, note=note)
-    change = math.expm1(compared.effect)
-    before = (
-        row.effect.before_ms if row.effect.before_ms is not None else (row.point.median_ms or math.nan) / (1 + change)
-    )
-    low, high = (None if end is None else math.expm1(end) for end in (compared.low, compared.high))
+    effect = row.effect
+    if effect.change is None:
+        change = math.expm1(compared.effect)
+        before = (row.point.median_ms or math.nan) / (1 + change)
+        effect = replace(
+            effect, before_ms=before, change=change, low=relative(compared.low), high=relative(compared.high)
+        )
     verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
-    effect = replace(row.effect, before_ms=before, change=change, low=low, high=high)
     return replace(row, verdict=verdict, effect=effect, note=note, ab_base=None)
+
+
+def ab_text(compared: Compared) -> str:
+    """Return what an A/B found, and between which commits."""
+    assert compared.effect is not None
+    commits = ends = ""
+    if compared.toolchains is None and compared.base != compared.head:
+        commits = f" of {compared.base[:10]}..{compared.head[:10]}"
+    if compared.low is not None and compared.high is not None and math.isfinite(compared.low + compared.high):
+        ends = f" ({percent(compared.low)} to {percent(compared.high)})"
+    pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
+    return f"A/B{commits}: {percent(compared.effect)}{ends}{pairs}"

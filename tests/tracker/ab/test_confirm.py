@@ -109,10 +109,10 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     assert asked[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
     result = cli("gate", "--update")
     assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
-    assert "A/B: +4.1% in 12 pairs" in result.stdout
+    assert "A/B of 005ccccccc..006ccccccc: +4.1% (+3.9% to +4.3%) in 12 pairs" in result.stdout
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["ab"], row["change"]) == ("different", pytest.approx(0.0408, abs=1e-4))
-    assert (row["low"], row["high"]) == (pytest.approx(0.0387, abs=1e-4), pytest.approx(0.0429, abs=1e-4))
+    assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
+    assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
     assert json.loads(cli("alerts", "--json").stdout)[0]["ab"] == "different"
     assert "nothing to do" in cli("confirm").stdout
 
@@ -353,7 +353,7 @@ class TestToolchains:
         assert [asked[:2] for asked in bench.asked] == [(commit(5), commit(5)), (commit(5), commit(6))]
         assert bench.pythons[1] == (sys.executable, sys.executable)
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-        assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.105, abs=1e-3))
+        assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
 
     def test_an_old_toolchain_that_nobody_has_is_left_undecided(
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
