@@ -5,7 +5,7 @@
 #   bash ci/nightly.sh [PLAN] [OPTION ...]
 #
 # PLAN is groupbench.toml unless named. Options go to `groupbench night`, which passes what it does not know to
-# tritonbench (--budget 2h, --device cpu, --commit HASH, ...). Its environment variables are in docs/ci.md.
+# tritonbench (--budget 2h, --device cpu, --commit HASH, ...). Its environment variables are in docs/reference/configuration.md.
 #
 # Exit codes: the gate's (0 nothing got worse, 1 a regression or a wrong result, 2 usage, 3 incomplete, 4 not
 # comparable), 75 another night is measuring on this GPU, 130 interrupted.

@@ -1,4 +1,4 @@
-"""Measure the judgement from history as `groupbench gate` makes it, on made-up nights: tables for docs/judgement.md.
+"""Measure the gate's statistics on made-up nights: the tables of docs/notes/judgement.md.
 
     python ci/benchmarks/judgement_marks.py                                # all parts
     python ci/benchmarks/judgement_marks.py --only power --scale 0.1       # one part, with a tenth of the nights

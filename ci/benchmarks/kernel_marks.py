@@ -1,9 +1,11 @@
-"""The kernels' marks, from records: `python ci/benchmarks/kernel_marks.py RECORDS.jsonl... [--write docs/kernels.md]`.
+"""Tables of the kernels' latencies and targets, from records: `python ci/benchmarks/kernel_marks.py RECORDS.jsonl...`.
 
-Prints the tables of docs/kernels.md, or writes them between the page's markers; with --brief README.md's one table, of
-the forward products' times by backend. Of a cell that was measured twice, the last one given counts. A latency is the
-median over bursts of their medians, and beside it stand the fastest and the slowest burst. Nothing is left out: a cell
-that failed says so, and a shape where torch is faster is in the mean.
+Prints them, or writes them between the markers of a page of docs/reference/measured by --write; --operators takes some
+of the operators alone. With --brief it prints one table of the forward products' times by backend.
+
+Of a cell that was measured twice, the last one given counts. A latency is the median over bursts of their medians,
+followed by the fastest and the slowest burst. Nothing is left out: a cell that failed is listed, and a shape for which
+torch is faster counts in the mean.
 """
 
 from __future__ import annotations
@@ -117,12 +119,12 @@ DECODE_ROWS = 16
 LONGEST_NAME = 64
 
 LEGEND = """\
-Milliseconds are the median over bursts of their medians, with the fastest and the slowest burst; a row is of one card.
-*Best ours* is the fastest right result of Triton and Helion; *over* says how many times as long another takes, torch's
-best being the fastest of its columns here. *% of cuBLAS* is TFLOP/s over those of one dense 8192³ product, *% of copy*
-min_bytes over time, over the same of torch's copy of 512 MiB; both on the same card, blank where that lacks or is of
-another dtype. More than 100 % of cuBLAS: smaller products draw less power, and a shared B stays in L2. *RMS* is the
-relative error of the best of ours over that of the baseline."""
+Milliseconds are the median over bursts of their medians, with the fastest and the slowest burst. A row is from one
+GPU. *Best ours* is the fastest correct backend in Triton or Helion. *Over* is another backend's latency divided by it;
+torch's best is the fastest torch backend in the table. *% of cuBLAS* is TFLOP/s relative to one dense 8192³ product.
+*% of copy* is min_bytes over time, relative to torch's copy of 512 MiB. Both are from the same GPU, and blank without
+such a measurement or for another dtype. More than 100 % of cuBLAS is possible: smaller products draw less power, and a
+shared B stays in L2. *RMS* is the relative error of the best of ours, divided by the baseline's."""
 
 Shapes = dict[str, dict[str, Cell]]  # shape text -> backend -> cell
 
@@ -131,11 +133,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--write", type=Path, help="page to write the tables into, between its markers")
+    parser.add_argument("--operators", default="", help="operators to show, separated by commas; all unless given")
     parser.add_argument("--brief", action="store_true", help="one table, of the forward products' times alone")
     given = parser.parse_args()
     try:
         records = load(given.records)
-        text = brief(records) if given.brief else tables(records, [str(path) for path in given.records])
+        names = tuple(name for name in given.operators.split(",") if name)
+        text = (
+            brief(records)
+            if given.brief
+            else tables(records, [str(path) for path in given.records], names, given.write)
+        )
         if given.write is None:
             print(text)
         else:
@@ -164,15 +172,23 @@ def splice(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def tables(records: Sequence[Record], files: Sequence[str]) -> str:
-    """All of what stands between the markers."""
-    timed = [r for r in records if r.latency is not None and r.latency.timing == "gpu" and r.cell.host == "builtin"]
+def tables(
+    records: Sequence[Record], files: Sequence[str], operators: Sequence[str] = (), page: Path | None = None
+) -> str:
+    """Return the text between the markers: of these operators, or of all."""
+    shown = [r for r in records if not operators or r.cell.operator in (*operators, "canary")]
+    timed = [r for r in shown if r.latency is not None and r.latency.timing == "gpu" and r.cell.host == "builtin"]
     if not timed:
         raise ValueError("no record of the built-in host was timed on a GPU")
-    parts = [f"Made by `python ci/benchmarks/kernel_marks.py {' '.join(files)} --write docs/kernels.md`."]
+    own = [r for r in timed if r.cell.operator != "canary"]
+    cards = {r.environment.gpu_uuid for r in own}
+    timed = [*own, *(r for r in timed if r.cell.operator == "canary" and (not own or r.environment.gpu_uuid in cards))]
+    command = ["python ci/benchmarks/kernel_marks.py", *files]
+    command += ["--operators", ",".join(operators)] if operators else []
+    parts = [f"Made by `{' '.join([*command, '--write', str(page)] if page else command)}`."]
     parts.append("\n".join(_provenance(timed)))
     parts.append(LEGEND)
-    failed = [r for r in records if r.cell.host == "builtin" and r.latency is None]
+    failed = [r for r in shown if r.cell.host == "builtin" and r.latency is None]
     groups = dict.fromkeys((r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) for r in timed)
     canaries = _canaries(timed)
     for operator, mode, dtype, protocol in groups:
@@ -354,7 +370,7 @@ def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | 
     rows = [row for row in rows if row]
     if not rows:
         return ""
-    lines = [["what", "shapes", "geometric mean", "least", "mark", ""], ["---"] * 6, *rows]
+    lines = [["comparison", "shapes", "geometric mean", "least", "target", ""], ["---"] * 6, *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 

@@ -1,6 +1,7 @@
 """The tracker's marks, measured: `python ci/benchmarks/tracker_marks.py [--nights 500] [--keep DIR]`.
 
-Makes its data (see nights.py), measures each mark in a process of its own, and writes the table of docs/tracker.md.
+Makes its data (see nights.py), measures each mark in its own process, and writes the table of
+docs/explanation/storage.md.
 The big database takes about 20 minutes to make and 2.2 GB of disk; `--nights 50` tries it out in two. `--only NAME`
 measures one. Cold means: the operating system's file cache was dropped before, which needs root; without it, the
 table says so.

@@ -65,7 +65,7 @@ ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwis
 
 
 # By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
-# config of this file (Triton 3.7.1, sm_90): none spills, the specialised kernel aside (docs/kernels.md).
+# config of this file (Triton 3.7.1, sm_90): none spills, but the specialised kernel (docs/explanation/kernels).
 # "plain" is for what the specialised kernel cannot take.
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
     ROWWISE: {

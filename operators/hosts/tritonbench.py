@@ -43,7 +43,7 @@ OUR_TIMING = ("protocol", "bursts", "samples", "idle", "seed")
 
 CHECKS_LESS = (
     "groupbench: TritonBench keeps the same inputs and its own clock, so fewer cheats show than with --host builtin "
-    "(docs/integrity.md)"
+    "(docs/explanation/integrity.md)"
 )
 
 IN_TWO = "measure what differs in two runs"

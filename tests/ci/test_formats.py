@@ -31,7 +31,7 @@ def tool(name: str) -> str:
 
 
 def test_there_is_something_to_look_at() -> None:
-    assert [len(GITHUB), len(GITLAB)] == [3, 3]
+    assert [len(GITHUB), len(GITLAB)] == [4, 4]
     assert {path.name for path in SCRIPTS} >= {"environment.sh", "nightly.sh", "pull-request.sh", "test.sh"}
 
 

@@ -1,4 +1,4 @@
-"""ci/benchmarks/kernel_marks.py, and the page that it writes."""
+"""ci/benchmarks/kernel_marks.py, and the pages that it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from groupbench.tracker.record import Accuracy, Cell, Commit, Environment, Laten
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "ci/benchmarks/kernel_marks.py"
-PAGE = ROOT / "docs/kernels.md"
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs/reference/measured").glob("*.md"))
+    if "kernel_marks.py" in page.read_text() and "--brief" not in page.read_text()
+]
 
 
 @pytest.fixture(scope="module")
@@ -231,17 +235,31 @@ def test_says_in_one_line_what_is_wrong(content: bytes, page: str, says: str, tm
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_page_is_up_to_date(marks: ModuleType) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_up_to_date(marks: ModuleType, page: Path) -> None:
     """If it is not: run the command that it names."""
-    page = PAGE.read_text()
-    (command,) = re.findall(r"Made by `python ci/benchmarks/kernel_marks.py (.*) --write docs/kernels.md`", page)
-    files = command.split()
-    assert marks.splice(page, marks.tables(marks.load(ROOT / file for file in files), files)) == page
+    text = page.read_text()
+    (command,) = re.findall(r"Made by `python ci/benchmarks/kernel_marks.py (.*)`\.", text)
+    files, operators, path = re.fullmatch(r"(.*) --operators (\S+) --write (\S+)", command).groups()
+    assert ROOT / path == page
+    names = files.split()
+    made = marks.tables(marks.load(ROOT / file for file in names), names, operators.split(","), Path(path))
+    assert marks.splice(text, made) == text
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text()):
-        assert (PAGE.parent / target).exists(), target
+def test_the_pages_show_every_operator_of_the_records(marks: ModuleType) -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    records = marks.load(sorted((ROOT / "tests/data/h100_kernels").glob("*.jsonl")))
+    assert {r.cell.operator for r in records} - {"canary"} <= set(re.findall(r"^### (\w+), ", text, re.MULTILINE))
+
+
+def test_operators_are_shown_alone(marks: ModuleType) -> None:
+    records = [record("torch", 1.0), record("torch", 1.0, operator="moe_layer"), record("torch", 1.0, COPY, "canary")]
+    text = marks.tables(records, ["x.jsonl"], ["moe_layer"], Path("page.md"))
+    assert text.startswith(
+        "Made by `python ci/benchmarks/kernel_marks.py x.jsonl --operators moe_layer --write page.md`."
+    )
+    assert "### moe_layer" in text and "### grouped_gemm" not in text
 
 
 COPY = "copy,N=16384"

@@ -27,7 +27,7 @@ REFRESH_BLOCKS = 4
 """Blocks that two processes serve before new ones take their place: different rests on three pairs at least. Several
 that live side by side would cost less to renew, but with three a side placing anew takes 0.35 s on an H100."""
 PROCESS_SD = ((0.015, 0.011), (0.06, 0.0035), (0.12, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
-"""(ms, relative standard deviation of what a process is off for life), of an H100: see docs/judgement.md."""
+"""(ms, relative standard deviation of what a process is off for life), of an H100: see docs/explanation/ab.md."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
 """Steps of CUDA's event clock on an H100, and of the host's."""
 

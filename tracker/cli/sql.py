@@ -18,7 +18,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 @output_formats
 @click.pass_obj
 def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format | None) -> None:
-    """Run one read-only SQL statement. docs/schema.md describes the tables."""
+    """Run one read-only SQL statement. docs/reference/schema.md describes the tables."""
     from groupbench.tracker.store.sql import ask
 
     result = ask(db, statement, dict(params))

@@ -1,4 +1,4 @@
-"""The tables. Each column's `doc` is its meaning; `docs/schema.md` is generated from them.
+"""The tables. Each column's `doc` is its meaning; `docs/reference/schema.md` is generated from them.
 
 A *series* stays the same from commit to commit; a *point* is one run's result for it. All times are UTC. Changes to
 these classes need a new file in `migrations/versions`; a test compares the two.

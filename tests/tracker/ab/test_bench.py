@@ -263,7 +263,7 @@ def test_an_interrupt_ends_both_sides(compare: Callable[..., AbResult]) -> None:
         compare({}, {"ms": interrupted})
 
 
-TEXT = (Path(__file__).parents[3] / "docs" / "judgement.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "comparing.md").read_text(encoding="utf-8")
 EXAMPLES = [
     line.removeprefix("$ ") for line in TEXT.split("\n") if line.startswith(("$ groupbench ab ", "$ groupbench cal"))
 ]

@@ -19,7 +19,7 @@ from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
-README = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+GUIDE = " ".join((Path(__file__).parents[3] / "docs" / "guide" / "verdicts.md").read_text().split())
 HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 
 
@@ -62,7 +62,7 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
     assert slower["change"] == pytest.approx(0.53, abs=0.01)
     faster = [-100 * row["change"] for row in suspects if row is not slower]
     summary = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
-    assert f"{summary}, and one {100 * slower['change']:.0f} % slower" in README
+    assert f"{summary}, and one {100 * slower['change']:.0f} % slower" in GUIDE
     assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
     tuned = next(row for row in suspects if row["backend"] == "triton_pointer")

@@ -25,7 +25,7 @@ Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 
 TOKEN = "a-token-of-some-length"
-DOCS = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[3] / "docs" / "guide" / "serve.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.sqlite
@@ -137,8 +137,7 @@ def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
 
 
 @pytest.mark.sqlite
-def test_every_page_parameter_and_option_is_told(nights: Any, serve: Client) -> None:
-    from groupbench.tracker.cli.serve import serve as command
+def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: Client) -> None:
     from groupbench.tracker.serve.alerting import ACTIONS
 
     client = serve()
@@ -157,5 +156,3 @@ def test_every_page_parameter_and_option_is_told(nights: Any, serve: Client) -> 
             known,
         )
     assert all(f"`{action}`" in DOCS for action in ACTIONS)
-    for option in command.params:
-        assert all(name in DOCS for name in option.opts), option.opts

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
-from groupbench.tracker.store import schema_doc
 from groupbench.tracker.store.engine import Store, alembic_config
 from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
 
@@ -33,8 +30,3 @@ def test_migrations_make_the_tables_of_the_schema(opened: Store) -> None:
 def test_every_column_says_what_it_means() -> None:
     silent = [str(column) for table in Base.metadata.tables.values() for column in table.columns if not column.doc]
     assert silent == []
-
-
-def test_the_page_of_the_schema_is_that_of_the_tables() -> None:
-    page = Path(__file__).parents[3] / "docs" / "schema.md"
-    assert page.read_text(encoding="utf-8") == schema_doc.page()

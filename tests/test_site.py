@@ -1,0 +1,72 @@
+"""The site: it builds without a warning, holds every page, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "ci" / "site" / "mkdocs.yml"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
+        pytest.skip("NOT TESTED: the site. mkdocs-material is not installed (pip install -e '.[docs]')")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", CONFIG, "--site-dir", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", CONFIG.with_name("pages.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_there(site: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
+
+
+def test_it_works_without_a_network(site: Path) -> None:
+    index = (site / "index.html").read_text()
+    assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]+)"', index)
+    assert "grouped_gemm" in (site / "search" / "search_index.js").read_text()
+
+
+def test_links_to_source_lead_to_its_text(site: Path) -> None:
+    page = (site / "explanation" / "toolchains.html").read_text()
+    assert 'href="../source/kernels/device.py.html"' in page
+    assert "shared memory" in (site / "source" / "kernels" / "device.py.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "link", "becomes"),
+    [
+        ("index.md", "docs/guide/ci.md#outputs", "guide/ci.md#outputs"),
+        ("guide/ci.md", "../../README.md", "../index.md"),
+        ("guide/ci.md", "alerts.md", "alerts.md"),
+        ("guide/ci.md", "#post", "#post"),
+        ("notes/kernels/moe.md", "../../explanation/kernels/moe.md", "../../explanation/kernels/moe.md"),
+        ("guide/ci.md", "../../ci/Dockerfile", "../source/ci/Dockerfile.md"),
+        ("guide/serve.md", "../images/serve.png", "../images/serve.png"),
+        ("guide/ci.md", "https://example.org/a.md", "https://example.org/a.md"),
+    ],
+)
+def test_links_are_turned_into_those_of_the_site(pages: ModuleType, place: str, link: str, becomes: str) -> None:
+    page = type("Page", (), {"file": type("File", (), {"src_uri": place})})
+    assert pages.on_page_markdown(f"[`a` b]({link})", page=page) == f"[`a` b]({becomes})"
+    assert pages.on_page_markdown(f"[`a`]({link})", page=page) == f"[`a`]({becomes})"
+    assert pages.on_page_markdown(f"`[a]({link})`", page=page) == f"`[a]({link})`"
