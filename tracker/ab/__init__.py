@@ -1,1 +1,1 @@
-"""Two versions of a kernel, measured in turns on one device until it is clear whether they differ."""
+"""Measure two versions of a kernel in turns on one device until it is clear whether they differ."""

@@ -1,10 +1,10 @@
-"""Two sides on one device, in turns, until it is clear whether they differ.
+"""Measure two sides in turns on one device until it is clear whether they differ.
 
-A comparison is made of blocks. In each, both sides are placed anew in memory, then their bursts take turns in an order
-that a coin decides (head first or base first, and mirrored where there are two each, so that what comes later in a
-block is no one's disadvantage). Every few blocks both sides get new processes. After each block tracker/stats/
-sequential.py says same, different or continue. Blocks and not bursts are the unit, since an address moves a kernel by
-up to 0.4 % for as long as it is not moved.
+A comparison consists of blocks. In each block, both sides are placed at new memory addresses, then their bursts
+alternate in a random order: head first or base first, and mirrored if each side has two, so that neither side is always
+later. Every few blocks, both sides get new processes. After each block, tracker/stats/sequential.py decides same,
+different or continue. The statistical unit is the block, not the burst, because an address changes a kernel's latency
+by up to 0.4 % for as long as it stays there.
 
 The GPU rests before a burst; short bursts share one rest.
 """
@@ -30,17 +30,17 @@ from groupbench.tracker.ab.result import (
     REFRESH_BLOCKS,
     AbCell,
     AbResult,
+    AbVerdict,
     Block,
     RecordsError,
     SideAccuracy,
-    Verdict,
     append_record,
     as_json,
     defaults,
     exit_code,
     rule_for,
 )
-from groupbench.tracker.ab.side import AbError, Side, SideError, SideFailure, SideProcess
+from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.record import Timing
@@ -49,10 +49,10 @@ __all__ = [
     "AbCell",
     "AbError",
     "AbResult",
+    "AbSide",
     "Bench",
     "Block",
     "RecordsError",
-    "Side",
     "SideAccuracy",
     "as_json",
     "exit_code",
@@ -61,30 +61,31 @@ __all__ = [
 ]
 
 SHORT_BURST_S = 0.03
-"""Two sides' bursts share a rest up to this length, of which a kernel below 1 ms runs for a third."""
+"""Longest burst, in seconds, that shares a rest with the other side's. A kernel below 1 ms runs for a third of it."""
 BURST_TO_PLACEMENT = 2.0
-"""A burst's scatter over a placement's: 1.3 to 2.4 on an H100 but for long kernels, whose placement hardly matters."""
+"""Ratio of a burst's scatter to a placement's: 1.3 to 2.4 on an H100, except for long kernels, which hardly depend on
+their placement."""
 
 
 class Bench:
-    """One long-lived process a side, for as many comparisons as one likes. A context manager.
+    """Compares two sides, with one long-lived process for each. A context manager.
 
-    budget_s      of wall time for one comparison, preparation included
-    min_effect    relative change below which sides are the same; None: by device and latency, see `defaults`
-    alpha         share of like sides that are ever called different
-    timeout_s     how long a side may stay silent
-    seed          of the coin and of the placements, with a count of the comparisons
-    only_changed  sides whose compiled kernels are equal are the same without timing
-    times_right_alone  a head that is wrong is not timed
-    rest          before each burst, once a block, or (auto) as the length of a burst says
-    records       a file that gets a line for each comparison, its bursts included
-    results       what was compared so far
+    budget_s      wall time for one comparison, including preparation
+    min_effect    relative change below which the sides are the same; None: by device and latency, see `defaults`
+    alpha         false-positive rate per comparison
+    timeout_s     time within which a side must answer
+    seed          seed, together with the number of the comparison, of the order and the placements
+    only_changed  skip timing if the compiled kernels are equal
+    times_right_alone  skip timing if head's result is wrong
+    rest          rest before each burst, once per block, or (auto) depending on the length of a burst
+    records       file to which each comparison is appended, with its bursts
+    results       the comparisons so far
     """
 
     def __init__(
         self,
-        base: Side,
-        head: Side,
+        base: AbSide,
+        head: AbSide,
         *,
         budget_s: float = 60.0,
         min_effect: float | None = None,
@@ -122,38 +123,38 @@ class Bench:
 
     @property
     def device(self) -> str | None:
-        """cuda or cpu; None before anything was asked."""
+        """The device of the sides, cuda or cpu; None before they are started."""
         return None if self._sides is None else str(self._sides[0].facts["device"])
 
     def start(self, device: str = "auto") -> str:
-        """Start both sides now, and say which device they found. Raises AbError."""
+        """Start both sides and return their device. Raises AbError."""
         self._both(device, SideError)
         return str(self.device)
 
     def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:
-        """(cells that both sides have and can run, why others are left out).
+        """Return (cells that both sides have and can run, a note for each other cell).
 
-        selection  operator, and where given backends, shapes, suites, dtypes, mode, plugins: as side.py's `cells`
+        selection  operator, and optionally backends, shapes, suites, dtypes, mode and plugins, as for side.py's `cells`
 
-        Raises AbError where both sides lack what was asked for by name, SideError where one does or does not start.
+        Raises AbError if both sides lack a named item, SideError if one side lacks it or does not start.
         """
-        found: list[dict[tuple[str, ...], str | None]] = []
+        reasons: list[dict[tuple[str, ...], str | None]] = []
         failures: list[SideFailure] = []
         for process in self._both(device, SideError):
             try:
-                answer = process.ask("cells", self.timeout_s, **selection)
+                listed = process.ask("cells", self.timeout_s, **selection)
             except SideFailure as failure:
                 failures.append(failure)
                 continue
             keys = ("operator", "backend", "shape", "dtype", "mode")
-            found.append({tuple(cell[key] for key in keys): cell["unavailable"] for cell in answer})
+            reasons.append({tuple(cell[key] for key in keys): cell["unavailable"] for cell in listed})
         if failures:
             kind = AbError if len(failures) == 2 else SideError
             raise kind(f"{failures[0].title}: {_usage(failures[0].message)}")
-        base, head = found
+        base, head = reasons
         cells, notes = [], []
         for key in {**head, **base}:
-            reason = next((side[key] for side in found if side.get(key)), None)
+            reason = next((side[key] for side in reasons if side.get(key)), None)
             if key not in base or key not in head:
                 missing = self.base if key not in base else self.head
                 notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: not in {missing.title}")
@@ -166,11 +167,11 @@ class Bench:
         return cells, notes
 
     def ask_base(self, verb: str, device: str, **arguments: Any) -> Any:
-        """One question to base. Raises AbError where it fails."""
+        """Send base a request and return its answer. Raises AbError if it fails."""
         return self._ask(0, verb, device, arguments)
 
     def ask_head(self, verb: str, device: str, **arguments: Any) -> Any:
-        """One question to head. Raises AbError where it fails."""
+        """Send head a request and return its answer. Raises AbError if it fails."""
         return self._ask(1, verb, device, arguments)
 
     def _ask(self, number: int, verb: str, device: str, arguments: dict[str, Any]) -> Any:
@@ -180,16 +181,16 @@ class Bench:
             raise AbError(_usage(failure.message)) from None
 
     def forget(self) -> None:
-        """End the cells' processes, not the sides: what they have imported may have changed."""
+        """End the cells' processes but not the sides, because the imported files may have changed."""
         for process in self._sides or ():
             with contextlib.suppress(SideFailure):
                 process.ask("end", self.timeout_s)
 
     def compare(self, cell: AbCell) -> AbResult:
-        """One comparison. What a side cannot do is a result too, `failed`.
+        """Compare the sides on a cell. If a side fails, the result's verdict is `failed`.
 
-        Raises AbError where a comparison cannot be made at all (no such device, sides on unlike devices), RecordsError
-        where it cannot be kept.
+        Raises AbError if no comparison is possible (no such device, sides on different devices), RecordsError if it
+        cannot be recorded.
         """
         seed = self.seed + len(self.results)
         comparison = _Comparison(self, cell, seed)
@@ -206,7 +207,7 @@ class Bench:
         return result
 
     def _both(self, device: str, problem: type[AbError] | None = None) -> tuple[SideProcess, SideProcess]:
-        """The running sides, started where they are not, on that device."""
+        """Return the running sides on a device, after starting them if necessary."""
         alive = self._sides is not None and all(process.alive for process in self._sides)
         if self._sides is not None and (not alive or device not in (self._sides[0].device, self.device)):
             self.close()
@@ -231,7 +232,7 @@ class Bench:
             devices = [process.facts["device"] for process in sides]
             if devices[0] != devices[1]:
                 self.close()
-                raise AbError(f"base would run on {devices[0]} and head on {devices[1]}: say --device")
+                raise AbError(f"base would run on {devices[0]} and head on {devices[1]}: give --device")
         return self._sides
 
 
@@ -268,21 +269,21 @@ class _Comparison:
         )
         if bench.times_right_alone and head["problem"] is not None:
             self._unload()
-            return self._ended("different", message="a wrong result is not timed")
+            return self._ended("different", message="not timed: the result is wrong")
         if "interpreted" in (base["timing"], head["timing"]):
             self._unload()
-            alike = self.result.accuracy_change == "same"
-            verdict: Verdict = "same" if alike else "different"
-            return self._ended(verdict, message="interpreted kernels have no latency: accuracy alone was compared")
+            equal = self.result.accuracy_change == "same"
+            verdict: AbVerdict = "same" if equal else "different"
+            return self._ended(verdict, message="interpreted kernels have no latency: only accuracy was compared")
         if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
             self._unload()
-            return self._ended("same", message="the compiled kernels and their configs are equal: not timed")
+            return self._ended("same", message="not timed: the compiled kernels and their configs are equal")
         result = self._measure()
         self._unload()
         return result
 
     def failed(self, failure: SideFailure) -> AbResult:
-        """The result of a comparison that a side's failure ended; the other side is freed of the cell."""
+        """Return the result of a comparison that a side's failure ended, and unload the cell on the other side."""
         for process in self.sides:
             if failure.who != "both" and process.who != failure.who:
                 with contextlib.suppress(SideFailure):
@@ -292,7 +293,7 @@ class _Comparison:
         return self._ended("failed", message=message, failed_side=failure.who, failed_status=failure.status)
 
     def _prepare(self) -> list[dict[str, Any]]:
-        """Both sides' answers; on a GPU at the same time, since nothing is timed yet."""
+        """Prepare the cell on both sides at the same time, since nothing is timed yet; return their answers."""
         for process, cell in zip(self.sides, (self.cell.base, self.cell), strict=True):
             process.send(
                 "prepare", self.bench.timeout_s, cell=msgspec.to_builtins(cell), timeout_s=self.bench.timeout_s
@@ -321,25 +322,28 @@ class _Comparison:
         self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks), **_levels(self.blocks))
         self._refuse_implausible()
         if not self.blocks:
-            return self._ended("unknown", message=f"preparing took the whole budget of {self.bench.budget_s:g} s")
+            return self._ended("unknown", message=f"preparation took the whole budget of {self.bench.budget_s:g} s")
         if decision.verdict == "continue":
             effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
-            message = f"not resolved within {self.bench.budget_s:g} s; the interval is one of 95 %"
+            message = f"not resolved within {self.bench.budget_s:g} s; the interval is a 95 % interval"
             return self._ended("unknown", message, effect=effect, low=_finite(low), high=_finite(high))
         return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
 
     def _refuse_implausible(self) -> None:
-        """Raises SideFailure where a side is faster than its device can be."""
+        """Check that no side is faster than its device can be. Raises SideFailure."""
         for process, ms in zip(self.sides, (self.result.base_ms, self.result.head_ms), strict=True):
-            amounts, where = self._amounts[process.who], process.facts["environment"]
+            amounts, facts = self._amounts[process.who], process.facts["environment"]
             timing: Timing = "gpu" if self.result.timing == "gpu" else "cpu"
-            floor = floor_ms(*amounts, self.cell.dtype, timing, where.get("gpu"), where.get("cpu_count"))
+            floor = floor_ms(*amounts, self.cell.dtype, timing, facts.get("gpu"), facts.get("cpu_count"))
             reason = None if ms is None else too_fast(ms, floor)
             if reason is not None:
                 raise SideFailure(process.who, process.side.title, "wrong", reason)
 
     def _scout(self) -> tuple[float, float, float]:
-        """(latency in ms, seconds of a burst, seconds to place both sides anew): what the blocks are planned by."""
+        """Measure a first burst; return (latency in ms, seconds of a burst, seconds to place both sides again).
+
+        The blocks are planned by these times.
+        """
         self._scouted = self.cell.samples or 10
         self._adopt(self._scouted)
         started = time.monotonic()
@@ -353,14 +357,14 @@ class _Comparison:
         return min(medians), max(seconds), reload_s
 
     def _adopt(self, samples: int, fresh: bool = False) -> None:
-        """The cell in the process of each side that is timed, in a new one if fresh."""
+        """Load the cell in the timed process of each side, or in a new one if `fresh`."""
         for process in self.sides:
             seed = self.coin.getrandbits(32)
             process.send("adopt", self.bench.timeout_s, seed=seed, samples=samples, fresh=fresh)
         self._receive_both()
 
     def _block(self, samples: int, bursts: int, idle_s: float, shares_rest: bool) -> None:
-        """Other addresses for both sides, or other processes when it is time; then their bursts."""
+        """Measure a block: give both sides new addresses, or new processes if due, then run their bursts."""
         age, turn = divmod(len(self.blocks), self.bench.refresh_blocks)
         if age and not turn:
             self._adopt(samples, fresh=True)
@@ -382,7 +386,7 @@ class _Comparison:
         return self._receive_both()
 
     def _receive_both(self) -> list[Any]:
-        """Both answers. Where both fail, the failure is of both, with what base said."""
+        """Return both answers. Raises SideFailure; if both sides failed, with base's message."""
         answers: list[Any] = []
         failures: list[SideFailure] = []
         for process in self.sides:
@@ -410,20 +414,20 @@ class _Comparison:
     def _keep(self, **facts: Any) -> None:
         self.result = replace(self.result, **facts)
 
-    def _ended(self, verdict: Verdict, message: str | None = None, **facts: Any) -> AbResult:
+    def _ended(self, verdict: AbVerdict, message: str | None = None, **facts: Any) -> AbResult:
         seconds = round(time.monotonic() - self.started, 3)
         return replace(self.result, verdict=verdict, message=message, seconds=seconds, **facts)
 
 
 def bursts_a_side(reload_s: float, burst_s: float, idle_s: float, shares_rest: bool) -> int:
-    """How many bursts each side has in a block: two where all share one rest, else as reloading costs."""
+    """Return the number of bursts of each side in a block: two if all share a rest, else by the cost of reloading."""
     from groupbench.tracker.stats.sequential import bursts_per_block
 
     return 2 if shares_rest else bursts_per_block(1.0, BURST_TO_PLACEMENT, reload_s, burst_s + idle_s)
 
 
 def block_order(bursts: int, head_first: bool) -> str:
-    """AB, ABBA, ABBAAB, ... or the same with B first."""
+    """Return the order of the bursts in a block: AB, ABBA, ABBAAB, ... or the same with B first."""
     pair = "BA" if head_first else "AB"
     return "".join(pair if number % 2 == 0 else pair[::-1] for number in range(bursts))
 
@@ -437,23 +441,23 @@ def open_sides(
     recipe: Recipe = AS_IT_IS,
     base_python: str | None = None,
     head_python: str | None = None,
-) -> Iterator[tuple[Side, Side]]:
-    """Two sides from what a user types: each a folder, taken as it is, or a commit of `repo`, checked out meanwhile.
+) -> Iterator[tuple[AbSide, AbSide]]:
+    """Yield two sides from a user's names: each is a folder, or a commit of `repo`, checked out for the duration.
 
-    Raises WorktreeError where a name is neither, SetupError where a commit does not build.
+    Raises WorktreeError if a name is neither, SetupError if a commit does not build.
     """
     repo = repo or Path.cwd()
     with contextlib.ExitStack() as stack:
-        trees: dict[str, Side] = {}
+        trees: dict[str, AbSide] = {}
         for name in (base, head):
             if name in trees:
                 continue
             if Path(name).is_dir():
-                trees[name] = Side(name, Path(name).resolve(), pythonpath=recipe.pythonpath)
+                trees[name] = AbSide(name, Path(name).resolve(), pythonpath=recipe.pythonpath)
             else:
                 commit = worktree.resolve(repo, name)
                 tree = stack.enter_context(worktree.checkout(repo, commit, recipe))
-                trees[name] = Side(name, tree, commit=commit, pythonpath=recipe.pythonpath)
+                trees[name] = AbSide(name, tree, commit=commit, pythonpath=recipe.pythonpath)
         pythons = ((base, base_python), (head, head_python))
         first, second = (replace(trees[name], python=python or sys.executable) for name, python in pythons)
         yield first, second
@@ -465,13 +469,13 @@ def _accuracy(prepared: dict[str, Any]) -> SideAccuracy:
 
 
 def _hash(kernels: list[dict[str, Any]]) -> str | None:
-    """One name for all compiled kernels; None where there are none, or one is not known."""
+    """Return one name for all compiled kernels, or None if there are no kernels or one has no hash."""
     hashes = [kernel.get("hash") for kernel in kernels]
     return "+".join(sorted(map(str, hashes))) if hashes and all(hashes) else None
 
 
 def _same_code(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> bool:
-    """Whether both launch the same kernels with the same configs, and launch some."""
+    """Return whether both sides launch at least one kernel, and the same kernels with the same configs."""
 
     def identity(kernels: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         return sorted(
@@ -483,7 +487,7 @@ def _same_code(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> bool:
 
 
 def _levels(blocks: Sequence[Block]) -> dict[str, float]:
-    """Each side's median over all bursts, in ms."""
+    """Return each side's median over all bursts, in ms."""
     if not blocks:
         return {}
     return {

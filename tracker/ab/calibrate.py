@@ -1,4 +1,4 @@
-"""What this machine can tell apart: the same code on both sides, compared again and again."""
+"""Measure a machine's noise floor with A/A comparisons: the same code on both sides, many times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POWER = 0.9
 RUNS = 400
 CLASSES_MS = (0.03, 0.2, 0.8, math.inf)
-"""Upper ends of the latency classes."""
+"""Upper limits of the latency classes, in ms."""
 
 CELLS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "cuda": tuple(
@@ -37,19 +37,20 @@ CELLS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         for shape in ("G=4,M_g=64,N=64,K=64", "G=4,M_g=128,N=256,K=256", "G=4,M_g=256,N=512,K=512")
     ),
 }
-"""Cells of each device: about 10 us, 0.1 ms, 0.5 ms and 1 ms and more on an H100. (operator, backend, shape, dtype)"""
+"""Cells by device, as (operator, backend, shape, dtype): about 10 us, 0.1 ms, 0.5 ms, and 1 ms or more on an H100."""
 
 
 @dataclass(frozen=True)
 class ClassReport:
-    """One latency class. Standard deviations and changes are relative.
+    """The scatter of one latency class. Standard deviations (sd) and changes are relative.
 
-    different        comparisons of like sides that were called different
-    placement_sd     between blocks of one side; burst_sd of one burst, None where blocks hold one a side
-    process_sd       of what a process is off for as long as it lives, None where there were too few
-    block_sd         of a block's difference, by its median absolute deviation
-    smallest_change  seen in nine comparisons of ten within the budget, at the rate of false alarms that alpha says;
-                     None where no change up to 50 % is
+    different        A/A comparisons that were called different: false positives
+    placement_sd     sd between blocks of one side
+    burst_sd         sd of one burst; None if blocks have one burst per side
+    process_sd       sd of a process's constant offset; None with too few processes
+    block_sd         sd of a block's difference, from its median absolute deviation
+    smallest_change  smallest change detected in nine of ten comparisons within the budget, at the false-positive rate
+                     alpha; None if no change up to 50 % is
     """
 
     upto_ms: float | None
@@ -73,18 +74,18 @@ def cells(device: str) -> list[AbCell]:
 
 
 def measure(
-    bench: Bench, todo: Sequence[AbCell], minutes: float, clock: Callable[[], float] = time.monotonic
+    bench: Bench, cells: Sequence[AbCell], minutes: float, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[AbResult]:
-    """Comparisons, the cells in turns, each at least once, until the time is over."""
+    """Compare the cells in turn until the time is over, each at least once; yield the results."""
     end = clock() + 60 * minutes
-    for number, cell in enumerate(cycle(todo)):
-        if number >= len(todo) and clock() >= end:
+    for number, cell in enumerate(cycle(cells)):
+        if number >= len(cells) and clock() >= end:
             return
         yield bench.compare(cell)
 
 
 def summarise(results: Sequence[AbResult], budget_s: float, alpha: float) -> list[ClassReport]:
-    """A report for each latency class that has results."""
+    """Return a report for each latency class that has results."""
     by_class: dict[float, list[AbResult]] = {}
     for result in results:
         latency = result.base_ms if result.base_ms is not None else math.inf
@@ -116,7 +117,7 @@ _NO_SCATTER: dict[str, float | None] = dict.fromkeys(
 
 
 def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str, float | None]:
-    """Return how far results scatter at each level, and the smallest change that is found within a budget."""
+    """Return the scatter at each level, and the smallest change that is detected within a budget."""
     import numpy as np
 
     from groupbench.tracker.stats import sequential
@@ -141,20 +142,20 @@ def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str
 
 
 def process_sd(results: Sequence[AbResult]) -> float | None:
-    """Of the latency's logarithm, between processes of one side: an analysis of variance with medians.
+    """Return the standard deviation of log latency between processes of one side, by analysis of variance with medians.
 
-    None where no comparison has two processes a side with two blocks each.
+    Returns None unless a comparison has two processes per side with two blocks each.
     """
     import numpy as np
 
     excess = []
     for result in results:
         for side in ("base", "head"):
-            of: dict[int, list[float]] = {}
+            by_process: dict[int, list[float]] = {}
             for block in result.bursts:
                 level = float(np.mean(np.log(getattr(block, f"{side}_ms"))))
-                of.setdefault(block.process, []).append(level)
-            groups = [levels for levels in of.values() if len(levels) > 1]
+                by_process.setdefault(block.process, []).append(level)
+            groups = [levels for levels in by_process.values() if len(levels) > 1]
             if len(groups) > 1:
                 within = float(np.mean([np.var(levels, ddof=1) / len(levels) for levels in groups]))
                 excess.append(float(np.var([np.median(levels) for levels in groups], ddof=1)) - within)
@@ -162,9 +163,9 @@ def process_sd(results: Sequence[AbResult]) -> float | None:
 
 
 def smallest_change(differences: ArrayLike, rule: Rule, blocks: int, seed: int = 0) -> float | None:
-    """The smallest relative change that `POWER` of comparisons with at most `blocks` blocks find.
+    """Return the smallest relative change that a share `POWER` of comparisons detects with at most `blocks` blocks.
 
-    differences  of blocks of like sides, drawn from with replacement and with either sign, as the coin gives them
+    differences  of the blocks of A/A comparisons, to draw from with replacement and a random sign
     """
     import numpy as np
 
@@ -173,15 +174,15 @@ def smallest_change(differences: ArrayLike, rule: Rule, blocks: int, seed: int =
     random = np.random.default_rng(seed)
     size = (RUNS, min(blocks, MAX_BLOCKS))
     drawn = random.choice(np.asarray(differences, dtype=np.float64), size) * random.choice([-1.0, 1.0], size)
-    drawn += random.normal(0, 1e-9, size)  # equal blocks are ranked by chance
+    drawn += random.normal(0, 1e-9, size)  # rank equal blocks at random
 
-    def found(change: float) -> bool:
+    def is_detected(change: float) -> bool:
         return float(np.mean(decide_many(drawn + math.log1p(change), rule)[0] == 1)) >= POWER
 
     low, high = rule.floor, 0.5
-    if not found(high):
+    if not is_detected(high):
         return None
     while high - low > 0.02 * high:
         middle = math.sqrt(low * high) if low > 0 else high / 2
-        low, high = (low, middle) if found(middle) else (middle, high)
+        low, high = (low, middle) if is_detected(middle) else (middle, high)
     return high

@@ -1,7 +1,7 @@
-"""Suspects of a run, decided: both commits measured in turns on this machine, and what came of it stored.
+"""Decide the suspects of a run: measure both commits in turns on this machine, and store the results.
 
-The base is the last commit measured before the change, the head the run's own. Cells of one pair of commits share two
-worktrees and one bench. What the budget does not reach is left out, and said.
+Base is the last commit measured before the change, head the run's own. The cells of one pair of commits share two
+worktrees and one bench. Suspects that do not fit in the budget are left out and listed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from groupbench.tracker import git
-from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Side
+from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
 from groupbench.tracker.environment import hardware_class, software_identity, toolchain_differences
@@ -37,42 +37,42 @@ Report = Callable[[Judged, Compared], None]
 
 
 CELL_S = 60.0
-"""Of wall time for one comparison, at most."""
+"""Longest wall time of one comparison."""
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What became of a run's suspects."""
+    """The outcome of a run's suspects."""
 
     compared: tuple[tuple[Judged, Compared], ...] = field(default=())
-    left_out: tuple[Judged, ...] = field(default=())  # for want of time
-    asked_before: tuple[Judged, ...] = field(default=())  # the same commits, without a decision
+    left_out: tuple[Judged, ...] = field(default=())  # the budget was spent
+    inconclusive: tuple[Judged, ...] = field(default=())  # compared before, without a decision
     elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
 
     @property
     def decided(self) -> bool:
-        undecided = self.left_out or self.asked_before or self.elsewhere
+        undecided = self.left_out or self.inconclusive or self.elsewhere
         return not undecided and all(one.decided for _, one in self.compared)
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The outcome in one line."""
         counts: dict[str, int] = {}
         for _, one in self.compared:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-        told = [f"{number} {verdict}" for verdict, number in counts.items()]
+        parts = [f"{number} {verdict}" for verdict, number in counts.items()]
         if self.left_out:
-            told.append(f"{len(self.left_out)} left out, the budget is spent; `groupbench confirm` goes on")
-        if self.asked_before:
-            told.append(f"{counted(len(self.asked_before), 'earlier comparison')} gave no decision; see --again")
+            parts.append(f"{len(self.left_out)} left out, the budget is spent; `groupbench confirm` continues")
+        if self.inconclusive:
+            parts.append(f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; see --again")
         if self.elsewhere:
-            told.append(f"{len(self.elsewhere)} cannot be measured on this machine")
-        return "CONFIRM " + (", ".join(told) or "nothing to do: the run has no suspect that an A/B would decide")
+            parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
+        return "CONFIRM " + (", ".join(parts) or "nothing to do: the run has no suspect that an A/B would decide")
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Suspects that two commits decide, or one commit in two toolchains."""
+    """Suspects to decide by comparing two commits, or one commit with two toolchains."""
 
     base: str
     head: str
@@ -81,7 +81,7 @@ class _Pair:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a comparison keeps of the toolchains."""
+        """The identities of the toolchains, to store with the comparison."""
         return {} if self.toolchains is None else {"toolchains": [software_identity(each) for each in self.toolchains]}
 
     @property
@@ -106,19 +106,19 @@ def confirm(
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Measure what history cannot decide, and store each comparison as it comes, but for failures of both sides.
+    """Measure the suspects of a run, and store each comparison at once, unless both sides fail.
 
-    Commits are measured by this interpreter, the base by `base_python` where it is given. Of a change that came with
-    another toolchain, the base is measured in both as well, by those of `interpreters` that have their packages.
+    Commits are measured with this interpreter, or the base with `base_python`. If a change came with another toolchain,
+    the base is also measured with both toolchains, by interpreters that have their packages.
 
-    Raises QueryError; WorktreeError where `repo` is no clone.
+    Raises QueryError, and WorktreeError if `repo` is not a clone.
     """
     with store.read() as session:
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
-        known = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
-    pairs, before = _plan(judged.suspects, known, again)
+        earlier = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
+    pairs, inconclusive = _plan(judged.suspects, earlier, again)
     if pairs:
-        resolve(repo, "HEAD")  # what is no clone at all tells nothing of a commit
+        resolve(repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
     others = [] if base_python is None else [base_python]
     interpreters = interpreters or Interpreters({}, repo, others, say=say)
     end = clock() + budget_s
@@ -139,12 +139,12 @@ def confirm(
                     row = remaining[0]
                     result = bench.compare(_cell(row, plugins))
                     compared = _compared(row, result, pair)
-                    # What fails on both sides tells nothing of either commit, and may be mended here: it is not kept.
+                    # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
                     done.append((row, compared if result.failed_side == "both" else _stored(store, row, compared)))
                     report(*done[-1])
                     remaining.pop(0)
             left_out += remaining
-        except WorktreeError as error:  # a commit that cannot be had here: the same for all of them
+        except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
                 failed = Compared(
                     pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details
@@ -154,61 +154,62 @@ def confirm(
         except AbError as error:  # this machine cannot compare; another may
             say(error.message)
             elsewhere += remaining
-    return Confirmed(tuple(done), tuple(left_out), tuple(before), tuple(elsewhere))
+    return Confirmed(tuple(done), tuple(left_out), tuple(inconclusive), tuple(elsewhere))
 
 
 def _plan(
-    suspects: Sequence[Judged], known: dict[int, list[Compared]], again: bool
+    suspects: Sequence[Judged], earlier: dict[int, list[Compared]], again: bool
 ) -> tuple[list[_Pair], list[Judged]]:
-    """(what to measure, by commits and toolchains, those with the gravest change first; what was measured before)."""
+    """Return (pairs to measure, the one with the most severe change first; suspects measured before)."""
     groups: dict[tuple[str, ...], list[Judged]] = {}
     toolchains: dict[tuple[str, ...], tuple[Environment, Environment]] = {}
     before = []
     for row in suspects:
         assert row.ab_base is not None and row.point is not None
         base, head = row.ab_base.commit, row.point.run.commit
-        asked: list[tuple[str, ...]] = [] if base == head else [(base, head)]
+        needed: list[tuple[str, ...]] = [] if base == head else [(base, head)]
         transition = row.transition
         if transition is not None and transition.replaceable and not transition.machine:
             sides = transition.old, transition.new
-            asked.insert(0, (base, base, *map(software_identity, sides)))
-            toolchains[asked[0]] = sides
-        new = [one for one in asked if again or not any(one == _asked(each) for each in known.get(row.series.pk, ()))]
-        for one in new:
-            groups.setdefault(one, []).append(row)
+            needed.insert(0, (base, base, *map(software_identity, sides)))
+            toolchains[needed[0]] = sides
+        measured = {_ends(each) for each in earlier.get(row.series.pk, ())}
+        new = [ends for ends in needed if again or ends not in measured]
+        for ends in new:
+            groups.setdefault(ends, []).append(row)
         if not new:
             before.append(row)
     return [_Pair(ends[0], ends[1], tuple(rows), toolchains.get(ends)) for ends, rows in groups.items()], before
 
 
-def _asked(made: Compared) -> tuple[str, ...]:
-    """Return what a comparison was of, as `_plan` names it."""
-    return (made.base, made.head, *(made.toolchains or ()))
+def _ends(compared: Compared) -> tuple[str, ...]:
+    """Return the commits and toolchains of a comparison, as `_plan` names them."""
+    return (compared.base, compared.head, *(compared.toolchains or ()))
 
 
 def _pythons(pair: _Pair, interpreters: Interpreters, base_python: Path | None) -> tuple[str, str]:
-    """Return the interpreters of base and head. Raises AbError where a toolchain is not to be had."""
+    """Return the interpreters of base and head. Raises AbError if no interpreter has a toolchain's packages."""
     if pair.toolchains is None:
         return str(base_python or sys.executable), sys.executable
-    found = [interpreters.find(each) for each in pair.toolchains]
-    for which, python, wanted in zip(("old", "new"), found, pair.toolchains, strict=True):
+    pythons = [interpreters.find(each) for each in pair.toolchains]
+    for which, python, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
         if python is None:
             versions = [f"{name} {getattr(wanted, name)}" for name in PACKAGES if getattr(wanted, name)]
             raise AbError(
                 f"no interpreter has the packages of the {which} toolchain ({', '.join(versions)}): name one in "
-                "[toolchains] of groupbench.toml, or install them by --install"
+                "[toolchains] of groupbench.toml, or install them with --install"
             )
-    return str(found[0]), str(found[1])
+    return str(pythons[0]), str(pythons[1])
 
 
 @contextmanager
 def _bench(repo: Path, pair: _Pair, recipe: Recipe, pythons: tuple[str, str]) -> Iterator[Bench]:
-    """Both commits as folders, and a bench between them. Raises WorktreeError."""
+    """Check out both commits and yield a bench that compares them. Raises WorktreeError."""
     with ExitStack() as stack:
         sides = []
         trees = {commit: stack.enter_context(checkout(repo, commit, recipe)) for commit in {pair.base, pair.head}}
         for commit, python in zip((pair.base, pair.head), pythons, strict=True):
-            sides.append(Side(commit[:10], trees[commit], python, commit, recipe.pythonpath))
+            sides.append(AbSide(commit[:10], trees[commit], python, commit, recipe.pythonpath))
         yield stack.enter_context(Bench(*sides))
 
 
@@ -228,14 +229,14 @@ def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
 
 
 def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
-    """What an A/B said, to be kept. Raises AbError where it says nothing of the row's series."""
+    """Return the result of an A/B for the database. Raises AbError if it ran on other hardware than the series."""
     if result.head_environment:
         here = hardware_class(msgspec.convert(result.head_environment, Environment, strict=False))
         if here != row.series.hardware:
-            raise AbError(f"this machine has {here}, the suspects are of {row.series.hardware}: confirm them there")
+            raise AbError(f"this machine has {here}, the suspects ran on {row.series.hardware}: confirm them there")
     message = result.message
     if result.failed_side == "both" and result.failed_status == "usage":
-        message = f"{message}; backends that came by --plugin need it here, too"
+        message = f"{message}; backends from a plugin need --plugin here too"
     sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
     return Compared(
         base=pair.base,
@@ -266,10 +267,10 @@ def _stored(store: Store, row: Judged, compared: Compared) -> Compared:
 
 
 def _plain(value: float | None) -> float | None:
-    """As the database keeps it."""
+    """Return a number as the database stores it, or None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def relative(effect: float) -> float:
-    """Of a logarithm."""
+    """Return the relative change of a log ratio."""
     return math.expm1(effect)

@@ -1,7 +1,7 @@
-"""Is a candidate right, honest and faster? One A/B of two backends of one commit, and what to try to see more.
+"""Check whether a candidate is correct, honest and faster, with an A/B of two backends of one commit.
 
-Base is a backend that is trusted, head the candidate's. Both have processes of their own, and the candidate's file is
-imported by its processes alone: neither by the process that judges nor by the one whose clock bounds the times.
+Base is a trusted backend, head the candidate's. Each has its own processes. Only the candidate's processes import its
+file: neither the process that judges results does, nor the one whose clock bounds the times.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.result import AbCell, AbResult
-from groupbench.tracker.ab.side import AbError, Side
+from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
 
-Verdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
+EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
 
 MIN_EFFECT = 0.01
 BUDGET_S = 15.0
@@ -27,12 +27,12 @@ BUDGET_S = 15.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is known of one candidate on one problem.
+    """The evaluation of one candidate backend on one problem.
 
-    verdict      faster, slower, same or unknown where it is right; right where a CPU has interpreted it, which is no
-                 speed; wrong, suspicious (it deceives the measurement, or a mistake looks like it) or failed otherwise
+    verdict      a correct candidate: faster, slower, same, unknown, or right if a CPU interpreted it without timing;
+                 otherwise wrong, failed, or suspicious: it deceives the measurement, or has a bug that looks like it
     first_wrong  coordinates of the first wrong element
-    speedup      against's time over the candidate's, low..high its interval
+    speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
     to_try       commands that show more
     """
@@ -44,7 +44,7 @@ class Evaluation:
     dtype: str
     mode: str
     device: str
-    verdict: Verdict
+    verdict: EvaluationVerdict
     right: bool | None
     honest: bool | None
     problem: str | None = None
@@ -65,9 +65,9 @@ class Evaluation:
 
 
 class Evaluator:
-    """Processes that stay for many candidates. A context manager.
+    """Evaluates candidates in processes that it keeps. A context manager.
 
-    plugins  of operators that are not groupbench's own; they are trusted
+    plugins  trusted plugins of operators other than groupbench's own
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Evaluator:
     ) -> None:
         self.plugins, self.device, self.timeout_s = tuple(plugins), device, timeout_s
         self._bench = Bench(
-            Side("against"),
-            Side("candidate"),
+            AbSide("against"),
+            AbSide("candidate"),
             budget_s=budget_s,
             min_effect=min_effect,
             timeout_s=timeout_s,
@@ -115,9 +115,11 @@ class Evaluator:
         dtypes: Sequence[str] = (),
         mode: str = "fwd",
     ) -> list[Evaluation]:
-        """Every backend of the candidate on every problem: of the operator's default suite the first, unless named.
+        """Evaluate every selected backend of the candidate on every selected problem.
 
-        Raises AbError where the candidate does not load or has no such backend, or there is nothing to compare with.
+        Without `shapes` and `suites`, the problem is the first of the operator's default suite.
+
+        Raises AbError if the candidate does not load, has no such backend, or cannot be compared with anything.
         """
         candidate = _plugin(candidate)
         offered = self._bench.ask_head("offers", self.device, candidate=candidate, plugins=list(self.plugins))
@@ -126,10 +128,10 @@ class Evaluator:
         ]
         if not chosen:
             names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered) or "none"
-            raise AbError(f"{candidate} has no such backend; it has: {names}")
-        found = []
+            raise AbError(f"{candidate} has no such backend; its backends: {names}")
+        evaluations = []
         for offer in chosen:
-            # An operator of the candidate's own brings its reference, which is believed then.
+            # If the candidate defines the operator, its reference has to be trusted.
             trusted = (*self.plugins, candidate) if offer["own"] else self.plugins
             problems = self._bench.ask_base(
                 "cells",
@@ -143,8 +145,8 @@ class Evaluator:
                 plugins=list(trusted),
             )
             for problem in problems if shapes or suites else problems[:1]:
-                found.append(self._one(candidate, offer, problem, trusted))
-        return found
+                evaluations.append(self._one(candidate, offer, problem, trusted))
+        return evaluations
 
     def _one(
         self, candidate: str, offer: dict[str, Any], problem: dict[str, Any], trusted: tuple[str, ...]
@@ -161,12 +163,12 @@ class Evaluator:
             trusted=trusted,
         )
         result = self._bench.compare(cell)
-        self._bench.forget()  # a candidate is often the next version of the same file
-        return of(result, self._bench.device or "cpu", candidate, own=offer["own"])
+        self._bench.forget()  # the next candidate is often another version of the same file
+        return of(result, self._bench.device or "cpu", candidate, defines_operator=offer["own"])
 
 
-def of(result: AbResult, device: str, candidate: str, own: bool = False) -> Evaluation:
-    """What a comparison says of the candidate, its head."""
+def of(result: AbResult, device: str, candidate: str, defines_operator: bool = False) -> Evaluation:
+    """Return the evaluation of the candidate, which is the head of a comparison."""
     facts, cell = result.head_facts, result.cell
     accuracy = facts.get("accuracy") or {}
     problem, honest = facts.get("problem"), not facts.get("suspicious") if facts else None
@@ -174,7 +176,7 @@ def of(result: AbResult, device: str, candidate: str, own: bool = False) -> Eval
     if failed and result.failed_status == "wrong" and result.failed_side == "head":
         problem, honest = result.message, False
     right = None if not facts or (failed and problem is None) else problem is None
-    verdict: Verdict
+    verdict: EvaluationVerdict
     if problem is not None:
         verdict = "wrong" if honest else "suspicious"
     elif failed:
@@ -186,8 +188,8 @@ def of(result: AbResult, device: str, candidate: str, own: bool = False) -> Eval
     speed = verdict in ("faster", "slower", "same", "unknown") and result.effect is not None
     notes = [result.message] if verdict in ("unknown", "right") else []
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
-        notes = ["by the interval of 95 % at the end of the budget; a longer one makes it 99.9 %"]
-    notes += ["the candidate's own reference was believed: it defines the operator"] if own else []
+        notes = ["based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"]
+    notes += ["the candidate defines the operator, so its own reference was trusted"] if defines_operator else []
     return Evaluation(
         operator=cell.operator,
         backend=cell.backend,
@@ -217,11 +219,11 @@ def of(result: AbResult, device: str, candidate: str, own: bool = False) -> Eval
     )
 
 
-def decided(result: AbResult) -> Verdict:
-    """The direction; where the budget ended first, what the interval says that is known by then.
+def decided(result: AbResult) -> EvaluationVerdict:
+    """Return the direction of the change; if the budget ended first, as far as the 95 % interval decides it.
 
-    The sequential test of `ab` is to be wrong once in a thousand comparisons, which takes several pairs of processes.
-    Someone who tries one candidate after the other would rather have the answer of an interval of 95 %.
+    The sequential test of `ab` may be wrong once in a thousand comparisons, which takes several pairs of processes.
+    To try one candidate after another, the 95 % interval is good enough.
     """
     if result.verdict != "unknown" or result.low is None or result.high is None:
         return result.direction
@@ -233,44 +235,44 @@ def decided(result: AbResult) -> Verdict:
     return "same" if -least <= result.low <= result.high <= least else "unknown"
 
 
-def to_try(verdict: Verdict, cell: AbCell, device: str, candidate: str) -> list[str]:
-    """Commands that show more of what the verdict rests on."""
+def to_try(verdict: EvaluationVerdict, cell: AbCell, device: str, candidate: str) -> list[str]:
+    """Return commands that show the evidence for a verdict in more detail."""
     plugins = " ".join(f"--plugin {shlex.quote(plugin)}" for plugin in cell.plugins)
     problem = f"--op {cell.operator} --shapes {shlex.quote(cell.shape)} --precision {cell.dtype} --device {device}"
     problem += "" if cell.mode == "fwd" else f" --mode {cell.mode}"
     only = f"--only {shlex.quote(cell.backend)}"
     measure = f"tritonbench --host builtin {plugins} {problem}"
     if verdict in ("wrong", "failed", "suspicious"):
-        found = [f"{measure} {only} -s"]
-        return [*found, f"{measure} {only} --seed 1"] if verdict == "wrong" else found
+        commands = [f"{measure} {only} -s"]
+        return [*commands, f"{measure} {only} --seed 1"] if verdict == "wrong" else commands
     evaluate = f"groupbench evaluate {shlex.quote(candidate)} --against {shlex.quote(cell.base_backend or '')}"
     evaluate += "".join(f" --plugin {shlex.quote(plugin)}" for plugin in cell.plugins if plugin != candidate)
-    found = [f"{evaluate} --shape {shlex.quote(cell.shape)} --budget 2m"] if verdict in ("unknown", "same") else []
+    commands = [f"{evaluate} --shape {shlex.quote(cell.shape)} --budget 2m"] if verdict in ("unknown", "same") else []
     if device == "cuda":
-        found.append(f"{measure} {only} --metrics latency,gbps,tflops,prepare_ms,enqueue_ms")
-    found.append(f"{evaluate} --suite smoke")
-    return found
+        commands.append(f"{measure} {only} --metrics latency,gbps,tflops,prepare_ms,enqueue_ms")
+    commands.append(f"{evaluate} --suite smoke")
+    return commands
 
 
-def exit_code(found: Sequence[Evaluation]) -> int:
-    """1 where a candidate is wrong, suspicious or slower, else 3 where one failed or is unknown, else 0."""
-    verdicts = {one.verdict for one in found}
+def exit_code(evaluations: Sequence[Evaluation]) -> int:
+    """Return 1 if a candidate is wrong, suspicious or slower, else 3 if one failed or is unknown, else 0."""
+    verdicts = {evaluation.verdict for evaluation in evaluations}
     if verdicts & {"wrong", "suspicious", "slower"}:
         return ExitCode.FAILED
     return ExitCode.INCOMPLETE if verdicts & {"failed", "unknown"} else ExitCode.OK
 
 
 def _inverse(effect: float | None) -> float | None:
-    """Of log(head / base), the speed-up; None where an end of an interval is not known."""
+    """Return the speed-up of a log(head / base), or None if it is unknown or infinite."""
     return None if effect is None or not math.isfinite(effect) else math.exp(-effect)
 
 
 def _plugin(candidate: str) -> str:
-    """A file by its whole path: the processes may be in other folders."""
+    """Return a plugin with its file as an absolute path, since processes may run in other folders."""
     file, _, attribute = candidate.partition(".py:") if ".py:" in candidate else (candidate, "", "")
     path = Path(f"{file}.py" if attribute else file)
     if not path.name.endswith((".py", ".json")):
         return candidate
     if not path.is_file():
-        raise AbError(f"there is no file {path}")
+        raise AbError(f"no such file: {path}")
     return str(path.resolve()) + (f":{attribute}" if attribute else "")

@@ -1,4 +1,4 @@
-"""What is compared, by which rule, and what came of it: the nouns of an A/B. How it is measured is in ab.py."""
+"""The data classes of an A/B comparison: its cell, its rule and its result. bench.py measures it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from groupbench.tracker.ab.side import AbError, Side, Which
+from groupbench.tracker.ab.side import AbError, AbSide, Which
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import RMS
 from groupbench.tracker.text.files import append_whole
@@ -19,25 +19,27 @@ from groupbench.tracker.text.files import append_whole
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
 
-Verdict = Literal["same", "different", "unknown", "failed"]
+AbVerdict = Literal["same", "different", "unknown", "failed"]
 AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]
 
 RECORDS_SCHEMA = 1
 REFRESH_BLOCKS = 4
-"""Blocks that two processes serve before new ones take their place: different rests on three pairs at least. Several
-that live side by side would cost less to renew, but with three a side placing anew takes 0.35 s on an H100."""
+"""Blocks before both sides get new processes; the verdict "different" needs at least three pairs of processes. Keeping
+several processes per side would make renewal cheaper, but with three, placing them again takes 0.35 s on an H100."""
 PROCESS_SD = ((0.015, 0.011), (0.06, 0.0035), (0.12, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
-"""(ms, relative standard deviation of what a process is off for life), of an H100: see docs/explanation/ab.md."""
+"""(latency in ms, relative standard deviation of a process's constant offset) on an H100: see docs/explanation/ab.md."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
-"""Steps of CUDA's event clock on an H100, and of the host's."""
+"""Resolution of CUDA's event clock on an H100, and of the CPU's clock."""
 
 
 @dataclass(frozen=True)
 class AbCell:
-    """What is compared. device: auto, cuda, cpu. samples, idle_s, cudagraph are the protocol's; None: what suits it.
+    """The cell to compare.
 
-    trusted       plugins that base and the judge import, where head's are not to be trusted
-    base_backend  that base runs, by whose tolerance head's is judged, where it is not head's
+    device        auto, cuda or cpu
+    samples, idle_s, cudagraph  of the timing protocol; None: by the latency
+    trusted       plugins that base and the judge import, if head's plugins are not trusted
+    base_backend  backend of base, whose tolerance applies to head too; None: the same backend as head's
     """
 
     operator: str
@@ -56,7 +58,7 @@ class AbCell:
 
     @property
     def base(self) -> AbCell:
-        """What base computes, where that is not what head does."""
+        """The cell for base, with its own backend and trusted plugins if they differ from head's."""
         if self.trusted is None:
             return self
         return replace(self, backend=self.base_backend or self.backend, plugins=self.trusted)
@@ -68,7 +70,12 @@ class AbCell:
 
 @dataclass(frozen=True)
 class Block:
-    """order: A is base, B is head. Medians of each burst in ms, by side. process: how many fresh ones came before."""
+    """One block of bursts.
+
+    order             A is base, B is head
+    process           number of times the processes were renewed before
+    base_ms, head_ms  median of each burst, in ms
+    """
 
     order: str
     process: int
@@ -83,7 +90,11 @@ class Block:
 
 @dataclass(frozen=True)
 class SideAccuracy:
-    """status: ok, or wrong. rms: relative error against the reference, None where it is not finite."""
+    """The accuracy of one side.
+
+    status  ok or wrong
+    rms     relative error against the reference; None if it is not finite
+    """
 
     status: str
     rms: float | None
@@ -92,7 +103,7 @@ class SideAccuracy:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a comparison uses where the user does not say. Effects are relative."""
+    """The settings of a comparison that the user did not set. Effects are relative."""
 
     min_effect: float
     floor: float
@@ -104,10 +115,10 @@ class Defaults:
 
 
 def defaults(timing: str, latency_ms: float) -> Defaults:
-    """By how a cell is timed and how long it takes.
+    """Return the default settings for a timing and a latency.
 
-    On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms one: to see less than 2 % there
-    would take minutes. More samples cost such a kernel nothing beside the rest before them.
+    On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms kernel, so detecting less than
+    2 % would take minutes. For such a kernel, more samples cost little compared to the rest before them.
     """
     from groupbench.tracker.stats.thresholds import least_effect  # numpy comes with it
 
@@ -120,7 +131,7 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
 
 
 def process_sd(latency_ms: float) -> float:
-    """Of PROCESS_SD, between its points by logarithms and beyond them as the last one."""
+    """Return the standard deviation for a latency: PROCESS_SD, interpolated in logarithms, constant at its ends."""
     import numpy as np
 
     ms, sd = np.log(PROCESS_SD).T
@@ -134,7 +145,7 @@ def rule_for(
     min_effect: float | None = None,  # relative
     renewed: int = REFRESH_BLOCKS,
 ) -> Rule:
-    """When a comparison of such a cell stops."""
+    """Return the stopping rule for a comparison of a cell with this timing and latency."""
     from groupbench.tracker.stats.sequential import Rule
 
     plan = defaults(timing, latency_ms)
@@ -152,21 +163,21 @@ def rule_for(
 
 @dataclass(frozen=True)
 class AbResult:
-    """One comparison.
+    """The result of one comparison.
 
-    verdict     different only where the interval excludes the floor; same where it lies within min_effect; unknown
-                where the budget ended first; failed says which side and why in `message`
-    effect      log(head / base), low..high its interval: what the verdict rests on
-    pairs       blocks
-    *_hash      of the compiled kernels, None where there are none
-    blocks      what was measured, to be stored and resampled
-    head_facts  what head's side found out before anything was timed
+    verdict     different if the interval excludes the floor, same if it is within min_effect, unknown if the budget
+                ended first, failed if a side failed; `message` then names the side and the reason
+    effect      log(head / base), with the interval low..high on which the verdict is based
+    pairs       number of blocks
+    *_hash      hashes of the compiled kernels; None without kernels
+    bursts      the measured blocks, to be stored and resampled
+    head_facts  facts about head from before timing
     """
 
     cell: AbCell
-    base: Side
-    head: Side
-    verdict: Verdict
+    base: AbSide
+    head: AbSide
+    verdict: AbVerdict
     effect: float | None = None
     low: float | None = None
     high: float | None = None
@@ -191,15 +202,15 @@ class AbResult:
 
     @property
     def change(self) -> float | None:
-        """0.03 is three per cent slower."""
+        """The relative change: 0.03 is 3 % slower."""
         return None if self.effect is None else math.expm1(self.effect)
 
     @property
     def head_level_ms(self) -> float | None:
-        """The base's median with the effect, so that the numbers of a row agree; head's median where there is none.
+        """Base's median times the effect, so that a row's numbers agree; head's median without an effect.
 
-        The effect pairs bursts that were measured next to each other, which a drift of the machine does not move.
-        Medians of all bursts do not, and may differ by another amount or in the other direction.
+        The effect pairs bursts that were measured next to each other, so that a drift of the machine cancels out. In
+        medians of all bursts it does not, so they may differ by another amount or even in the other direction.
         """
         if self.base_ms is None or self.change is None:
             return self.head_ms
@@ -217,16 +228,15 @@ class AbResult:
 
     @property
     def conclusion(self) -> str:
-        """Latency and accuracy in one phrase."""
+        """The change of latency and accuracy in one phrase."""
         if self.verdict == "failed":
             return f"{self.failed_side} failed" if self.failed_side else "failed"
-        parts = {"unknown": "not resolved"}
-        speed = parts.get(self.direction, self.direction)
+        speed: str = "not resolved" if self.direction == "unknown" else self.direction
         if self.effect is not None and self.verdict == "different":
             percent = abs(100 * math.expm1(self.effect))
             speed = f"{percent:.0f} % {speed}" if percent >= 10 else f"{percent:.2g} % {speed}"
-        told = {"wrong": "head is wrong", "mended": "base was wrong", "both wrong": "both are wrong"}
-        accuracy = told.get(self.accuracy_change, self.accuracy_change)
+        phrases = {"wrong": "head is wrong", "mended": "base was wrong", "both wrong": "both are wrong"}
+        accuracy = phrases.get(self.accuracy_change, self.accuracy_change)
         if self.effect is None and self.timing == "interpreted":
             return "equally accurate" if accuracy == "same" else accuracy
         if accuracy == "same":
@@ -237,12 +247,12 @@ class AbResult:
 
     @property
     def is_worse(self) -> bool:
-        """Slower, less accurate or wrong where the base was right."""
+        """Whether head is slower, less accurate, or wrong while base is right."""
         return self.direction == "slower" or self.accuracy_change in ("wrong", "less accurate")
 
 
 def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> AccuracyChange:
-    """Head's accuracy beside base's. An error 1.5 times as large is a change, as for `gate`."""
+    """Return how head's accuracy differs from base's. An error 1.5 times as large is a change, as for `gate`."""
     if base is None or head is None:
         return "same"
     if head.status != "ok":
@@ -256,7 +266,7 @@ def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> Acc
 
 
 def exit_code(results: Sequence[AbResult]) -> int:
-    """1 where a head is worse, else 3 where something failed, is unknown or nothing was compared, else 0."""
+    """Return 1 if any head is worse, else 3 if a cell failed, is unknown or nothing was compared, else 0."""
     if any(result.is_worse for result in results):
         return ExitCode.FAILED
     if not results or any(result.verdict in ("unknown", "failed") for result in results):
@@ -265,20 +275,20 @@ def exit_code(results: Sequence[AbResult]) -> int:
 
 
 class RecordsError(AbError):
-    """A comparison that was made and cannot be kept."""
+    """A finished comparison cannot be written to the records file."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
 def append_record(path: Path, result: AbResult) -> None:
-    """The comparison as one line of JSON: with `as_json`'s fields and every block's bursts. Raises RecordsError."""
+    """Append a comparison as a line of JSON: the fields of `as_json` and every block's bursts. Raises RecordsError."""
     body = {"schema": RECORDS_SCHEMA, **as_json(result)}
     body["bursts"] = msgspec.to_builtins(result.bursts)
     append_whole(path, msgspec.json.encode(body) + b"\n", RecordsError)
 
 
 def as_json(result: AbResult) -> dict[str, Any]:
-    """Everything but the bursts, as plain values."""
+    """Return a comparison as plain values, without its bursts."""
     body = msgspec.to_builtins(result, enc_hook=str)
     for name in ("bursts", "head_facts"):
         del body[name]

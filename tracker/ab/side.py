@@ -1,8 +1,8 @@
-"""The driver's end of one side of an A/B comparison: which modules it runs, its process, its answers.
+"""The driver's end of one side of an A/B comparison: its modules, its process and its answers.
 
-Both sides are timed by the same clock: the code that measures is the driver's own, the kernels and the operators are
-the tree's. A tree that is a groupbench checkout is therefore shown to its process through a folder of links; any other
-tree is put before the installed packages, for the plugin that it holds.
+Both sides are timed by the same code: the driver provides the code that measures, the tree its kernels and operators.
+A tree that is a groupbench checkout is therefore presented to its process through a folder of links. Any other tree is
+put before the installed packages on the path, so that its plugin is found.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ROOT = TRACKER.parent
 MODULE = "groupbench.operators.measure.side"
 START_TIMEOUT_S = 300.0
 MARGIN_S = 30.0
-"""A side gives up on its cell itself; the driver waits that much longer before it gives up on the side."""
+"""Extra time, after a side's own time limit for its cell, before the driver gives up on the side."""
 
 
 class AbError(TrackerError):
-    """A comparison that cannot be made at all: what is asked for does not exist, or a side does not start."""
+    """No comparison is possible: a named item does not exist, or a side does not start."""
 
 
 class SideError(AbError):
-    """One side does not start, or lacks what the other has: the commit's fault, not the user's."""
+    """One side does not start, or lacks an item that the other has: a fault of the commit, not the user's."""
 
     exit_code = ExitCode.INCOMPLETE
 
@@ -49,14 +49,14 @@ Which = Literal["base", "head", "both"]
 
 
 @dataclass(frozen=True)
-class Side:
-    """What is compared.
+class AbSide:
+    """One of the two sides of a comparison.
 
-    title   as the user named it: a commit, a folder
-    tree    its files; None for what is installed
-    python  the interpreter that runs it
-    commit  the full hash, where it is one
-    pythonpath  folders of the tree that hold modules, besides itself and its `src`
+    title       the user's name for it: a commit or a folder
+    tree        folder with its files; None for the installed packages
+    python      interpreter that runs it
+    commit      full hash, if it is a commit
+    pythonpath  folders of the tree with modules, in addition to the tree itself and its `src`
     """
 
     title: str
@@ -67,7 +67,7 @@ class Side:
 
 
 class SideFailure(Exception):
-    """A side did not do what it was asked; the comparison of this cell is over."""
+    """A side failed to carry out a request, which ends the comparison of the cell."""
 
     def __init__(self, who: Which, title: str, status: str, message: str) -> None:
         super().__init__(message)
@@ -78,20 +78,20 @@ class SideFailure(Exception):
 
 
 def is_groupbench(tree: Path) -> bool:
-    """Whether a tree is a checkout of groupbench itself, rather than of a package that uses it."""
+    """Return whether a tree is a checkout of groupbench itself, rather than of a package that uses it."""
     return all((tree / part).exists() for part in ("operators/operator.py", "operators/measure", "kernels", "tracker"))
 
 
 CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
-"""What measuring asks of operators. A tree from before it asked that is measured with the driver's own."""
+"""Files of `operators` that the measuring code depends on. For a tree too old for it, the driver's files are used."""
 
 
 def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
-    """In `folder`, a package `groupbench` of the tree's kernels and operators and the driver's measure and tracker.
+    """Make a package `groupbench` in `folder`: the tree's kernels and operators, the driver's measure and tracker.
 
-    own_contract  whether the files of CONTRACT are the tree's, or the driver's
+    own_contract  use the tree's files of CONTRACT, rather than the driver's
 
-    Modules of an installed groupbench are out of sight there: what the tree lacks must fail to import.
+    The package hides an installed groupbench: a module that the tree lacks must fail to import.
     """
     package = folder / "groupbench"
     operators = package / "operators"
@@ -104,26 +104,26 @@ def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
             (operators / path.name).symlink_to(path.resolve())
     for name in () if own_contract else CONTRACT:
         (operators / name).symlink_to(ROOT / "operators" / name)
-    own = tree / "operators" / "__init__.py"
+    init = tree / "operators" / "__init__.py"
     (operators / "__init__.py").write_text(
-        f"""# Made by `groupbench ab`: this folder's modules, none of a groupbench that is installed.
+        f"""# Written by `groupbench ab`: import this folder's modules, never those of an installed groupbench.
 import sys
 import groupbench
 
 groupbench.__path__ = [{str(package)!r}]
 sys.meta_path[:] = [f for f in sys.meta_path if "__editable___groupbench" not in getattr(f, "__module__", "")]
-{own.read_text() if own.exists() else ""}"""
+{init.read_text() if init.exists() else ""}"""
     )
 
 
-def python_path(side: Side, layout: Path, own_contract: bool = True) -> list[str]:
-    """Folders that come first in the side's search for modules. Raises AbError where the tree is no folder."""
+def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[str]:
+    """Return the folders that the side searches for modules first. Raises AbError if the tree is not a folder."""
     if side.tree is None:
         make_layout(ROOT, layout)
         return [str(layout)]
     tree = side.tree.resolve()
     if not tree.is_dir():
-        raise AbError(f"{side.title}: {tree} is no folder")
+        raise AbError(f"{side.title}: {tree} is not a folder")
     if is_groupbench(tree):
         make_layout(tree, layout, own_contract)
         return [str(layout)]
@@ -132,17 +132,17 @@ def python_path(side: Side, layout: Path, own_contract: bool = True) -> list[str
 
 
 class SideProcess:
-    """A running side. `send` and `receive` are apart so that two sides can work at the same time."""
+    """The process of a side. `send` and `receive` are separate so that two sides can work at the same time."""
 
-    def __init__(self, who: Which, side: Side, device: str) -> None:
+    def __init__(self, who: Which, side: AbSide, device: str) -> None:
         self.who = who
         self.side = side
         self.device = device
         self.facts: dict[str, Any] = {}
         self._scratch = Scratch("side")
         self._buffer = b""
-        self._asked = ""
-        self._words = ""
+        self._request = ""
+        self._last_line = ""
         self._own_contract = True
         self._wait_s = START_TIMEOUT_S
         try:
@@ -156,14 +156,14 @@ class SideProcess:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment["PYTHONUNBUFFERED"] = "1"
-        # Threads that wait by spinning would slow the other side's burst.
+        # Threads that spin while they wait would slow down the other side's burst.
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
         if self.device == "cuda":
             environment.pop("TRITON_INTERPRET", None)
         with (self._scratch.path / "log").open("wb") as log:
             try:
                 return subprocess.Popen(
-                    # -P: the current folder's modules are not the side's
+                    # -P: do not import modules from the current folder
                     [self.side.python, "-P", "-m", MODULE],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -180,34 +180,35 @@ class SideProcess:
         return self._process.poll() is None
 
     def send(self, verb: str, wait_s: float = 300.0, **arguments: Any) -> None:
-        """Ask without waiting; `receive` gets the answer, or fails after `wait_s`."""
-        self._asked, self._wait_s = verb, wait_s + MARGIN_S
+        """Send a request without waiting; `receive` returns the answer, or fails after `wait_s`."""
+        self._request, self._wait_s = verb, wait_s + MARGIN_S
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
             self._process.stdin.write(msgspec.json.encode({"verb": verb, "arguments": arguments}) + b"\n")
             self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """The answer. Raises SideFailure."""
+        """Return the answer to the request that was sent. Raises SideFailure."""
         line = self._line()
         if line is None:
             code = self._process.poll()
             self.close()
-            how = f"no answer to {self._asked}" if code is None else f"its process ended ({code}) during {self._asked}"
-            raise self._failure("timeout" if code is None else "error", how + self._last_words())
-        answer = msgspec.json.decode(line)
-        if "failure" in answer:
-            raise self._failure(answer["failure"]["status"], answer["failure"]["message"])
-        return answer["value"]
+            ended = f"its process ended with {code} during {self._request}"
+            event = f"no answer to {self._request}" if code is None else ended
+            raise self._failure("timeout" if code is None else "error", event + self._last_output())
+        response = msgspec.json.decode(line)
+        if "failure" in response:
+            raise self._failure(response["failure"]["status"], response["failure"]["message"])
+        return response["value"]
 
     def ask(self, verb: str, wait_s: float = 300.0, **arguments: Any) -> Any:
         self.send(verb, wait_s, **arguments)
         return self.receive()
 
     def hello(self) -> None:
-        """Wait for what it runs on.
+        """Receive the facts about the side's device and environment.
 
-        Raises AbError where the user asked for a device that is not there, SideFailure where the side does not start.
+        Raises AbError if the requested device does not exist, SideFailure if the side does not start.
         """
         try:
             self.facts = self.receive()
@@ -220,11 +221,11 @@ class SideProcess:
                 self.send("hello", START_TIMEOUT_S, device=self.device)
                 self.hello()
                 return
-            why = "too old, or too broken, to be measured by this groupbench" if old else "does not start"
-            raise self._failure(failure.status, f"{why}: {failure.message}") from None
+            reason = "too old or too broken for this groupbench to measure" if old else "does not start"
+            raise self._failure(failure.status, f"{reason}: {failure.message}") from None
 
     def _start_over(self) -> None:
-        """Once more, with the driver's contract."""
+        """Start the process again, with the driver's files of CONTRACT."""
         self._own_contract = False
         self.close()
         self._scratch = Scratch("side")
@@ -232,7 +233,7 @@ class SideProcess:
         self._process = self._start()
 
     def close(self) -> None:
-        """End it and what it started."""
+        """End the process and its children, and remove its folder."""
         self._end()
         self._scratch.remove()
 
@@ -241,7 +242,7 @@ class SideProcess:
         with contextlib.suppress(OSError):
             if process.stdin is not None:
                 process.stdin.close()
-        # The end of its questions ends it, unless it is in the middle of one.
+        # The end of its input ends the process, unless it is working on a request.
         for seconds, stop in ((2, process.terminate), (20, self._kill)):
             try:
                 process.wait(seconds)
@@ -251,7 +252,7 @@ class SideProcess:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-        self._words = self._read_log()
+        self._last_line = self._read_log()
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -261,7 +262,7 @@ class SideProcess:
         return SideFailure(self.who, self.side.title, status, message)
 
     def _line(self) -> bytes | None:
-        """The next line it writes; None where it ends or takes too long."""
+        """Return the next line of the process, or None if it ends or takes too long."""
         assert self._process.stdout is not None
         end = time.monotonic() + self._wait_s
         with selectors.DefaultSelector() as selector:
@@ -281,8 +282,8 @@ class SideProcess:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
-        return f"; it last wrote: {self._words}" if self._words else ""
+    def _last_output(self) -> str:
+        return f"; its last output: {self._last_line}" if self._last_line else ""
 
     def _read_log(self) -> str:
         with contextlib.suppress(OSError):

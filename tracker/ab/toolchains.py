@@ -1,8 +1,8 @@
-"""Toolchains as interpreters: environments of a groupbench.toml, made from requirement files and kept.
+"""Find or create interpreters for toolchains, from the requirement files of a groupbench.toml.
 
-An environment of a requirement file is a virtual environment of its own: what the file names, and what groupbench needs
-to measure. `with_packages` makes one of another kind, quickly: the packages of this interpreter, but for those that are
-named. Both are kept in ~/.cache/groupbench/toolchains by a hash of what they hold, and made once.
+For a requirement file, a virtual environment is created with the file's packages and those that groupbench needs to
+measure. `with_packages` creates one faster: it sees this interpreter's packages, except for the named ones. Both kinds
+are created once and kept in ~/.cache/groupbench/toolchains, by a hash of their content.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.ab.side import AbError, Side, SideFailure, SideProcess
+from groupbench.tracker.ab.side import AbError, AbSide, SideFailure, SideProcess
 from groupbench.tracker.environment import software_identity
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Environment
 
 PACKAGES = ("torch", "triton", "helion")
-"""Those of a toolchain that a package index has."""
+"""Packages of a toolchain that are in a package index."""
 
 Say = Callable[[str], None]
 
@@ -36,41 +36,41 @@ _START_S = 300.0
 
 
 class ToolchainError(TrackerError):
-    """A toolchain that is not to be had: a file that is missing, a package that does not install."""
+    """A toolchain is not available: a file is missing, or a package does not install."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
-def interpreter(given: str, folder: Path, say: Say = lambda text: None) -> Path:
-    """Return the interpreter of a toolchain, by its requirement file or by its own path. Raises ToolchainError.
+def interpreter(location: str, folder: Path, say: Say = lambda text: None) -> Path:
+    """Return the interpreter of a toolchain. Raises ToolchainError.
 
-    A file of requirements is told from an interpreter by its name, which ends in .txt. `folder` is where relative paths
-    begin.
+    location   path of a requirement file, whose name ends in .txt, or of an interpreter
+    folder  folder to which a relative path refers
     """
-    path = folder / Path(given).expanduser()
+    path = folder / Path(location).expanduser()
     if not path.is_file():
-        raise ToolchainError(f"toolchain {given}: there is no such file")
+        raise ToolchainError(f"toolchain {location}: no such file")
     if path.suffix != ".txt":
         return path
     needed = _needed(pins(path))
     name = _name(path.read_bytes(), *needed, sys.version, sys.base_prefix)
-    return _kept(name, f"toolchain {given}", say, lambda home: _install_all(home, path, needed))
+    return _kept(name, f"toolchain {location}", say, lambda home: _install_all(home, path, needed))
 
 
 def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
-    """Return an interpreter with this one's packages, but for the `wanted`: `triton==3.8.0`. Raises ToolchainError.
+    """Return an interpreter with this one's packages, except for `wanted`: `triton==3.8.0`. Raises ToolchainError.
 
-    Modules of this interpreter come after its own, so that making one takes no longer than its packages do.
+    It finds its own packages first, then this interpreter's, so that only the wanted packages are installed.
     """
-    held = sorted(f"{found.name}=={found.version}" for found in distributions())
-    name = _name(*wanted, *held, sys.version, sys.prefix)
+    installed = sorted(f"{package.name}=={package.version}" for package in distributions())
+    name = _name(*wanted, *installed, sys.version, sys.prefix)
     return _kept(name, " ".join(wanted), say, lambda home: _install_over(home, wanted))
 
 
 def releases(package: str, first: str, last: str) -> list[str]:
-    """Return the releases of a package that the index has between two, both included, the oldest first.
+    """Return the releases of a package in the index from `first` to `last`, both included, oldest first.
 
-    Pre-releases are left out, but for the ends. Raises ToolchainError.
+    Pre-releases between them are left out. Raises ToolchainError.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -78,31 +78,31 @@ def releases(package: str, first: str, last: str) -> list[str]:
         low, high = Version(first), Version(last)
     except InvalidVersion as error:
         raise ToolchainError(f"{package}=={first}..{last}: {error}") from None
-    said = _run([*_pip(), "index", "versions", "--pre", package], f"the releases of {package}")
-    listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
-    known = {Version(text.strip()): text.strip() for text in listed.group(1).split(",")} if listed else {}
+    output = _run([*_pip(), "index", "versions", "--pre", package], f"the releases of {package}")
+    match = re.search(r"^Available versions: (.*)$", output, re.MULTILINE)
+    available = {Version(text.strip()): text.strip() for text in match.group(1).split(",")} if match else {}
     for end in (low, high):
-        if end not in known:
-            some = ", ".join(known[each] for each in sorted(known, reverse=True)[:8]) or "none"
+        if end not in available:
+            some = ", ".join(available[each] for each in sorted(available, reverse=True)[:8]) or "none"
             raise ToolchainError(f"the index has no {package} {end}; the newest are: {some}")
     if low >= high:
         raise ToolchainError(f"{package}=={first}..{last}: give the older release first")
-    inside = (each for each in known if low <= each <= high and (not each.is_prerelease or each in (low, high)))
-    return [known[each] for each in sorted(inside)]
+    inside = (each for each in available if low <= each <= high and (not each.is_prerelease or each in (low, high)))
+    return [available[each] for each in sorted(inside)]
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Return the versions that a requirement file says exactly, by package in lower case."""
-    found = (re.match(r"\s*([A-Za-z0-9._-]+)\s*==\s*([^\s;#]+)", line) for line in path.read_text().splitlines())
-    return {match.group(1).lower().replace("_", "-"): match.group(2) for match in found if match}
+    """Return the exact versions in a requirement file, by package name in lower case."""
+    matches = (re.match(r"\s*([A-Za-z0-9._-]+)\s*==\s*([^\s;#]+)", line) for line in path.read_text().splitlines())
+    return {match.group(1).lower().replace("_", "-"): match.group(2) for match in matches if match}
 
 
 class Interpreters:
-    """Finds the interpreter whose packages a stored result was measured with.
+    """Finds an interpreter with the packages that a stored result was measured with.
 
-    named    requirement files and interpreters by name, as a groupbench.toml has them, with relative paths in `folder`
+    named    requirement files and interpreters by name, as in groupbench.toml; relative paths refer to `folder`
     others   further interpreters
-    install  whether to install what no interpreter has, from the package index
+    install  install packages that no interpreter has, from the package index
     """
 
     def __init__(
@@ -116,35 +116,36 @@ class Interpreters:
     ) -> None:
         self.named, self.folder, self.install, self.say = named, folder, install, say
         self.others = [sys.executable, *map(str, others)]
-        self._known: dict[tuple[str, str], Environment] = {}
+        self._environments: dict[tuple[str, str], Environment] = {}
 
     def find(self, wanted: Environment) -> str | None:
-        """Return an interpreter with the packages of an environment, None where there is none to be had."""
+        """Return an interpreter with the packages of an environment, or None."""
         if wanted.device not in ("cuda", "cpu"):
             return None
         for python in self.others:
             if self._has(python, wanted):
                 return python
-        for name, given in self.named.items():
+        for name, location in self.named.items():
             try:
-                if not self._contradicts(given, wanted) and self._has(
-                    python := str(interpreter(given, self.folder, self.say)), wanted
+                if not self._contradicts(location, wanted) and self._has(
+                    python := str(interpreter(location, self.folder, self.say)), wanted
                 ):
                     return python
             except ToolchainError as error:
                 self.say(f"toolchain {name}: {error.message}")
         return self._installed(wanted) if self.install else None
 
-    def _contradicts(self, given: str, wanted: Environment) -> bool:
-        """Whether a requirement file asks for another version, so that nothing need be installed to know it."""
-        path = self.folder / given
-        said = pins(path) if path.suffix == ".txt" and path.is_file() else {}
+    def _contradicts(self, location: str, wanted: Environment) -> bool:
+        """Return whether a requirement file pins another version, which rules it out without installing it."""
+        path = self.folder / location
+        pinned = pins(path) if path.suffix == ".txt" and path.is_file() else {}
         versions = {name: getattr(wanted, name) for name in PACKAGES}
-        return any(version is not None and said.get(name, version) != version for name, version in versions.items())
+        return any(version is not None and pinned.get(name, version) != version for name, version in versions.items())
 
     def _installed(self, wanted: Environment) -> str | None:
-        own = self._environment(sys.executable, wanted.device)
-        differs = [name for name in PACKAGES if own is not None and getattr(own, name) != getattr(wanted, name)]
+        """Install the packages of an environment and return the interpreter, or None if that does not work."""
+        here = self._environment(sys.executable, wanted.device)
+        differs = [name for name in PACKAGES if here is not None and getattr(here, name) != getattr(wanted, name)]
         packages = [f"{name}=={getattr(wanted, name)}" for name in differs if getattr(wanted, name)]
         if not packages:
             return None
@@ -156,24 +157,24 @@ class Interpreters:
         return python if self._has(python, wanted) else None
 
     def _has(self, python: str, wanted: Environment) -> bool:
-        found = self._environment(python, wanted.device)
-        return found is not None and software_identity(found) == software_identity(wanted)
+        environment = self._environment(python, wanted.device)
+        return environment is not None and software_identity(environment) == software_identity(wanted)
 
     def _environment(self, python: str, device: str) -> Environment | None:
-        """Return what an interpreter measures in, None where it does not start."""
+        """Return the environment of an interpreter, or None if it does not start."""
         key = python, device
-        if key not in self._known:
+        if key not in self._environments:
             try:
-                self._known[key] = environment_of(python, device)
+                self._environments[key] = environment_of(python, device)
             except (AbError, SideFailure) as error:
                 self.say(f"{python}: {error}")
                 return None
-        return self._known[key]
+        return self._environments[key]
 
 
 def environment_of(python: str, device: str) -> Environment:
     """Return the environment that an interpreter measures in. Raises AbError, SideFailure."""
-    side = SideProcess("base", Side(python, None, python), device)
+    side = SideProcess("base", AbSide(python, None, python), device)
     try:
         side.send("hello", _START_S, device=device)
         side.hello()
@@ -182,18 +183,18 @@ def environment_of(python: str, device: str) -> Environment:
         side.close()
 
 
-def _needed(given: Mapping[str, str]) -> list[str]:
-    """Return what groupbench needs to measure, but for what is given."""
+def _needed(pinned: Mapping[str, str]) -> list[str]:
+    """Return the packages that groupbench needs to measure, without pinned ones."""
     from packaging.requirements import Requirement
 
     try:
-        found = [Requirement(text) for text in requires("groupbench") or ()]
+        requirements = [Requirement(text) for text in requires("groupbench") or ()]
     except PackageNotFoundError:
         return []
     return sorted(
         f"{one.name}{one.specifier}"
-        for one in found
-        if one.name.lower() not in given and (one.marker is None or one.marker.evaluate({"extra": "measure"}))
+        for one in requirements
+        if one.name.lower() not in pinned and (one.marker is None or one.marker.evaluate({"extra": "measure"}))
     )
 
 
@@ -209,7 +210,7 @@ def _name(*parts: str | bytes) -> str:
 
 
 def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
-    """Return the interpreter of a kept environment, made where there is none yet: by one process at a time."""
+    """Return the interpreter of a kept environment. If it does not exist, one process at a time creates it."""
     from filelock import FileLock
 
     home = _home() / name
@@ -224,7 +225,7 @@ def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
 
 
 def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
-    """An environment of its own, by uv where it is installed: it links packages from its cache."""
+    """Create a separate environment, with uv if it is installed, since uv links packages from its cache."""
     what, python = f"the packages of {requirements}", str(home / "bin" / "python")
     uv = shutil.which("uv")
     if uv is not None:
@@ -237,18 +238,18 @@ def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
 
 
 def _install_over(home: Path, wanted: Sequence[str]) -> None:
-    """An environment that sees this interpreter's packages behind its own."""
+    """Create an environment that sees this interpreter's packages after its own."""
     what = " ".join(wanted)
     _run([sys.executable, "-m", "venv", "--without-pip", str(home)], what)
-    (own,) = home.glob("lib/python*/site-packages")
+    (packages,) = home.glob("lib/python*/site-packages")
     folders = (f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages())
-    (own / "behind.pth").write_text("".join(folders))
+    (packages / "behind.pth").write_text("".join(folders))
     options = ["--quiet", "--disable-pip-version-check"]
     _run([*_pip(), "--python", str(home / "bin" / "python"), "install", *options, *wanted], what)
 
 
 def _pip() -> list[str]:
-    """Return the command of a pip: this interpreter's, or one in an environment that is made for it."""
+    """Return the command of pip: this interpreter's, or one in an environment created for it."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
 
@@ -260,7 +261,7 @@ def _pip() -> list[str]:
 
 
 def _run(command: Sequence[str], what: str) -> str:
-    """Return what a command prints. Raises ToolchainError with the last line it wrote."""
+    """Return the output of a command. Raises ToolchainError with its last error line."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")

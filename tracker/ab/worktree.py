@@ -1,6 +1,6 @@
-"""Commits as folders: detached git worktrees, gone when they are no longer needed, also after Ctrl-C.
+"""Check out commits as detached git worktrees, which are removed after use, even after Ctrl-C.
 
-What a process left that was killed, the next checkout removes.
+The checkouts of a process that was killed are removed by the next checkout.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 code = command.wait()
 os._exit(code if code >= 0 else 128 - code)
 """
-"""A program that runs a command and kills it, with all of its group, when its own standard input is closed."""
+"""A program that runs a command and kills it and its process group when its own standard input is closed."""
 
 
 class WorktreeError(TrackerError):
-    """A commit that git does not know or cannot check out."""
+    """A commit is unknown to git or cannot be checked out."""
 
 
 class SetupError(WorktreeError):
-    """The commit does not build: its set-up command failed."""
+    """A commit does not build: its setup command failed."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a commit's files a folder that can be measured; the fields are those of groupbench.toml.
+    """The steps that turn a checkout into a folder that can be measured. The fields are those of groupbench.toml.
 
-    setup       a shell command that builds what needs a build
-    benchmarks  files and folders that a commit which lacks them gets from the repository's own checkout
-    pythonpath  folders that hold modules, besides the folder itself and its `src`
+    setup       shell command that builds the checkout
+    benchmarks  files and folders to copy from the repository's own checkout if the commit lacks them
+    pythonpath  folders with modules, in addition to the checkout itself and its `src`
     """
 
     setup: str | None = None
@@ -64,16 +64,16 @@ AS_IT_IS = Recipe()
 
 
 def resolve(repo: Path, commit: str) -> str:
-    """The full hash of a commit, tag, branch or anything else that git knows as one. Raises WorktreeError."""
+    """Return the full hash of a commit, tag, branch or any other name of a commit. Raises WorktreeError."""
     if not commit or "\0" in commit:
-        raise WorktreeError("a commit's name is empty or no text")
+        raise WorktreeError("the name of a commit is empty or contains a NUL character")
     try:
         git.run(repo, "rev-parse", "--show-toplevel")
     except git.NoGitError as error:
         raise WorktreeError("git is not installed, so commits cannot be checked out: give folders instead") from error
     except git.GitError as error:
         raise WorktreeError(
-            f"{repo} is in no git repository: run this in a checkout, or give folders, not commits"
+            f"{repo} is not in a git repository: run this in a checkout, or give folders instead of commits"
         ) from error
     full = git.rev_parse(commit, repo)
     if full is None:
@@ -83,12 +83,12 @@ def resolve(repo: Path, commit: str) -> str:
 
 @contextlib.contextmanager
 def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Path]:
-    """A folder with the files of `commit`, for as long as the context lasts.
+    """Yield a folder with the files of `commit`, which is removed at the end of the context.
 
-    repo   the repository, or a folder within it: then the same folder of that commit is given
-    recipe what is done with the files first
+    repo    the repository, or a folder within it, whose counterpart in the commit is then returned
+    recipe  steps that make the folder measurable
 
-    Raises WorktreeError, and SetupError where the recipe's command fails.
+    Raises WorktreeError, and SetupError if the recipe's command fails.
     """
     full = resolve(repo, commit)
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
@@ -97,7 +97,7 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
     tree = scratch.path / full[:12]
     try:
         try:
-            # Git outlives this process where it is killed, and keeps the lock: nobody removes what it still writes.
+            # If this process is killed, git continues and keeps the lock, so that the folder is not removed meantime.
             add = ("worktree", "add", "--detach", "--force", str(tree), full)
             git.run(repo, *add, timeout=CHECKOUT_TIMEOUT_S, pass_fds=[scratch.handle])
         except git.GitError as error:
@@ -127,7 +127,7 @@ def _prune(repo: Path) -> None:
 
 
 def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
-    """Copy what the commit lacks from the repository's own checkout. Raises WorktreeError."""
+    """Copy the named files that the commit lacks from the repository's own checkout. Raises WorktreeError."""
     for name in names:
         source, target = repo / name, folder / name
         if target.exists():
@@ -143,36 +143,36 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 
 def run_setup(folder: Path, command: str, name: str) -> None:
-    """Run a build command in a folder. Raises SetupError with the last line it wrote."""
-    theirs, lifeline = os.pipe()
+    """Run a build command in a folder. Raises SetupError with the last line of its output."""
+    read_end, lifeline = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
         cwd=folder,
-        stdin=theirs,
+        stdin=read_end,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
     )
-    os.close(theirs)
+    os.close(read_end)
     try:
-        said, _ = process.communicate(timeout=SETUP_TIMEOUT_S)
+        output, _ = process.communicate(timeout=SETUP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise SetupError(f"{name} does not build: --setup took more than {SETUP_TIMEOUT_S:g} s") from None
     finally:
         os.close(lifeline)
         process.wait()
     if process.returncode != 0:
-        raise SetupError(f"{name} does not build: --setup ended with {process.returncode}: {_last_line(said)}")
+        raise SetupError(f"{name} does not build: --setup ended with {process.returncode}: {_last_line(output)}")
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C waits until the worktree is gone."""
+    """Ignore Ctrl-C until the worktree is removed."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone gets signals
+    except ValueError:  # only the main thread receives signals
         yield
         return
     try:
@@ -183,4 +183,4 @@ def _undisturbed() -> Iterator[None]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""Driving a search: each question to the log or to an A/B of two checkouts, the answer as rows and lines."""
+"""Drive a search: answer each question from the log, or by an A/B of two checkouts."""
 
 from __future__ import annotations
 
@@ -15,45 +15,51 @@ from typing import TYPE_CHECKING, cast
 
 from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
-from groupbench.tracker.bisect.hunt import Answer, Direction, Hunting, Settings, short
+from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
 from groupbench.tracker.bisect.search import Finding, Question, Rates
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.metrics import RMS
 from groupbench.tracker.stats.thresholds import RMS_RATIO
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, Side, SideAccuracy
+    from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, SideAccuracy
     from groupbench.tracker.bisect.log import Header, Log
 
 Comparator = Callable[[Question], Finding]
 
 MOST_CHECKOUTS = 4
 BUDGET_S = 120.0
-"""For one comparison, where none is given: the A/B's own most blocks of a 1 ms kernel fit in."""
+"""Default for one comparison: enough for the largest number of blocks of a 1 ms kernel."""
 LEAST_ACCURACY = math.log(RMS_RATIO)
-"""Errors less far apart are the same, as for `gate`."""
+"""Smallest log ratio of errors that counts as a change, as for `gate`."""
 ACCURACY_HALF = math.log(1.1)
-"""Half of the interval that is assumed around a ratio of errors: they hardly scatter."""
+"""Half width of the interval assumed around a log ratio of errors, which hardly scatter."""
 
 
-def drive(hunting: Hunting, compare: Comparator, log: Log | None, tell: Callable[[Question, Finding], None]) -> Answer:
-    """Run a search to its end. Findings that the log holds are not measured again."""
+def drive(
+    hunting: Hunting, compare: Comparator, log: Log | None, report: Callable[[Question, Finding], None]
+) -> BisectResult:
+    """Run a search to its end and return its result.
+
+    log     findings in it are not measured again; new ones are added
+    report  called with each question and its finding
+    """
     try:
         question = next(hunting)
         while True:
-            finding = log.known(question) if log else None
+            finding = log.replay(question) if log else None
             if finding is None:
                 finding = compare(question)
                 if log:
                     log.add(question, finding)
-            tell(question, finding)
+            report(question, finding)
             question = hunting.send(finding)
     except StopIteration as done:
         return done.value
 
 
 class AbComparator:
-    """Compares commits by an A/B of their checkouts. Checkouts are kept while they are in use again and again."""
+    """Compares commits by an A/B of their checkouts. The most recently used checkouts are kept."""
 
     def __init__(self, repository: Path, header: Header) -> None:
         self._repository = repository
@@ -76,14 +82,14 @@ class AbComparator:
                 return Finding("failed", message=error.message, at=at)
         return self._compare(question, sides["base"], sides["head"])
 
-    def _side(self, name: str) -> Side:
-        """Return a commit's checkout as a side. Raises TrackerError."""
-        from groupbench.tracker.ab.bench import Side
+    def _side(self, name: str) -> AbSide:
+        """Return the checkout of a commit as a side. Raises TrackerError."""
+        from groupbench.tracker.ab.bench import AbSide
 
         python = self._header.bench.get("python") or sys.executable
-        return Side(short(name), self._checkout(name), python, name, self._recipe.pythonpath)
+        return AbSide(short(name), self._checkout(name), python, name, self._recipe.pythonpath)
 
-    def _compare(self, question: Question, base: Side, head: Side) -> Finding:
+    def _compare(self, question: Question, base: AbSide, head: AbSide) -> Finding:
         from groupbench.tracker.ab.bench import Bench
 
         bench = self._header.bench
@@ -95,7 +101,7 @@ class AbComparator:
             budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
             min_effect=bench.get("min_effect"),
             only_changed=bench.get("only_changed", False),
-            seed=zlib.crc32(f"{question} {self._count}".encode()),  # a pair that is measured again gets other places
+            seed=zlib.crc32(f"{question} {self._count}".encode()),  # a repeated pair gets other placements
         ) as running:
             if self._cell is None:
                 self._cell = self._resolved(running)
@@ -103,13 +109,13 @@ class AbComparator:
         return finding_of_latency(result) if only_latency else finding_of_accuracy(result)
 
     def _resolved(self, running: Bench) -> AbCell:
-        """The cell, with a dtype where none was given: what both sides take for granted."""
+        """Return the cell. If no dtype was given, it is the one that both sides use by default."""
         from groupbench.tracker.ab.bench import AbCell
 
         cell = {**self._header.cell, "plugins": tuple(self._header.cell["plugins"])}
         if cell.get("dtype"):
             return AbCell(**cell)
-        found, notes = running.cells(
+        cells, notes = running.cells(
             cell["device"],
             operator=cell["operator"],
             backends=[cell["backend"]],
@@ -117,13 +123,13 @@ class AbComparator:
             mode=cell["mode"],
             plugins=list(cell["plugins"]),
         )
-        if len(found) != 1:
-            why = "; ".join(notes) or f"{len(found)} cells have that name"
-            raise BisectError(f"no single cell to compare: {why}; say --dtype")
-        return dataclasses.replace(found[0], seed=cell["seed"])
+        if len(cells) != 1:
+            reason = "; ".join(notes) or f"{len(cells)} cells have that name"
+            raise BisectError(f"no single cell to compare: {reason}; give --dtype")
+        return dataclasses.replace(cells[0], seed=cell["seed"])
 
     def _checkout(self, commit: str) -> Path:
-        """The tree of a commit, made once; one that does not build is not tried again."""
+        """Return the checkout of a commit. One that does not build is not tried again. Raises TrackerError."""
         if commit in self._broken:
             raise BisectError(self._broken[commit])
         if commit not in self._checkouts:
@@ -152,10 +158,10 @@ class AbComparator:
 
 
 class ReleaseComparator(AbComparator):
-    """Compares releases of a package by an A/B of interpreters that measure the same folder."""
+    """Compares releases of a package by an A/B of two interpreters that measure the same folder."""
 
-    def _side(self, name: str) -> Side:
-        from groupbench.tracker.ab.bench import Side
+    def _side(self, name: str) -> AbSide:
+        from groupbench.tracker.ab.bench import AbSide
         from groupbench.tracker.ab.toolchains import with_packages
 
         if name in self._broken:
@@ -165,13 +171,13 @@ class ReleaseComparator(AbComparator):
         except TrackerError as error:
             self._broken[name] = error.message
             raise
-        return Side(name, self._repository, str(python), None, self._recipe.pythonpath)
+        return AbSide(name, self._repository, str(python), None, self._recipe.pythonpath)
 
 
 def finding_of_latency(result: AbResult) -> Finding:
-    """An A/B as far as latency goes. Raises BisectError where there is none, or nothing of that name to measure."""
+    """Return the latency of an A/B as a finding. Raises BisectError if it was not timed, or does not exist."""
     if result.timing == "interpreted":
-        raise BisectError("interpreted kernels have no latency: --metric accuracy searches without it, or use a GPU")
+        raise BisectError("interpreted kernels have no latency: use --metric accuracy, or a GPU")
     return dataclasses.replace(
         _facts(result),
         verdict=result.verdict,
@@ -186,11 +192,14 @@ def finding_of_latency(result: AbResult) -> Finding:
 
 
 def finding_of_accuracy(result: AbResult) -> Finding:
-    """An A/B as far as accuracy goes: the ratio of relative errors. A wrong result is worse than any right one."""
+    """Return the accuracy of an A/B as a finding: the log ratio of relative errors.
+
+    A wrong result is worse than any correct one.
+    """
     facts = _facts(result)
     base, head = result.base_accuracy, result.head_accuracy
     if result.verdict == "failed" or base is None or head is None:
-        return dataclasses.replace(facts, verdict="failed", message=facts.message or "it says no accuracy")
+        return dataclasses.replace(facts, verdict="failed", message=facts.message or "no accuracy was measured")
     effect = _level(head) - _level(base)
     change = result.accuracy_change
     sign = {"wrong": 1, "less accurate": 1, "mended": -1, "more accurate": -1}.get(change, 0)
@@ -212,21 +221,21 @@ def finding_of_accuracy(result: AbResult) -> Finding:
 
 
 def _level(accuracy: SideAccuracy) -> float:
-    """Return the logarithm that errors are judged by, where one that is not finite counts as a thousand."""
+    """Return the logarithm by which errors are judged; an error that is not finite counts as 1000."""
     return RMS.log(1e3 if accuracy.rms is None else accuracy.rms)
 
 
 def _facts(result: AbResult) -> Finding:
     if result.failed_status == "usage" and result.failed_side == "both":
-        raise BisectError(result.message or "there is no such cell")
-    known = result.base_hash is not None and result.head_hash is not None
+        raise BisectError(result.message or "no such cell")
+    hashed = result.base_hash is not None and result.head_hash is not None
     return Finding(
         result.verdict,
         pairs=result.pairs,
         seconds=result.seconds,
         message=result.message or "",
         at=result.failed_side or "",
-        kernels_differ=result.base_hash != result.head_hash if known else None,
+        kernels_differ=result.base_hash != result.head_hash if hashed else None,
     )
 
 
@@ -235,12 +244,12 @@ def _finite(value: float | None) -> float | None:
 
 
 def open_comparator(repository: Path, header: Header) -> AbstractContextManager[Comparator]:
-    """What measures the comparisons of a search."""
+    """Return the comparator that measures a search's comparisons."""
     return (AbComparator if header.package is None else ReleaseComparator)(repository, header)
 
 
 def settings_of(header: Header) -> Settings:
-    """How a log's search goes: the same settings ask the same questions."""
+    """Return the settings of a log's search. The same settings ask the same questions."""
     if header.metric == "accuracy":
         least = LEAST_ACCURACY
     else:

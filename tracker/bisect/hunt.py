@@ -1,6 +1,7 @@
-"""From two ends to the commits that changed a kernel: ends first, first parents, into merges, several changes.
+"""Find the commits that changed a kernel between two ends: compare the ends, search first parents, enter merges.
 
-Pure, like the search it stands on: a generator of questions over a history that is already read.
+It can find several changes. Like the search it uses, it is a generator of questions without I/O, over a history that is
+already read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Literal
 from groupbench.tracker.bisect.search import (
     Change,
     Finding,
-    Found,
     GaveUp,
     Line,
     Question,
     Rates,
+    SearchResult,
     Trace,
-    compared,
+    compare,
     search,
     side,
 )
@@ -29,8 +30,8 @@ Outcome = Literal["none", "found", "narrowed", "opposite", "inaccurate", "undeci
 
 
 @dataclass(frozen=True)
-class Commit:
-    """A commit as far as the search and the report go. `key` is equal where trees are, in the paths that matter."""
+class BisectCommit:
+    """A commit, as the search and the report need it. Commits with equal `key` have equal trees in relevant paths."""
 
     hash: str
     parents: tuple[str, ...] = ()
@@ -40,23 +41,26 @@ class Commit:
 
 
 def short(name: str) -> str:
-    """Return a commit's hash as it is shown; a release is shown whole."""
+    """Return the short form of a commit's hash; the name of a release is returned unchanged."""
     return name[:10] if len(name) >= 40 else name
 
 
 @dataclass(frozen=True)
 class History:
-    """What is reachable from `bad` and not from `base`, and the commits that this rests on."""
+    """The commits reachable from `bad` but not from `base`, and their boundary."""
 
-    commits: Mapping[str, Commit]
+    commits: Mapping[str, BisectCommit]
     good: str
     bad: str
-    base: str  # `good`, or the merge base where it is no ancestor of `bad`
+    base: str  # `good`, or the merge base if `good` is not an ancestor of `bad`
     inside: frozenset[str]  # hashes in base..bad
-    noun: str = "commit"  # what is searched for
+    noun: str = "commit"  # or "release"
 
     def first_parents(self, tip: str, stop: frozenset[str] = frozenset()) -> tuple[str | None, list[str]]:
-        """Where the first parents of `tip` leave the range or reach `stop`, and those before, the oldest first."""
+        """Return (the commit at which the first parents of `tip` leave the range or reach `stop`, those before it).
+
+        The path is from oldest to newest.
+        """
         path: list[str] = []
         here: str | None = tip
         while here is not None and here in self.inside and here not in stop:
@@ -66,22 +70,23 @@ class History:
         return here, path[::-1]
 
     def reach(self, tip: str) -> frozenset[str]:
-        """The ancestors of a commit in the range, itself included."""
-        found: set[str] = set()
+        """Return the ancestors of a commit in the range, including itself."""
+        ancestors: set[str] = set()
         left = [tip]
         while left:
             each = left.pop()
-            if each in self.inside and each not in found:
-                found.add(each)
+            if each in self.inside and each not in ancestors:
+                ancestors.add(each)
                 left.extend(self.commits[each].parents)
-        return frozenset(found)
+        return frozenset(ancestors)
 
     def key(self, commit: str) -> str:
-        known = self.commits.get(commit)
-        return known.key if known and known.key else commit
+        """Return the key of a commit's tree, or its name if the key is unknown."""
+        listed = self.commits.get(commit)
+        return listed.key if listed and listed.key else commit
 
     def line(self, good: str, path: Iterable[str], bad: str) -> Line:
-        """The changes of a path: commits whose tree differs from the parent's where it matters."""
+        """Return the changes of a path: commits whose tree differs from the parent's in relevant paths."""
         changes: list[Change] = []
         for each in path:
             parents = self.commits[each].parents
@@ -98,22 +103,22 @@ class History:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search."""
+    """The settings of a search."""
 
     direction: Direction = "worse"
-    all: bool = False  # go on with what the first commit does not explain
-    confidence: float = 0.95  # at which a commit is named
-    least: float = math.log(1.01)  # a rest below this is not looked for
+    all: bool = False  # also search for changes that the first commit does not explain
+    confidence: float = 0.95  # probability required to name a commit
+    least: float = math.log(1.01)  # smallest unexplained effect to search for
     rates: Rates = field(default_factory=Rates)
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """A commit that made a change, or several that could not be told apart."""
+    """A commit that made a change, or several that could not be separated."""
 
-    commits: tuple[str, ...]  # oldest first; one where it is named
+    commits: tuple[str, ...]  # oldest first; a single one is named
     parent: str
-    finding: Finding  # parent against commit, measured for this alone
+    finding: Finding  # commit against parent, from a separate measurement
     confidence: float
     merges: tuple[str, ...] = ()  # merges that brought it in, outermost first
     note: str = ""
@@ -124,18 +129,18 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came out. Effects are log(head / base)."""
+class BisectResult:
+    """The result of a search. Effects are log(head / base)."""
 
     outcome: Outcome
     message: str
     total: Finding | None = None
     culprits: tuple[Culprit, ...] = ()  # the largest first
-    unexplained: float | None = None  # of the total, by what the culprits do not add up to
+    unexplained: float | None = None  # part of the total that the culprits do not explain
     rest_searched: bool = False
 
 
-Hunting = Generator[Question, Finding, Answer]
+Hunting = Generator[Question, Finding, BisectResult]
 
 
 def hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
@@ -143,123 +148,127 @@ def hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     try:
         return (yield from _hunt(history, settings, trace))
     except GaveUp as reason:
-        return Answer("undecided", str(reason))
+        return BisectResult("undecided", str(reason))
 
 
 def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     good, bad = history.good, history.bad
     if history.key(good) == history.key(bad):
-        return Answer("none", "no regression to be found: nothing that is measured differs between the ends")
-    ends = yield from compared(good, bad, "ends", trace)
+        return BisectResult("none", "no regression to find: the ends have the same files in the relevant paths")
+    ends = yield from compare(good, bad, "ends", trace)
     early = _without_search(ends, settings, good, bad)
     if early is not None:
         return early
     assert ends.effect is not None
     trace.levels[bad] = ends
     if history.base != good:
-        answer = yield from _check_base(history, ends, trace)
-        if answer is not None:
-            return answer
+        stopped = yield from _check_base(history, ends, trace)
+        if stopped is not None:
+            return stopped
     good = history.base
     _, path = history.first_parents(bad)
     line = history.line(good, path, bad)
     if not line.changes:
-        return Answer("none", f"no {history.noun} in the range changes what is measured", ends)
+        return BisectResult("none", f"no {history.noun} in the range changes the relevant paths", ends)
     hunter = _Hunter(history, settings, trace, math.copysign(1.0, ends.effect))
-    found = yield from hunter.line(line, ends)
-    return hunter.answer(ends, found)
+    culprits = yield from hunter.line(line, ends)
+    return hunter.result(ends, culprits)
 
 
-def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> Answer | None:
-    """The answer where the ends leave nothing to search."""
+def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> BisectResult | None:
+    """Return the result if the comparison of the ends leaves nothing to search, else None."""
     if ends.verdict == "failed":
         which = {"base": f"GOOD ({short(good)})", "head": f"BAD ({short(bad)})"}.get(
             ends.at, "the comparison of the ends"
         )
-        return Answer("undecided", f"{which} fails: {ends.message}", ends)
+        return BisectResult("undecided", f"{which} fails: {ends.message}", ends)
     slower = ends.verdict == "different" and ends.effect is not None and ends.effect > 0
     inaccurate = None if slower else _inaccurate(ends, settings)
     if inaccurate is not None:
         return inaccurate
     if ends.verdict == "same":
         what = {"worse": "regression", "better": "improvement", "either": "change"}[settings.direction]
-        return Answer("none", f"no {what} to be found: the ends measure the same", ends)
+        return BisectResult("none", f"no {what} to find: the ends measure the same", ends)
     if ends.verdict == "unknown" or not ends.effect:
-        return Answer("undecided", "the ends cannot be told apart or equal: raise --budget, or measure again", ends)
+        return BisectResult(
+            "undecided", "it is not clear whether the ends differ: raise --budget, or measure again", ends
+        )
     if settings.direction == "worse" and ends.effect < 0:
-        return Answer("opposite", "BAD is better than GOOD; --direction better looks for the improvement", ends)
+        return BisectResult("opposite", "BAD is better than GOOD; --direction better finds the improvement", ends)
     if settings.direction == "better" and ends.effect > 0:
-        return Answer("opposite", "BAD is worse than GOOD; --direction worse looks for the regression", ends)
+        return BisectResult("opposite", "BAD is worse than GOOD; --direction worse finds the regression", ends)
     return None
 
 
-def _inaccurate(ends: Finding, settings: Settings) -> Answer | None:
-    """The answer where BAD is worse in its result: no speed makes up for a wrong one, but for a less accurate one
-    where an improvement is asked for."""
+def _inaccurate(ends: Finding, settings: Settings) -> BisectResult | None:
+    """Return the result if BAD's result is wrong or less accurate, else None.
+
+    No speed-up makes up for a wrong result. One may make up for a less accurate result, if an improvement is searched.
+    """
     if ends.accuracy == "wrong":
-        what = "wrong where GOOD's is right"
+        what = "wrong, and GOOD's is right"
     elif ends.accuracy == "less accurate" and settings.direction == "worse":
         what = "less accurate than GOOD's"
     else:
         return None
-    return Answer("inaccurate", f"BAD's result is {what}; --metric accuracy looks for the commit", ends)
+    return BisectResult("inaccurate", f"BAD's result is {what}; --metric accuracy finds the commit", ends)
 
 
-def _check_base(history: History, ends: Finding, trace: Trace) -> Generator[Question, Finding, Answer | None]:
-    """GOOD is no ancestor of BAD: their merge base must be as GOOD is."""
+def _check_base(history: History, ends: Finding, trace: Trace) -> Generator[Question, Finding, BisectResult | None]:
+    """Check that the merge base measures like GOOD, if GOOD is not an ancestor of BAD. Returns a result if not."""
     assert ends.effect is not None
     if history.key(history.base) == history.key(history.good):
         return None
-    finding = yield from compared(history.good, history.base, "merge base", trace)
+    finding = yield from compare(history.good, history.base, "merge base", trace)
     where = side(finding, ends.effect)
     name = short(history.base)
     if where == "below":
         return None
     if where == "above":
-        text = f"GOOD is no ancestor of BAD, and their merge base {name} is as BAD is: the change was made before it"
-        return Answer("undecided", f"{text}, and undone on the way to GOOD", ends)
-    return Answer("undecided", f"the merge base {name} cannot be compared with GOOD: {finding.message}", ends)
+        text = f"GOOD is not an ancestor of BAD, and their merge base {name} measures like BAD: the change is older"
+        return BisectResult("undecided", f"{text}, and was undone on the way to GOOD", ends)
+    return BisectResult("undecided", f"the merge base {name} cannot be compared with GOOD: {finding.message}", ends)
 
 
 class _Hunter:
     def __init__(self, history: History, settings: Settings, trace: Trace, sign: float) -> None:
         self.history, self.settings, self.trace, self.sign = history, settings, trace, sign
-        self.undecided: Found | None = None
+        self.undecided: SearchResult | None = None
         self.unexplained = 0.0
         self.searched_rest = False
-        self.nothing = False
+        self.no_change = False
 
     def line(
         self, line: Line, ends: Finding, merges: tuple[str, ...] = (), sure: float = 1.0
     ) -> Generator[Question, Finding, list[Culprit]]:
-        """The culprits of a line whose ends differ: the one found first, what is in its merge, and the rests."""
+        """Return the culprits of a line whose ends differ: the first, or those in its merge, and those of the rest."""
         assert ends.effect is not None
-        found = yield from search(line, ends.effect, self.settings.rates, self.settings.confidence, self.trace)
-        if not found.decided:
-            self.undecided = self.undecided or found
-            if not found.finding:
+        result = yield from search(line, ends.effect, self.settings.rates, self.settings.confidence, self.trace)
+        if not result.decided:
+            self.undecided = self.undecided or result
+            if not result.finding:
                 self.unexplained += ends.effect
                 return []
-        if found.finding is None:
-            self.nothing = True
+        if result.finding is None:
+            self.no_change = True
             return []
-        span = line.changes[found.first - 1 : found.last]
+        span = line.changes[result.first - 1 : result.last]
         culprit = Culprit(
             tuple(change.commit for change in span),
             span[0].parent,
-            found.finding,
-            found.confidence * sure,
+            result.finding,
+            result.confidence * sure,
             merges,
-            found.note,
+            result.note,
         )
-        inner = [culprit] if not found.decided else (yield from self.merged(culprit))
+        inner = [culprit] if not result.decided else (yield from self.merged(culprit))
         if inner != [culprit] and not inner:
             inner = [culprit]
-        rests = yield from self.rests(line, ends, found, merges, sure)
+        rests = yield from self.rests(line, ends, result, merges, sure)
         return inner + rests
 
     def merged(self, culprit: Culprit) -> Generator[Question, Finding, list[Culprit]]:
-        """Where the culprit is a merge: the commits of the branch that it brought in."""
+        """Return the culprits in the branch that a merge brought in, or the culprit itself if it is not a merge."""
         if not culprit.named:
             return [culprit]
         (merge,) = culprit.commits
@@ -273,47 +282,52 @@ class _Hunter:
             line = self.history.line(fork, path, tip) if fork is not None else None
             if line is None or fork is None or not line.changes:
                 continue
-            ends = yield from compared(fork, tip, "branch", self.trace)
+            ends = yield from compare(fork, tip, "branch", self.trace)
             where = side(ends, culprit.finding.effect or self.sign)
             if ends.verdict == "different" and ends.effect and ends.effect * self.sign > 0:
-                undecided, nothing, left = self.undecided, self.nothing, self.unexplained
+                before_branch = self.undecided, self.no_change, self.unexplained
                 inner = yield from self.line(line, ends, (*culprit.merges, merge), culprit.confidence)
                 if inner:
                     return inner
-                self.undecided, self.nothing, self.unexplained = undecided, nothing, left
+                self.undecided, self.no_change, self.unexplained = before_branch
                 notes.append(f"no single commit of the branch {short(tip)} shows it")
             elif where in ("failed", "unclear"):
                 notes.append(
                     f"the branch {short(tip)} could not be compared with its start: {ends.message or 'unclear'}"
                 )
             else:
-                notes.append(f"the branch {short(tip)} alone does not show it: it is the merge itself")
+                notes.append(f"the branch {short(tip)} alone does not show it: the merge itself made the change")
         return [replace(culprit, note="; ".join(notes))]
 
     def rests(
-        self, line: Line, ends: Finding, found: Found, merges: tuple[str, ...], sure: float
+        self, line: Line, ends: Finding, result: SearchResult, merges: tuple[str, ...], sure: float
     ) -> Generator[Question, Finding, list[Culprit]]:
-        """What the culprit does not explain, before and after it: searched where it may hold a larger change, or
-        where all are asked for."""
+        """Return the culprits before and after the one of `result`.
+
+        A part is searched if it may contain a larger change, or if all changes are requested.
+        """
         assert ends.effect is not None
-        assert found.finding is not None
-        own = found.finding.effect or 0.0
-        before = Line(line.good, line.changes[: found.first - 1], line.changes[found.first - 1].parent)
-        after = Line(line.changes[found.last - 1].commit, line.changes[found.last :], line.bad)
-        known = self.trace.levels.get(line.changes[found.first - 2].commit) if found.first > 1 else None
-        reached = 0.0 if known is None or known.verdict == "same" else known.effect or 0.0
-        slack = math.hypot(_half(ends), _half(found.finding)) + max(self.settings.least, ends.least)
-        quiet = known is None or known.verdict == "same"
+        assert result.finding is not None
+        explained = result.finding.effect or 0.0
+        before = Line(line.good, line.changes[: result.first - 1], line.changes[result.first - 1].parent)
+        after = Line(line.changes[result.last - 1].commit, line.changes[result.last :], line.bad)
+        level = self.trace.levels.get(line.changes[result.first - 2].commit) if result.first > 1 else None
+        reached = 0.0 if level is None or level.verdict == "same" else level.effect or 0.0
+        slack = math.hypot(_half(ends), _half(result.finding)) + max(self.settings.least, ends.least)
+        unchanged = level is None or level.verdict == "same"
         culprits: list[Culprit] = []
-        for part, effect, still in ((before, reached, quiet), (after, ends.effect - reached - own, False)):
-            if part.changes and self._is_asked(effect, own, slack, still):
+        for part, effect, quiet in ((before, reached, unchanged), (after, ends.effect - reached - explained, False)):
+            if part.changes and self._is_worth_searching(effect, explained, slack, quiet):
                 culprits += yield from self._rest(part, effect, merges, sure)
         return culprits
 
-    def _is_asked(self, effect: float, own: float, slack: float, quiet: bool) -> bool:
-        """Return whether a part may hold a larger change than the culprit's, or all are asked for; count it if not."""
+    def _is_worth_searching(self, effect: float, explained: float, slack: float, quiet: bool) -> bool:
+        """Return whether to search a part: its change may be larger than the culprit's, or all are requested.
+
+        Otherwise, count its effect as unexplained if it is significant.
+        """
         significant = effect * self.sign > slack
-        larger = significant and effect * self.sign > own * self.sign
+        larger = significant and effect * self.sign > explained * self.sign
         if larger or (self.settings.all and not quiet):
             return True
         self.unexplained += effect if significant else 0.0
@@ -323,7 +337,7 @@ class _Hunter:
         self, part: Line, effect: float, merges: tuple[str, ...], sure: float
     ) -> Generator[Question, Finding, list[Culprit]]:
         self.searched_rest = True
-        ends = yield from compared(part.good, part.bad, "rest", self.trace)
+        ends = yield from compare(part.good, part.bad, "rest", self.trace)
         if ends.verdict == "different" and ends.effect and ends.effect * self.sign > 0:
             return (yield from self.line(self._again(part), ends, merges, sure))
         if ends.verdict not in ("same", "different"):
@@ -331,28 +345,31 @@ class _Hunter:
         return []
 
     def _again(self, part: Line) -> Line:
-        """A part of a line with what is known of its trees."""
+        """Return a part of a line, with the trees that equal its ends."""
         return self.history.line(part.good, [change.commit for change in part.changes], part.bad)
 
-    def answer(self, ends: Finding, culprits: list[Culprit]) -> Answer:
+    def result(self, ends: Finding, culprits: list[Culprit]) -> BisectResult:
         culprits = sorted(culprits, key=lambda c: -abs(c.finding.effect or 0.0))
         rest = self.unexplained or None
         what, noun = "regression" if self.sign > 0 else "improvement", self.history.noun
-        if not culprits and self.nothing and self.undecided is None:
-            none = Answer("none", f"no {what} to be found: the difference of the ends did not come again", ends)
+        if not culprits and self.no_change and self.undecided is None:
+            none = BisectResult("none", f"no {what} to find: the difference of the ends did not appear again", ends)
             return _inaccurate(ends, self.settings) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""
-            return Answer("undecided", f"the {what} is there, but no {noun} could be named: {note}", ends, (), rest)
+            return BisectResult("undecided", f"the {what} exists, but no {noun} could be named: {note}", ends, (), rest)
         largest = culprits[0]
         if self.undecided is not None and largest.note == self.undecided.note:
             text = f"most likely one of {len(largest.commits)} {noun}s" if not largest.named else "most likely this one"
-            return Answer("undecided", f"{text}, but {largest.note}", ends, tuple(culprits), rest, self.searched_rest)
+            return BisectResult(
+                "undecided", f"{text}, but {largest.note}", ends, tuple(culprits), rest, self.searched_rest
+            )
         if not largest.named:
             text = f"one of {len(largest.commits)} {noun}s: those between could not be compared"
-            return Answer("narrowed", text, ends, tuple(culprits), rest, self.searched_rest)
+            return BisectResult("narrowed", text, ends, tuple(culprits), rest, self.searched_rest)
         number = f"the {noun}" if len(culprits) == 1 else f"{len(culprits)} {noun}s"
-        return Answer("found", f"{number} that made it", ends, tuple(culprits), rest, self.searched_rest)
+        text = f"{number} that made the change"
+        return BisectResult("found", text, ends, tuple(culprits), rest, self.searched_rest)
 
 
 def _half(finding: Finding) -> float:

@@ -1,6 +1,6 @@
-"""The log of a search: JSON lines, what it belongs to first, then every comparison. A search goes on from it.
+"""The log of a search, as JSON lines: a header that describes the search, then every comparison.
 
-The search asks the same questions for the same answers, so replaying the answers brings it to where it stopped.
+A search asks the same questions if it gets the same findings. So to continue it, its findings are replayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a log belongs to: findings of anything else are no findings of this."""
+    """The search that a log belongs to. Its findings are valid for no other search."""
 
     bisect: int = VERSION
     repository: str
@@ -32,8 +32,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     all: bool
     confidence: float
     paths: tuple[str, ...] = ()
-    package: str | None = None  # whose releases are searched, in the place of commits
-    releases: tuple[str, ...] = ()  # versions, the oldest first
+    package: str | None = None  # package whose releases are searched instead of commits
+    releases: tuple[str, ...] = ()  # versions, oldest first
     bench: dict[str, Any] = {}  # settings of the comparison: min_effect, budget, python, only_changed, those of Recipe
 
     @property
@@ -42,12 +42,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class UnwrittenError(BisectError):
-    """A comparison that was made and cannot be kept."""
+    """A finished comparison cannot be written to the log."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One comparison."""
 
     base: str
@@ -58,38 +58,39 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Log:
-    """Findings of an earlier run of the same search, and where those of this one go.
+    """The findings of an earlier run of a search, and the file to which new ones are added.
 
-    path    the file; made with its folder where there is none
-    resume  take what is in it; else it must not exist, unless `replace` says that it may be overwritten
+    path     the file; it and its folder are created if necessary
+    resume   read the findings in the file; otherwise it must not exist, unless `replace` is set
+    replace  overwrite an existing file
 
-    Raises BisectError where the file is no log, or one of something else.
+    Raises BisectError if the file is not a log, or belongs to another search.
     """
 
     def __init__(self, path: Path, header: Header, *, resume: bool, replace: bool = False) -> None:
         self.path = path
         self.replayed = 0
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         if resume:
-            found, self._entries, whole = _read(path)
-            if found != header:
-                fields = [name for name in header.__struct_fields__ if getattr(found, name) != getattr(header, name)]
+            logged, self._entries, whole = _read(path)
+            if logged != header:
+                fields = [name for name in header.__struct_fields__ if getattr(logged, name) != getattr(header, name)]
                 one = fields[0]
                 raise BisectError(
-                    f"{path} is of another search: its {one} is {getattr(found, one)}, not {getattr(header, one)}; "
-                    "--resume alone goes on with it, another --log starts anew"
+                    f"{path} belongs to another search: its {one} is {getattr(logged, one)}, not "
+                    f"{getattr(header, one)}; continue that search with --resume alone, or give another --log"
                 )
             with path.open("r+b") as torn:
-                torn.truncate(whole)  # a line that was being written when the search was stopped
+                torn.truncate(whole)  # drop a line that was being written when the search was stopped
         else:
             if path.exists() and not replace:
-                raise BisectError(f"{path} exists: --resume goes on with it, another --log starts anew")
+                raise BisectError(f"{path} exists: continue its search with --resume, or give another --log")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             append_whole(path, msgspec.json.encode(header) + b"\n", UnwrittenError)
 
-    def known(self, question: Question) -> Finding | None:
-        """The finding at this place of an earlier run; None once it has none left."""
+    def replay(self, question: Question) -> Finding | None:
+        """Return the next finding of the earlier run, or None after the last. Raises BisectError if it does not fit."""
         if self.replayed >= len(self._entries):
             return None
         entry = self._entries[self.replayed]
@@ -100,33 +101,36 @@ class Log:
             question.budget,
         ):
             raise BisectError(
-                f"{self.path} holds {entry.base[:10]} against {entry.head[:10]} where the search asks for "
-                f"{question.base[:10]} against {question.head[:10]}: the history or the program changed; start anew"
+                f"{self.path} has {entry.base[:10]} against {entry.head[:10]}, but the search asks for "
+                f"{question.base[:10]} against {question.head[:10]}: the history or the program changed; start again "
+                "without --resume"
             )
         self.replayed += 1
         return entry.finding
 
     def add(self, question: Question, finding: Finding) -> None:
-        """Kept at once: the next line may never be reached."""
-        entry = Entry(base=question.base, head=question.head, why=question.why, budget=question.budget, finding=finding)
+        """Append a finding to the file at once, so that an interrupt does not lose it. Raises UnwrittenError."""
+        entry = LogEntry(
+            base=question.base, head=question.head, why=question.why, budget=question.budget, finding=finding
+        )
         append_whole(self.path, msgspec.json.encode(entry) + b"\n", UnwrittenError)
 
 
 def read_header(path: Path) -> Header:
-    """What a log is of. Raises BisectError."""
+    """Return the header of a log. Raises BisectError."""
     return _read(path)[0]
 
 
 def newest(folder: Path) -> Path:
-    """The log that was written to last. Raises BisectError where there is none."""
+    """Return the log that was written to last. Raises BisectError if the folder has no log."""
     logs = sorted(folder.glob("bisect-*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
-        raise BisectError(f"there is no search to resume in {folder}; give --log FILE, or GOOD and BAD")
+        raise BisectError(f"no search to resume in {folder}; give --log FILE, or GOOD and BAD")
     return logs[-1]
 
 
-def _read(path: Path) -> tuple[Header, list[Entry], int]:
-    """(header, entries, bytes of whole lines)."""
+def _read(path: Path) -> tuple[Header, list[LogEntry], int]:
+    """Return (header, entries, size of the complete lines in bytes). Raises BisectError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -139,6 +143,6 @@ def _read(path: Path) -> tuple[Header, list[Entry], int]:
         header = msgspec.json.decode(lines[0], type=Header)
         if header.bisect != VERSION:
             raise msgspec.ValidationError(f"its version is {header.bisect}, this program's is {VERSION}")
-        return header, [msgspec.json.decode(line, type=Entry) for line in lines[1:]], whole
+        return header, [msgspec.json.decode(line, type=LogEntry) for line in lines[1:]], whole
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BisectError(f"{path} is no log of a search: {error}") from error
+        raise BisectError(f"{path} is not the log of a search: {error}") from error

@@ -1,4 +1,4 @@
-"""What a search found, in words and as data. Pure functions of its answer."""
+"""Present the result of a search as text and as data."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from groupbench.tracker.bisect.hunt import Answer, Culprit, History, short
+from groupbench.tracker.bisect.hunt import BisectResult, Culprit, History, short
 from groupbench.tracker.bisect.search import Finding, Question, Trace
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
-_RESULTS = {"same": "", "wrong": "result wrong", "mended": "result mended", "both wrong": "results of both wrong"}
+_RESULTS = {"same": "", "wrong": "result wrong", "mended": "result fixed", "both wrong": "results of both wrong"}
 
 
-def exit_code(answer: Answer) -> int:
-    """0 nothing to find, or better; 1 worse, and by whom; 3 not decided, or not to one commit."""
-    if answer.outcome in ("narrowed", "undecided"):
+def exit_code(result: BisectResult) -> int:
+    """Return 0 if nothing was found or BAD is better, 1 for a confirmed regression, 3 if no single commit is named."""
+    if result.outcome in ("narrowed", "undecided"):
         return ExitCode.INCOMPLETE
-    if answer.outcome == "none":
+    if result.outcome == "none":
         return ExitCode.OK
-    assert answer.total is not None
-    return ExitCode.FAILED if answer.total.is_worse else ExitCode.OK
+    assert result.total is not None
+    return ExitCode.FAILED if result.total.is_worse else ExitCode.OK
 
 
 def percent(effect: float) -> float:
-    """log(head / base) as a relative change: 0.02 is 2 % more."""
+    """Return log(head / base) as a relative change: 0.02 is 2 % more."""
     return math.expm1(effect)
 
 
 def change_text(finding: Finding, metric: str) -> str:
-    """`2.0 % slower (1.9 to 2.1), result wrong`."""
+    """Return the change of a finding: `2.0 % slower (1.9 to 2.1), result wrong`."""
     return _with_result(_effect_text(finding, metric), finding)
 
 
@@ -59,43 +59,43 @@ def _digits(share: float) -> int:
 
 
 def step_line(question: Question, finding: Finding, history: History, metric: str, number: int) -> str:
-    """One comparison, as it is told while the search goes on."""
-    what = {"ends": "BAD against GOOD", "merge base": "merge base against GOOD", "confirm": "to confirm"}
+    """Return the progress line of one comparison."""
+    titles = {"ends": "BAD against GOOD", "merge base": "merge base against GOOD", "confirm": "to confirm"}
     commit = history.commits.get(question.head)
     subject = f" {commit.subject}" if commit and commit.subject else ""
-    found = {
+    outcome = {
         "same": _with_result("the same", finding),
         "different": change_text(finding, metric),
         "unknown": _with_result("not clear", finding),
         "failed": f"fails: {finding.message}",
     }[finding.verdict]
-    name = what.get(question.why, question.why)
+    title = titles.get(question.why, question.why)
     again = ", again and longer" if question.budget > 1 else ""
     pairs = f", {counted(finding.pairs, 'pair')}" if finding.pairs else ""
-    return f"{number}. {name}{again}: {short(question.head)}{subject}: {found}{pairs}, {finding.seconds:.0f} s"
+    return f"{number}. {title}{again}: {short(question.head)}{subject}: {outcome}{pairs}, {finding.seconds:.0f} s"
 
 
 def cause(finding: Finding) -> str:
-    """What the compiled kernels say of a difference."""
+    """Return where the change is, from the hashes of the compiled kernels; empty if they are unknown."""
     if finding.kernels_differ is None:
         return ""
     if finding.kernels_differ:
-        return "the compiled kernel is another"
-    return "the compiled kernels are the same: it is in what launches them, or around them"
+        return "the compiled kernel differs"
+    return "the compiled kernels are the same: the change is in the code that launches or surrounds them"
 
 
-def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str) -> Iterator[str]:
-    """The answer for a person. The first line says what was found."""
-    yield _head(answer, history, metric, cell)
-    for culprit in answer.culprits:
-        yield from _culprit_lines(culprit, history, metric, len(answer.culprits) > 1)
-    if answer.total is not None and answer.total.effect is not None:
-        yield f"GOOD {short(history.good)} to BAD {short(history.bad)}: {_between(answer.total, metric)}"
-    if history.base != history.good and answer.outcome != "none":
-        yield f"GOOD is no ancestor of BAD: searched from their merge base {short(history.base)}"
-    if answer.unexplained:
-        share = 100 * percent(answer.unexplained)
-        hint = "" if answer.rest_searched else "; --all goes on to look for it"
+def lines(result: BisectResult, history: History, trace: Trace, metric: str, cell: str) -> Iterator[str]:
+    """Yield the result as lines of text. The first line is the conclusion."""
+    yield _head(result, history, metric, cell)
+    for culprit in result.culprits:
+        yield from _culprit_lines(culprit, history, metric, len(result.culprits) > 1)
+    if result.total is not None and result.total.effect is not None:
+        yield f"GOOD {short(history.good)} to BAD {short(history.bad)}: {_between(result.total, metric)}"
+    if history.base != history.good and result.outcome != "none":
+        yield f"GOOD is not an ancestor of BAD: searched from their merge base {short(history.base)}"
+    if result.unexplained:
+        share = 100 * percent(result.unexplained)
+        hint = "" if result.rest_searched else "; --all searches for it too"
         yield f"{share:+.1f} % of the difference is not explained by this{hint}"
     for name, why in trace.skipped.items():
         yield f"skipped {short(name)}: {why}"
@@ -108,15 +108,15 @@ def lines(answer: Answer, history: History, trace: Trace, metric: str, cell: str
 
 
 def counts(trace: Trace) -> str:
-    """`5 steps, 7 comparisons`: steps are what is compared besides the ends and what confirms."""
-    return f"{counted(trace.asked['step'], 'step')}, {counted(trace.asked.total(), 'comparison')}"
+    """Return `5 steps, 7 comparisons`. Steps exclude the comparison of the ends and confirmations."""
+    return f"{counted(trace.comparisons['step'], 'step')}, {counted(trace.comparisons.total(), 'comparison')}"
 
 
-def _head(answer: Answer, history: History, metric: str, cell: str) -> str:
-    if answer.outcome != "found":
-        return f"{answer.message}: {cell}" if answer.outcome != "narrowed" else f"narrowed to {answer.message}: {cell}"
-    first = answer.culprits[0]
-    more = f", and {len(answer.culprits) - 1} more" if len(answer.culprits) > 1 else ""
+def _head(result: BisectResult, history: History, metric: str, cell: str) -> str:
+    if result.outcome != "found":
+        return f"{result.message}: {cell}" if result.outcome != "narrowed" else f"narrowed to {result.message}: {cell}"
+    first = result.culprits[0]
+    more = f", and {len(result.culprits) - 1} more" if len(result.culprits) > 1 else ""
     return f"{short(first.commits[0])} made {cell} {change_text(first.finding, metric)}{more}"
 
 
@@ -126,8 +126,8 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
         yield f"  {name}" + (f" {commit.subject} ({commit.author})" if history.noun == "commit" else "")
     if several or not culprit.named:
         yield f"    {change_text(culprit.finding, metric)} than {short(culprit.parent)}"
-    yield f"    measured afresh against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
-    yield f"    certainty that it is {'this' if culprit.named else 'one of these'}: {_chance(culprit.confidence)}"
+    yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
+    yield f"    probability that it is {'this' if culprit.named else 'one of these'}: {_chance(culprit.confidence)}"
     for text in (cause(culprit.finding), culprit.note):
         if text:
             yield f"    {text}"
@@ -144,29 +144,29 @@ def _between(finding: Finding, metric: str) -> str:
 
 
 def _chance(value: float) -> str:
-    """Never 100 %: what the error rates leave out is likelier than the last digit."""
+    """Return a probability, never 100 %: errors that the rates do not cover are likelier than the last digit."""
     return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
-def as_data(answer: Answer, history: History, trace: Trace, metric: str, cell: dict[str, Any]) -> dict[str, Any]:
-    """The answer for programs. Changes are relative: 0.02 is 2 % slower, or less accurate."""
+def as_data(result: BisectResult, history: History, trace: Trace, metric: str, cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the result as data for JSON. Changes are relative: 0.02 is 2 % slower or less accurate."""
     path = history.first_parents(history.bad)[1]
     return {
-        "outcome": answer.outcome,
-        "exit_code": exit_code(answer),
-        "message": answer.message,
+        "outcome": result.outcome,
+        "exit_code": exit_code(result),
+        "message": result.message,
         "metric": metric,
         "cell": cell,
         "good": history.good,
         "bad": history.bad,
         "base": history.base,
-        "ends": None if answer.total is None else finding_data(answer.total),
-        "culprits": [culprit_data(culprit, history) for culprit in answer.culprits],
-        "unexplained": None if answer.unexplained is None else percent(answer.unexplained),
+        "ends": None if result.total is None else finding_data(result.total),
+        "culprits": [culprit_data(culprit, history) for culprit in result.culprits],
+        "unexplained": None if result.unexplained is None else percent(result.unexplained),
         "commits": {"first_parents": len(path), "all": len(history.inside)},
-        "steps": trace.asked["step"],
-        "comparisons": dict(trace.asked),
-        "levels": [{"commit": name, **finding_data(found)} for name, found in trace.levels.items()],
+        "steps": trace.comparisons["step"],
+        "comparisons": dict(trace.comparisons),
+        "levels": [{"commit": name, **finding_data(finding)} for name, finding in trace.levels.items()],
         "skipped": [{"commit": name, "why": why} for name, why in trace.skipped.items()],
         "seconds": trace.seconds,
     }
@@ -188,7 +188,7 @@ def culprit_data(culprit: Culprit, history: History) -> dict[str, Any]:
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
-    """A comparison; changes are relative."""
+    """Return a comparison as data for JSON. Changes are relative."""
     ends = {"change": finding.effect, "low": finding.low, "high": finding.high}
     return {
         "verdict": finding.verdict,

@@ -16,7 +16,7 @@ COMMANDS = {
     "ingest": ("ingest:ingest", "Store files of records in the database."),
     "history": ("history:history", "Show how each series changed from commit to commit."),
     "compare": ("compare:compare", "Compare two commits, runs or files, series by series."),
-    "league": ("league:league", "Rank the backends: which is fastest, on what, and by how much."),
+    "league": ("league:league", "Rank the backends by problem: which is fastest, and by how much."),
     "night": ("night:night", "Measure everything in groupbench.toml, store it, judge it and report."),
     "backfill": ("backfill:backfill", "Measure past commits, each in its own checkout."),
     "init": ("init:init", "Write groupbench.toml, a benchmark and a CI workflow for this repository."),
@@ -39,7 +39,7 @@ COMMANDS = {
     "pins": ("pin:pins", "List the pinned commits."),
     "unpin": ("pin:unpin", "Stop comparing runs with a pinned commit."),
     "close": ("alerts:close", "Close alerts as fixed or invalid."),
-    "doctor": ("doctor:doctor", "Check what this machine can measure, and how to improve it."),
+    "doctor": ("doctor:doctor", "Check this machine and suggest improvements for measuring on it."),
     "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
     "tune": ("tune:tune", "Find the fastest kernel configs for this GPU and save them for this user."),
     "report": ("report:report", "Write a report as one HTML file that works offline."),
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command {args[0]!r}; commands: {', '.join(COMMANDS)}", ctx)
+            raise click.UsageError(f"no command {args[0]!r}; known: {', '.join(COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -123,7 +123,7 @@ class LazyGroup(click.Group):
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     show_default="groupbench.toml in this folder or the nearest parent",
-    help="Project file that lists what to measure.",
+    help="Project file, which lists the operators and shapes to measure.",
 )
 @click.version_option(package_name="groupbench")
 @click.pass_context
@@ -131,6 +131,12 @@ def main(context: click.Context, db: str | None, config: Path | None) -> None:
     """Track the latency and accuracy of kernels per commit.
 
     Exit codes: 0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete or not written, 4 not comparable.
+
+    To complete commands, options and stored names with the Tab key, add this line to ~/.bashrc. For zsh, write
+    zsh_source instead; docs/guide/completion.md describes every shell.
+
+    \b
+    eval "$(_GROUPBENCH_COMPLETE=bash_source groupbench)"
     """
     here = importlib.import_module(f"{__name__}.here")  # `groupbench --help` does not need it
     project = here.find_project(context, config)

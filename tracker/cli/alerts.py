@@ -67,20 +67,21 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
     from groupbench.tracker.judge.alerts import AlertRow
 
     with reading(db) as session:
-        found = stored.find(session, states=None if everything else stored.OPEN)
+        rows = stored.find(session, states=None if everything else stored.OPEN)
     if form in ("json", "csv"):
-        write_table(plain(AlertRow.columns()), [alert.flat() for alert in found], form)
+        write_table(plain(AlertRow.columns()), [alert.flat() for alert in rows], form)
     elif each:
-        write_table(_EACH, [alert.flat() for alert in found], form)
+        write_table(_EACH, [alert.flat() for alert in rows], form)
     else:
-        write_table(_GROUPS, _groups(found), form)
-    if form is None and not found:
+        write_table(_GROUPS, _groups(rows), form)
+    if form is None and not rows:
         say("no alert" if everything else "no alert is open; --all lists closed alerts")
 
 
-def _groups(found: list[AlertRow]) -> list[dict[str, Any]]:
+def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
+    """Return a row for each group of alerts of one commit, operator, backend and state."""
     groups: dict[tuple[Any, ...], list[AlertRow]] = {}
-    for alert in found:
+    for alert in alerts:
         key = (alert.run.state, alert.metric, alert.series.operator, alert.series.backend, alert.state, alert.until)
         groups.setdefault(key, []).append(alert)
     rows = []
@@ -118,7 +119,7 @@ def _who(command: F) -> F:
 @click.command()
 @click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
-@click.option("--reason", metavar="TEXT", help="Reason, or what is being done about it.")
+@click.option("--reason", metavar="TEXT", help="Reason, or the planned action.")
 @_who
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
@@ -147,7 +148,7 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 
 @click.command("accept-transition")
 @click.argument("run", required=False, type=RunId())
-@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: a list of what changed.")
+@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: a list of the changes.")
 @_who
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:

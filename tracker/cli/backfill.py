@@ -24,7 +24,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.night.backfill import BackfillFiles, Commit
+    from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
     from groupbench.tracker.project import Project
 
 
@@ -66,9 +66,9 @@ def backfill(
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
     Each commit on the first-parent line is checked out into its own folder, built with `setup` of groupbench.toml, and
-    measured as the file says today. Old commits get the files listed in `benchmarks` from this checkout. A commit that
-    does not build or load is recorded with the reason. Repeat the command to continue a backfill that was interrupted
-    or ran out of budget: nothing is measured twice.
+    measured with today's version of the file. Old commits get the files listed in `benchmarks` from this checkout. A
+    commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
+    interrupted or ran out of budget: nothing is measured twice.
 
     \b
     Exit codes:
@@ -123,7 +123,7 @@ class Backfill:
         counts += [f"{total - self.settled} left"] if total > self.settled else []
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
-    def __call__(self, commits: Sequence[Commit], again: bool) -> None:
+    def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
         end = self.clock() + self.budget_s
         for number, commit in enumerate(commits, 1):
             before = self.files.outcome(commit)
@@ -140,8 +140,8 @@ class Backfill:
                 return
             self.outcomes[outcome] += 1
 
-    def _commit(self, commit: Commit, end: float) -> str | None:
-        """Measure and store one commit; return what came of it, None where cells are left."""
+    def _commit(self, commit: BackfillCommit, end: float) -> str | None:
+        """Measure and store one commit; return its outcome, or None if cells are left."""
         from groupbench.tracker.ab.worktree import WorktreeError, checkout
 
         try:
@@ -159,7 +159,7 @@ class Backfill:
         self.files.done(commit, outcome)
         return outcome
 
-    def _measure(self, commit: Commit, tree: Path, end: float) -> str | None:
+    def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured."""
         from groupbench.tracker.project import add_to_path, import_folders
 
@@ -176,7 +176,7 @@ class Backfill:
             return None
         return last_line or f"tritonbench ended with exit code {code}"
 
-    def _record_failure(self, commit: Commit, reason: str) -> None:
+    def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
         from groupbench.tracker.night.measuring import Unmeasured
         from groupbench.tracker.project import add_to_path

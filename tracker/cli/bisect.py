@@ -150,7 +150,7 @@ def bisect(
     groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
-    Each step compares a commit with GOOD, in turns on this machine, until the A/B says "same" or "different". The two
+    Each step compares a commit with GOOD, in turns on this machine, until the A/B is decided. The two
     ends are compared first. The search allows for wrong A/B results, and measures the commit again against its parent
     before naming it. Commits that fail are skipped; if a merge is found, its branch is searched.
 
@@ -208,7 +208,7 @@ def bisect(
 
 
 def _header(context: click.Context, repository: Path, good: str, bad: str, options: dict[str, Any]) -> Header:
-    """Return what to search, with every default filled in. The log starts with it and refuses any other search."""
+    """Return the description of the search, with every default filled in. Its log refuses any other search."""
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect.log import Header
 

@@ -103,12 +103,12 @@ def calibrate(
     import msgspec
 
     from groupbench.tracker.ab import calibrate as calibration
-    from groupbench.tracker.ab.bench import Bench, Side
+    from groupbench.tracker.ab.bench import AbSide, Bench
     from groupbench.tracker.cli.ab import _check_records, _interrupt, progress_line
 
     signal.signal(signal.SIGTERM, _interrupt)
     _check_records(records)
-    same = Side("this groupbench")
+    same = AbSide("this groupbench")
     with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
         running_on = bench.start(device)
         cells = calibration.cells(running_on)

@@ -95,7 +95,7 @@ def compare(
     a date or age  (2026-01-31, 7d, @7d) the newest run started by the end of that day
     a file         records as JSON lines; needs no database
 
-    Exit codes: 0 ok, 1 as --fail-on says, 2 usage error, 4 nothing can be compared.
+    Exit codes: 0 ok, 1 a regression under --fail-on, 2 usage error, 4 nothing can be compared.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare as compare_sides

@@ -1,4 +1,4 @@
-"""`groupbench doctor`: check what this machine can measure, and how to improve it."""
+"""`groupbench doctor`: check this machine and suggest improvements for measuring on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.doctor.checkup import Checkup, Finding
+    from groupbench.tracker.doctor.checkup import Check, Checkup
 
 
 FACTS = (
@@ -31,7 +31,7 @@ ALL = (
 @output_formats
 @click.pass_context
 def doctor(context: click.Context, form: Format | None) -> None:
-    """Check what this machine can measure, and list improvements with a command for each.
+    """Check this machine and suggest improvements for measuring on it, with a command for each.
 
     Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the
     CPU, the disks and the database. Changes nothing.
@@ -76,7 +76,7 @@ def _summary(checkup: Checkup) -> str:
     return f"DOCTOR {backends} of {counted(len(checkup.operators), 'operator')} can be measured {where}"
 
 
-def _write_finding(finding: Finding) -> None:
+def _write_finding(finding: Check) -> None:
     click.echo(printable(f"- {finding.area}, {finding.name}: {finding.value}. {finding.why or ''}"))
     if finding.command:
         click.echo(f"    {printable_command(finding.command)}")

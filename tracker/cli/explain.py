@@ -51,7 +51,7 @@ def explain(
 ) -> None:
     """Explain how the kernels of A and B differ: configs, static facts and code, next to each other.
 
-    A and B are what `compare` takes: a commit, branch, `latest`, `previous`, run:ID or date. To explain a toolchain,
+    A and B are as in `compare`: a commit, branch, `latest`, `previous`, run:ID or date. To explain a toolchain,
     compare two runs of one commit with different versions of Triton. To explain one backend by another, use --against.
 
     \b

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from groupbench.tracker.judge.alert_moves import Updated
     from groupbench.tracker.judge.verdicts import Gate, Judged
-    from groupbench.tracker.outputs import Target
-    from groupbench.tracker.outputs.result import Result
+    from groupbench.tracker.outputs import OutputTarget
+    from groupbench.tracker.outputs.result import GateResult
 
 LONGEST = 300
 """Most characters of a note in the table, since a compiler's message may be megabytes. JSON and CSV have all of it."""
@@ -149,7 +149,7 @@ def gate(
     context.exit(ExitCode.USAGE if failures else judged.exit_code)
 
 
-def _targets(outputs: tuple[str, ...]) -> list[Target]:
+def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
     from groupbench.tracker.outputs import parse
 
@@ -161,7 +161,7 @@ def _targets(outputs: tuple[str, ...]) -> list[Target]:
     return targets
 
 
-def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None) -> Result:
+def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None) -> GateResult:
     from groupbench.tracker.outputs import result, source
 
     place = result.ci_place(os.environ)

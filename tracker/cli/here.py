@@ -27,6 +27,6 @@ def this_project(context: click.Context) -> Project:
 
 
 def recipe_of(context: click.Context, setup: str | None) -> Recipe:
-    """Return how to turn a commit into a folder to measure: as groupbench.toml says, or `setup` if given."""
+    """Return how to turn a commit into a folder to measure: from groupbench.toml, and `setup` if given."""
     settings = this_project(context).settings
     return Recipe(setup or settings.setup, settings.benchmarks, settings.pythonpath)

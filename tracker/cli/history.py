@@ -82,7 +82,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         names = value if isinstance(value, tuple) else tuple(name.strip() for name in str(value).split(","))
         for name in names:
             if name not in known_metrics():
-                self.fail(f"no metric {name!r}; metrics: {', '.join(known_metrics())}", param, ctx)
+                self.fail(f"no metric {name!r}; known: {', '.join(known_metrics())}", param, ctx)
         return tuple(dict.fromkeys(names))
 
 
@@ -138,7 +138,7 @@ def history(
         check(plot, form)
     with reading(db) as session:
         where = Filter(**fields, since=since, until=until)
-        found = histories.history(
+        lines = histories.history(
             session,
             where,
             baseline=baseline,
@@ -146,15 +146,15 @@ def history(
             all_branches=all_branches,
             first_parents=git.first_parents,
         )
-    if not found.rows:
+    if not lines.rows:
         say("no points match")
-    for note in found.notes:
+    for note in lines.notes:
         say(note)
-    rows = [row.flat() for row in found.rows]
+    rows = [row.flat() for row in lines.rows]
     if plot is not None:
         from groupbench.tracker.cli.history_plot import draw_history
 
-        draw_history(rows, found.runs, (metrics or ("latency",))[0], plot)
+        draw_history(rows, lines.runs, (metrics or ("latency",))[0], plot)
         return
     if form in ("json", "csv"):
         write_table(plain(HistoryRow.columns()), rows, form)

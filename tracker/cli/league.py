@@ -1,4 +1,4 @@
-"""`groupbench league`: rank the backends: which is fastest, on what, and by how much."""
+"""`groupbench league`: rank the backends by problem: which is fastest, and by how much."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from groupbench.tracker.exits import ExitCode
 def league(context: click.Context, words: tuple[str, ...], as_json: bool, output: Path | None, **fields: Any) -> None:
     """Rank the backends in a Markdown page, with accuracy, memory, routing, versions and losses.
 
-    WHAT is what `compare` takes: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.
+    WHAT is as in `compare`: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.
     Backends are compared on the same problem, card, toolchain and commit.
 
     Exit codes: 0 ok, 2 usage error, 4 nothing can be compared.

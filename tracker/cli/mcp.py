@@ -16,7 +16,7 @@ from groupbench.tracker.exits import ExitCode
 
 INSTRUCTIONS = """groupbench tracks the latency and accuracy of GPU kernels per commit. A series is one operator,
 backend, shape, dtype and mode over time. `gate` returns the verdict on the newest run, `history` the results of a
-series per commit, `compare` the difference between two commits, and `explain` what changed in their kernels. `evaluate`
+series per commit, `compare` the difference between two commits, and `explain` how their kernels differ. `evaluate`
 judges a file with a new backend; `bisect` finds the commit that made a kernel slower. These two run measurements, and
 exist only if the server was started with --allow-measuring."""
 
@@ -69,7 +69,7 @@ def reading_tools(db: str | None) -> list[Tool]:
         return ask(["history", *options(**filters)], db)
 
     def gate(run: str | None = None) -> dict[str, Any]:
-        """Judge the newest run, or the one whose id starts with `run`: what got slower, less accurate or wrong."""
+        """Judge the newest run, or the one whose id starts with `run`: list series that got slower or less accurate."""
         return ask(["gate", *options(run=run)], db)
 
     def compare(a: str, b: str, operator: str | None = None, backend: str | None = None) -> dict[str, Any]:

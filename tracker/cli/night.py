@@ -37,7 +37,7 @@ PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
 OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
                "--plan": "name another groupbench.toml with `groupbench --config FILE night`",
                "--resume": "an interrupted run is always continued"}  # fmt: skip
-"""Options of `tritonbench` that `night` sets itself, each with what to do instead."""
+"""Options of `tritonbench` that `night` sets itself, each with the alternative."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -104,7 +104,7 @@ def night(
 
 
 def here(context: click.Context) -> Project:
-    """Return the project of this invocation. Raises ProjectError where there is no groupbench.toml."""
+    """Return the project of this invocation. Raises ProjectError without a groupbench.toml."""
     project = this_project(context)
     if project.file is None:
         raise ProjectError(
@@ -223,7 +223,7 @@ class Night:
         measured, file = self._measure()
         run = self._store(file)
         if confirm_s > 0:
-            with self._errors_printed():  # the gate reports what stays undecided
+            with self._errors_printed():  # the gate reports undecided suspects
                 self.step("confirm", run, "--budget", f"{confirm_s}s")
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         self.step("report", "--run", run, "-o", self._places.report)
@@ -233,7 +233,7 @@ class Night:
         return measured if judged == ExitCode.OK else judged
 
     def _measure(self) -> tuple[int, Path]:
-        """Measure; return the exit code and the file of records. Raises Unmeasured if there are none."""
+        """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""
         from groupbench.tracker.ab.worktree import run_setup
         from groupbench.tracker.night.measuring import Unmeasured
 

@@ -33,7 +33,7 @@ _COMPLETED: dict[tuple[str, ...], click.ParamType] = {
 
 @contextmanager
 def reading(location: str) -> Iterator[Session]:
-    """Open a read-only session on the database that `--db` names. Raises StoreError if there is none."""
+    """Open a read-only session on the database that `--db` names. Raises StoreError if it does not exist."""
     from groupbench.tracker.store.engine import open_store
 
     with open_store(location, create=False) as store, store.read() as session:

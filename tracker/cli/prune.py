@@ -13,7 +13,7 @@ from groupbench.tracker.text.wording import counted
               help="Keep every point of the newest DAYS days.")  # fmt: skip
 @click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
               help="Of older points, keep those of one nightly run in DAYS days.")  # fmt: skip
-@click.option("--apply", "really", is_flag=True, help="Remove the points. Default: only print what would be removed.")
+@click.option("--apply", "really", is_flag=True, help="Remove the points. Default: only print the number of points.")
 @click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
 @click.pass_obj
 def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:

@@ -23,7 +23,7 @@ from groupbench.tracker.text.wording import counted, printable
 )
 @click.pass_context
 def repair(context: click.Context, damaged: Path, new: Path, limit: int) -> None:
-    """Recover the readable part of the SQLite file DAMAGED into the new file NEW, and list what was lost.
+    """Recover the readable part of the SQLite file DAMAGED into the new file NEW, and list the losses.
 
     DAMAGED does not change. Every result in NEW matches the hash that was stored with it, so `verify` passes.
 

@@ -87,7 +87,7 @@ def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _shared(wanted: Mapping[int, int], room: int) -> dict[int, int]:
-    """Return the width of each column: what it wants, or an equal part of the room that narrower columns leave."""
+    """Return the width of each column: as wanted, or an equal part of the room that narrower columns leave."""
     widths = {}
     for at, i in enumerate(sorted(wanted, key=lambda i: wanted[i])):
         widths[i] = max(1, min(wanted[i], room // (len(wanted) - at)))

@@ -14,7 +14,7 @@ MODULE = "groupbench.operators.integrity"
 
 
 @click.command()
-@click.option("--integrity", is_flag=True, help="Run backends that cheat, and print what catches each.")
+@click.option("--integrity", is_flag=True, help="Run backends that cheat, and print which check catches each.")
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
               help="Device to run the backends on.")  # fmt: skip
 @click.option("--cheats", "only", metavar="NAMES", help="Run only these cheats, joined by commas.")

@@ -1,1 +1,1 @@
-"""What this machine can measure, and what would make it measure better."""
+"""Check a machine for measuring, and suggest improvements."""

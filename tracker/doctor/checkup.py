@@ -1,7 +1,7 @@
-"""What this machine can measure, and what would make it measure better: findings, each with the command that mends it.
+"""Check this machine for measuring: a list of checks, each with a command that improves the result.
 
-Facts of GPUs come from NVML (doctor_gpu.py), those of torch and the kernels from a process of the operators, since the
-tracker knows neither. Nothing is changed, and the database is not migrated.
+Facts about GPUs come from NVML (gpu.py). Facts about torch and the kernels come from a process of the operators, since
+the tracker imports neither. Nothing is changed, and the database is not migrated.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from typing import Any, Literal
 import msgspec
 
 Level = Literal["fact", "better", "broken"]
-"""fact: so it is. better: it could be. broken: something cannot be measured or stored because of it."""
+"""fact: information. better: could be improved. broken: something cannot be measured or stored."""
 
 MODULE = "groupbench.operators.inventory"
 TIMEOUT_S = 300.0
-"""For the first import of torch, triton and helion on a slow disk."""
+"""Time limit for the first import of torch, triton and helion from a slow disk."""
 
 PACKAGES = {
-    "nvidia-ml-py": ("clocks, temperature and throttling beside each burst", "nvidia-ml-py"),
+    "nvidia-ml-py": ("clocks, temperature and throttling for each burst", "nvidia-ml-py"),
     "psutil": ("other processes' share of the machine", "psutil"),
     "plotly": ("`groupbench report`", "'groupbench[report]'"),
 }
-"""Packages that may be missing: what they give, and what pip calls them."""
+"""Optional packages: the feature that each provides, and its name for pip."""
 
 FREE_GIB = 5.0
-"""Compiled kernels, records and the database of some years fit in it."""
+"""Free space to recommend: enough for compiled kernels, records and several years of database."""
 
 SQLITE = (3, 35)
-"""The oldest SQLite that drops columns, as migrations do."""
+"""The oldest SQLite that can drop columns, as migrations do."""
 
 BUSY = 0.5
-"""Load average for each CPU from which others' work shows in latencies of microseconds."""
+"""Load average per CPU above which other processes affect latencies of microseconds."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One fact, and what to do about it: `why` it matters, and the `command` that mends it."""
+class Check:
+    """One fact about the machine, with the reason why it matters and a command that improves it."""
 
     area: str
     name: str
@@ -61,14 +61,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checkup:
-    """device     what would be measured on: cuda or cpu; None where nothing can be
+    """The result of all checks.
+
+    device     device that would be measured on: cuda, cpu, or None if nothing can be measured
     operators  operator -> backends that run here
-    findings   of the machine, in the order in which they are told
+    findings   checks, in the order in which they are printed
     """
 
     device: str | None
     operators: dict[str, tuple[str, ...]]
-    findings: tuple[Finding, ...]
+    findings: tuple[Check, ...]
 
     @property
     def measures(self) -> bool:
@@ -79,150 +81,153 @@ class Checkup:
 
 
 def examine(database: str) -> Checkup:
-    """Look at the machine; takes as long as importing torch, triton and helion."""
+    """Check the machine. This takes as long as importing torch, triton and helion."""
     from groupbench.tracker.doctor.gpu import gpus
 
     inventory, trouble = take_inventory()
     cards = list(gpus())
     findings = [*_software(inventory, trouble, cards), *cards, *_host(), *_storage(database)]
-    operators = {found["operator"]: tuple(found["available"]) for found in inventory.get("operators", ())}
+    operators = {entry["operator"]: tuple(entry["available"]) for entry in inventory.get("operators", ())}
     device = inventory.get("device") if any(operators.values()) else None
     return Checkup(device, operators, (*_operators(inventory), *findings))
 
 
 def take_inventory() -> tuple[dict[str, Any], str | None]:
-    """(what the operators say of this machine, why they say nothing)."""
-    if importlib.util.find_spec("torch") is None:  # looks at the folders alone
+    """Return (the operators' inventory of this machine, None), or ({}, the reason why there is no inventory)."""
+    if importlib.util.find_spec("torch") is None:  # only looks at folders
         return {}, None
     try:
         done = subprocess.run(
             [sys.executable, "-m", MODULE], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        return {}, f"did not answer within {TIMEOUT_S:.0f} s"
+        return {}, f"did not finish within {TIMEOUT_S:.0f} s"
     except OSError as error:
         return {}, str(error.strerror)
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     try:
         return msgspec.json.decode(done.stdout), None
     except msgspec.DecodeError:
-        return {}, f"ended with {done.returncode}: {last}"
+        return {}, f"ended with exit code {done.returncode}: {last}"
 
 
-def _operators(inventory: dict[str, Any]) -> Iterator[Finding]:
-    for found in inventory.get("operators", ()):
-        names = ", ".join(found["available"]) or "none"
-        yield Finding("operators", found["operator"], f"{names} ({found['dtype']})")
-        for backend, reason in found["unavailable"].items():
-            yield Finding("operators", f"{found['operator']} {backend}", f"unavailable: {reason}")
+def _operators(inventory: dict[str, Any]) -> Iterator[Check]:
+    for entry in inventory.get("operators", ()):
+        names = ", ".join(entry["available"]) or "none"
+        yield Check("operators", entry["operator"], f"{names} ({entry['dtype']})")
+        for backend, reason in entry["unavailable"].items():
+            yield Check("operators", f"{entry['operator']} {backend}", f"unavailable: {reason}")
 
 
-def _software(inventory: dict[str, Any], trouble: str | None, cards: list[Finding]) -> Iterator[Finding]:
-    yield Finding("software", "python", f"{platform.python_version()} ({sys.executable})")
-    yield Finding("software", "groupbench", _version("groupbench") or "not installed")
+def _software(inventory: dict[str, Any], trouble: str | None, cards: list[Check]) -> Iterator[Check]:
+    yield Check("software", "python", f"{platform.python_version()} ({sys.executable})")
+    yield Check("software", "groupbench", _version("groupbench") or "not installed")
     if trouble is not None:
         command = f"{sys.executable} -m {MODULE}"
-        yield Finding("software", "operators", "cannot be asked", "broken", trouble, command)
+        yield Check("software", "operators", "cannot be listed", "broken", trouble, command)
     for name in ("torch", "triton", "helion"):
         yield from _package(name, inventory)
     yield _tritonbench(inventory)
     if inventory.get("error"):
-        yield Finding(
+        yield Check(
             "software", "backends", "cannot be listed", "broken", inventory["error"], "tritonbench --list-backends"
         )
     if _has_card(cards) and "packages" in inventory and inventory.get("device") == "cpu":
-        why = "this machine has a GPU, and torch does not see it"
+        why = "this machine has a GPU that torch does not see"
         build = f"built for CUDA {inventory['cuda']}" if inventory.get("cuda") else "built without CUDA"
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            yield Finding(
+            yield Check(
                 "software", "GPU", "hidden", "broken", "CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES"
             )
         elif inventory.get("cuda"):
             check = f"{sys.executable} -c 'import torch; torch.zeros(1).cuda()'"
-            yield Finding("software", "GPU", f"torch is {build}", "broken", f"{why}; it says why", check)
+            yield Check("software", "GPU", f"torch is {build}", "broken", f"{why}; the command shows why", check)
         else:
             command = (
-                "python -m pip install --force-reinstall -c ci/constraints.txt torch    # from an index with CUDA's"
+                "python -m pip install --force-reinstall -c ci/constraints.txt torch    # from an index of CUDA builds"
             )
-            yield Finding("software", "GPU", f"torch is {build}", "broken", why, command)
+            yield Check("software", "GPU", f"torch is {build}", "broken", why, command)
     elif inventory.get("device") == "cpu":
-        text = "torch's backends are timed; Triton's and Helion's are interpreted: results are checked, speed is not"
-        yield Finding("software", "without a GPU", text)
-    for name, (gives, pip) in PACKAGES.items():
+        text = "torch backends are timed; Triton and Helion kernels are interpreted, which checks results but not speed"
+        yield Check("software", "without a GPU", text)
+    for name, (feature, pip) in PACKAGES.items():
         if _version(name) is None:
-            yield Finding("software", name, "missing", "better", f"gives {gives}", f"python -m pip install {pip}")
+            yield Check("software", name, "missing", "better", f"provides {feature}", f"python -m pip install {pip}")
 
 
-def _package(name: str, inventory: dict[str, Any]) -> Iterator[Finding]:
-    """Installed, and can be imported beside the others: versions that do not go together say so then."""
-    found = next((p for p in inventory.get("packages", ()) if p["name"] == name), None)
-    number = found["version"] if found else _version(name)
+def _package(name: str, inventory: dict[str, Any]) -> Iterator[Check]:
+    """Yield whether a package is installed and can be imported together with the others.
+
+    Incompatible versions fail at that import.
+    """
+    entry = next((p for p in inventory.get("packages", ()) if p["name"] == name), None)
+    number = entry["version"] if entry else _version(name)
     pinned = f"python -m pip install -c ci/constraints.txt {name}"
     if number is None:
-        why = "nothing is measured without it" if name == "torch" else f"{name.capitalize()} kernels need it"
-        yield Finding("software", name, "missing", "broken" if name == "torch" else "better", why, pinned)
-    elif found and found.get("error"):
-        why = f"cannot be imported beside the others: {found['error']}"
-        yield Finding("software", name, str(number), "broken", why, f"{pinned} torch triton helion")
+        why = "nothing can be measured without it" if name == "torch" else f"{name.capitalize()} kernels need it"
+        yield Check("software", name, "missing", "broken" if name == "torch" else "better", why, pinned)
+    elif entry and entry.get("error"):
+        why = f"cannot be imported together with the others: {entry['error']}"
+        yield Check("software", name, str(number), "broken", why, f"{pinned} torch triton helion")
     else:
         built = f", CUDA {inventory['cuda']}" if name == "torch" and inventory.get("cuda") else ""
-        yield Finding("software", name, f"{number}{built}")
+        yield Check("software", name, f"{number}{built}")
 
 
-def _tritonbench(inventory: dict[str, Any]) -> Finding:
-    found = next((p for p in inventory.get("packages", ()) if p["name"] == "tritonbench"), None)
-    number = found["version"] if found else _version("tritonbench")
+def _tritonbench(inventory: dict[str, Any]) -> Check:
+    entry = next((p for p in inventory.get("packages", ()) if p["name"] == "tritonbench"), None)
+    number = entry["version"] if entry else _version("tritonbench")
     if number is None:
-        return Finding("software", "tritonbench", "not installed: the built-in host measures")
-    if found and found.get("error"):
+        return Check("software", "tritonbench", "not installed: the built-in host is used")
+    if entry and entry.get("error"):
         command = "python -m pip install -e '.[tritonbench]'    # or: tritonbench --host builtin"
-        return Finding("software", "tritonbench", str(number), "better", found["error"], command)
-    return Finding("software", "tritonbench", str(number))
+        return Check("software", "tritonbench", str(number), "better", entry["error"], command)
+    return Check("software", "tritonbench", str(number))
 
 
-def _has_card(cards: list[Finding]) -> bool:
+def _has_card(cards: list[Check]) -> bool:
     return any(finding.name == "model" for finding in cards)
 
 
-def _host() -> Iterator[Finding]:
-    yield Finding("host", "system", f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs")
+def _host() -> Iterator[Check]:
+    yield Check("host", "system", f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs")
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor is not None and governor != "performance":
-        why = "the CPU's clock follows its load, which moves launch times and everything timed on the CPU"
-        yield Finding("host", "CPU governor", governor, "better", why, "sudo cpupower frequency-set -g performance")
+        why = "the CPU's clock follows its load, which changes launch times and everything timed on the CPU"
+        yield Check("host", "CPU governor", governor, "better", why, "sudo cpupower frequency-set -g performance")
     elif governor is not None:
-        yield Finding("host", "CPU governor", governor)
+        yield Check("host", "CPU governor", governor)
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads == "1":
-        yield Finding("host", "CPU threads", "1: torch's default here, so that no thread waits for another")
+        yield Check("host", "CPU threads", "1: groupbench's default, so that no thread waits for another")
     else:
-        why = "a thread that waits for another on a busy machine takes up to a thousand times as long"
-        yield Finding("host", "CPU threads", threads, "better", why, "unset OMP_NUM_THREADS")
+        why = "on a busy machine, threads that wait for each other take up to a thousand times as long"
+        yield Check("host", "CPU threads", threads, "better", why, "unset OMP_NUM_THREADS")
     text = f"{load:.1f} on {cpus} CPUs"
     if load > BUSY * cpus:
-        why = "others' work shows in launch times and in everything timed on the CPU: wait for it to end"
-        yield Finding("host", "load", text, "better", why, "ps -eo pid,user,pcpu,etime,args --sort=-pcpu | head")
+        why = "other processes slow down launches and everything timed on the CPU: wait until they end"
+        yield Check("host", "load", text, "better", why, "ps -eo pid,user,pcpu,etime,args --sort=-pcpu | head")
     else:
-        yield Finding("host", "load", text)
+        yield Check("host", "load", text)
     if shutil.which(os.environ.get("CC") or "cc") is None and not any(map(shutil.which, ("gcc", "clang"))):
-        why = "Triton compiles a launcher in C for each kernel on a GPU"
-        yield Finding("host", "C compiler", "missing", "better", why, "sudo apt-get install gcc libc6-dev")
+        why = "Triton compiles a C launcher for each kernel on a GPU"
+        yield Check("host", "C compiler", "missing", "better", why, "sudo apt-get install gcc libc6-dev")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        why = "Triton's launchers include it"
-        yield Finding("host", "Python.h", "missing", "better", why, "sudo apt-get install python3-dev")
+        why = "Triton's C launchers include it"
+        yield Check("host", "Python.h", "missing", "better", why, "sudo apt-get install python3-dev")
     if shutil.which("git") is None:
-        why = "a record names its commit, and `ab`, `confirm` and `bisect` check commits out"
-        yield Finding("host", "git", "missing", "better", why, "sudo apt-get install git")
+        why = "records name their commit, and `ab`, `confirm` and `bisect` check out commits"
+        yield Check("host", "git", "missing", "better", why, "sudo apt-get install git")
 
 
-def _storage(database: str) -> Iterator[Finding]:
+def _storage(database: str) -> Iterator[Check]:
     if sqlite3.sqlite_version_info < SQLITE:
-        why = f"{SQLITE[0]}.{SQLITE[1]} or newer is needed"
-        command = "use a newer Python, whose SQLite is newer"
-        yield Finding("storage", "SQLite", sqlite3.sqlite_version, "broken", why, command)
+        why = f"{SQLITE[0]}.{SQLITE[1]} or newer is required"
+        command = "use a newer Python, which includes a newer SQLite"
+        yield Check("storage", "SQLite", sqlite3.sqlite_version, "broken", why, command)
     else:
-        yield Finding("storage", "SQLite", sqlite3.sqlite_version)
+        yield Check("storage", "SQLite", sqlite3.sqlite_version)
     yield _database(database)
     folders = {"temporary files": Path(tempfile.gettempdir()), "compiled kernels": _existing(_triton_cache())}
     if "://" not in database:
@@ -231,37 +236,37 @@ def _storage(database: str) -> Iterator[Finding]:
         free = shutil.disk_usage(folder).free / 2**30
         text = f"{free:.1f} GiB free in {folder}"
         if not os.access(folder, os.W_OK):
-            yield Finding(
-                "storage", name, f"{folder} cannot be written", "broken", "nothing can be put there", f"ls -ld {folder}"
+            yield Check(
+                "storage", name, f"{folder} cannot be written", "broken", "files cannot be stored", f"ls -ld {folder}"
             )
         elif free < FREE_GIB:
-            yield Finding(
+            yield Check(
                 "storage", name, text, "better", f"less than {FREE_GIB:.0f} GiB", f"du -xh {folder} | sort -h | tail"
             )
         else:
-            yield Finding("storage", name, text)
+            yield Check("storage", name, text)
 
 
-def _database(location: str) -> Finding:
+def _database(location: str) -> Check:
     from groupbench.tracker.errors import StoreError
     from groupbench.tracker.store import engine
 
     shown = location if "://" not in location else location.partition("://")[0]
     if "://" not in location and not Path(location).exists():
-        return Finding("storage", "database", f"{shown}: none yet; `groupbench ingest FILE` makes one")
+        return Check("storage", "database", f"{shown}: does not exist yet; `groupbench ingest FILE` creates it")
     try:
         revision = engine.revision_of(location)
     except StoreError as error:
-        return Finding("storage", "database", shown, "broken", error.message, "groupbench verify")
+        return Check("storage", "database", shown, "broken", error.message, "groupbench verify")
     if revision == engine.HEAD:
-        return Finding("storage", "database", f"{shown}: revision {revision}, the newest")
+        return Check("storage", "database", f"{shown}: revision {revision}, the newest")
     if revision is None:
-        return Finding("storage", "database", f"{shown}: empty; `groupbench ingest FILE` makes its tables")
+        return Check("storage", "database", f"{shown}: empty; `groupbench ingest FILE` creates its tables")
     if revision in engine.REVISIONS:
-        why = f"of an older groupbench; the next command migrates it to {engine.HEAD}, and leaves a copy of a file"
-        return Finding("storage", "database", f"{shown}: revision {revision}", "better", why, "groupbench runs")
-    why = "of a newer groupbench than this one"
-    return Finding("storage", "database", f"{shown}: revision {revision}", "broken", why, "git pull, and install again")
+        why = f"written by an older groupbench; the next command migrates it to {engine.HEAD}, and copies a file first"
+        return Check("storage", "database", f"{shown}: revision {revision}", "better", why, "groupbench runs")
+    why = "written by a newer groupbench than this one"
+    return Check("storage", "database", f"{shown}: revision {revision}", "broken", why, "git pull, and install again")
 
 
 def _triton_cache() -> Path:
@@ -269,7 +274,7 @@ def _triton_cache() -> Path:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 

@@ -1,12 +1,13 @@
-"""Files of other benchmarks' results, read as records. One module a format, each with two functions:
+"""Read files of other benchmarks as records. Each format is a module with two functions:
 
-    recognise(head, path)   whether a file that begins like this is of the format; a folder has an empty head
-    read(path, options)     its records, and what no record can hold; raises FormatError, which names the line or key
+    recognise(head, path)   return whether a file that begins with `head` has this format; a folder has an empty head
+    read(path, options)     yield its records, and a LeftOut for each result that no record can hold;
+                            raise FormatError, which names the line or key
 
-`common.Reader` has what they share: a format says where a run, an environment and the results are in its file.
+They share `common.Reader`: a format tells it where a run, an environment and the results are in its file.
 
-What a file does not say (commit, date, hardware) comes from `Options`. Nothing is invented: a file that needs a fact
-that neither has is refused, and text where a number belongs, an empty cell or a zero becomes a status.
+Facts that a file lacks (commit, date, hardware) come from `Options`. Nothing is invented: if a required fact is missing
+from both, the file is refused. Text instead of a number, an empty cell or a zero becomes a status.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from groupbench.tracker.record import Record
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 
 HEAD = 64 * 1024
-"""Bytes that a format is recognised by."""
+"""Bytes at the start of a file by which its format is recognised."""
 
 
 class Format(Protocol):
@@ -47,38 +48,38 @@ FORMATS = {
     "tritonbench-csv": "tritonbench_csv",
     "csv": "plain_csv",
 }
-"""Name on the command line: module here. Asked in this order; plain CSV, which anything may be, comes last."""
+"""Name on the command line: module here. They are tried in this order; plain CSV, which matches most, comes last."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file held."""
+    """The content of a file."""
 
-    title: str  # of its format
+    title: str  # of the file's format
     records: tuple[Record, ...]
     left_out: tuple[LeftOut, ...] = ()
 
     @property
     def losses(self) -> str:
-        """What was left out, by reason and name: "4 of unit bytes (peakmem_sum), 1 without a time (BM_Sort)"."""
+        """The results left out, by reason and name: "4 of unit bytes (peakmem_sum), 1 without a time (BM_Sort)"."""
         counts = Counter(one.reason for one in self.left_out)
         names = {reason: {one.name: None for one in self.left_out if one.reason == reason} for reason in counts}
         return ", ".join(f"{count} {reason} ({', '.join(names[reason])})" for reason, count in counts.items())
 
 
 def load(path: Path, format_name: str | None = None, options: Options = Options()) -> Loaded:  # noqa: B008
-    """Return the records of a file. Raises IngestError with one line: nothing of the file is to be used then."""
+    """Return the records of a file. Raises IngestError, with a one-line message, if any part of it is invalid."""
     try:
         form = _find(path, format_name, options)
         results = tuple(form.read(path, options))
         records = tuple(result for result in results if isinstance(result, Record))
         loaded = Loaded(form.TITLE, records, tuple(result for result in results if isinstance(result, LeftOut)))
         if not records:
-            raise FormatError(f"holds no result{f'; left out: {loaded.losses}' if results else ''}")
+            raise FormatError(f"contains no results{f'; left out: {loaded.losses}' if results else ''}")
         _check(records)
     except FormatError as error:
         raise IngestError(f"{path}: {error.message}") from error
-    except (OSError, ValueError, OverflowError) as error:  # a text that is no Unicode, a number too long
+    except (OSError, ValueError, OverflowError) as error:  # text that is not Unicode, a number that is too long
         raise IngestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except RecursionError as error:
         raise IngestError(f"{path}: is nested too deeply") from error
@@ -98,15 +99,15 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
             head = file.read(HEAD)
         if not head.strip():
             raise FormatError("is empty")
-    for known in FORMATS:
-        form = _module(known)
+    for candidate in FORMATS:
+        form = _module(candidate)
         if form.recognise(head, path):
             return form
-    how = f"name it by --format ({', '.join(FORMATS)})"
+    advice = f"name it with --format ({', '.join(FORMATS)})"
     if _looks_like_csv(head, path):
         columns = head.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-        how = f"map the columns of a CSV by --map latency_ms=COLUMN,operator=COLUMN,... (its header is {columns[:200]})"
-    raise FormatError(f"is of no known format; {how}")
+        advice = f"map a CSV's columns with --map latency_ms=COLUMN,operator=COLUMN,... (its header is {columns[:200]})"
+    raise FormatError(f"has no known format; {advice}")
 
 
 def _looks_like_csv(head: bytes, path: Path) -> bool:
@@ -120,7 +121,7 @@ def _module(name: str) -> Format:
 
 
 def _check(records: tuple[Record, ...]) -> None:
-    """Raise FormatError where the store would refuse a record, or two contradict each other."""
+    """Check that the store accepts every record and no two contradict each other. Raises FormatError."""
     from groupbench.tracker.identity import series_identity
     from groupbench.tracker.record import RecordError, decode, encode
     from groupbench.tracker.store.checked import unstorable
@@ -129,14 +130,14 @@ def _check(records: tuple[Record, ...]) -> None:
     seen: dict[tuple[str, str], object] = {}
     for number, record in enumerate(records, 1):
         cell = record.cell
-        named = f"result {number} ({cell.operator} {cell.backend} {cell.shape})"
+        where = f"result {number} ({cell.operator} {cell.backend} {cell.shape})"
         try:
             decode(encode(record))
         except RecordError as error:
-            raise FormatError(f"{named}: {error}") from error
+            raise FormatError(f"{where}: {error}") from error
         problem = unstorable(record)
         if problem:
-            raise FormatError(f"{named}: {problem}")
+            raise FormatError(f"{where}: {problem}")
         content = content_of(record)
         if seen.setdefault((record.run.id, series_identity(record)), content) != content:
-            raise FormatError(f"{named}: contradicts an earlier result of the same run and series")
+            raise FormatError(f"{where}: contradicts an earlier result of the same run and series")

@@ -1,9 +1,9 @@
-"""airspeed velocity's results, version 2: the folder (`benchmarks.json`, a folder a machine, a file a commit and
-environment), or one such file.
+"""Read airspeed velocity's results, version 2: the results folder, or one of its files.
 
-A benchmark is an operator, its parameters are the shape, the environment's name is the backend: asv runs the same
-commit in several beside each other. Only times are read (`time_…`, unit seconds); other units (`peakmem_…`, `track_…`)
-are left out and counted, as is a result of another version of the benchmark than `benchmarks.json` knows. null is a
+The folder has `benchmarks.json`, a folder for each machine, and in it a file for each commit and environment. A
+benchmark becomes an operator, its parameters the shape, and the environment's name the backend, since asv runs one
+commit in several environments. Only times are read (`time_…`, in seconds). Other units (`peakmem_…`, `track_…`) are
+left out and counted, as are results of another version of a benchmark than the one in `benchmarks.json`. null is a
 failure, NaN a skipped benchmark.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader
 from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
 from groupbench.tracker.record import Environment, Record, Run
 
@@ -26,10 +26,10 @@ TITLE = "asv results"
 MOST_COMBINATIONS = 1_000_000
 
 _UNITS = {"mem": "bytes", "peakmem": "bytes"}
-"""Units that follow from the start of a benchmark's name, where `benchmarks.json` is missing."""
+"""Units by the prefix of a benchmark's name, for results without `benchmarks.json`."""
 
 
-class Results(msgspec.Struct):
+class AsvResults(msgspec.Struct):
     commit_hash: str
     env_name: str
     date: float  # the commit's, in ms
@@ -42,8 +42,8 @@ class Results(msgspec.Struct):
     env_vars: dict[str, Any] = {}
 
 
-class Known(msgspec.Struct):
-    """What benchmarks.json says of one."""
+class AsvBenchmark(msgspec.Struct):
+    """The entry of a benchmark in benchmarks.json."""
 
     param_names: list[str] = []
     type: str | None = None
@@ -51,7 +51,7 @@ class Known(msgspec.Struct):
     version: str | None = None
 
 
-class Columns(msgspec.Struct):
+class AsvColumns(msgspec.Struct):
     """One benchmark's results, by column; a list has an item for each combination of parameters."""
 
     result: list[Any] | None = None
@@ -71,43 +71,43 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     if not path.is_dir():
         folder = path.parent.parent if (path.parent.parent / "benchmarks.json").is_file() else None
-        yield from _Reader(read_bytes(path), options, _benchmarks(folder)).records()
+        yield from _AsvReader(read_bytes(path), options, _benchmarks(folder)).records()
         return
     benchmarks = _benchmarks(path)
     files = [file for file in sorted(path.glob("*/*.json")) if file.name != "machine.json"]
     if not files:
-        raise FormatError("no MACHINE/COMMIT-ENVIRONMENT.json in it")
+        raise FormatError("contains no MACHINE/COMMIT-ENVIRONMENT.json")
     for file in files:
         try:
-            yield from _Reader(read_bytes(file), options, benchmarks).records()
+            yield from _AsvReader(read_bytes(file), options, benchmarks).records()
         except FormatError as error:
             raise FormatError(f"{file.relative_to(path)}: {error.message}") from error
 
 
-def _benchmarks(folder: Path | None) -> dict[str, Known] | None:
+def _benchmarks(folder: Path | None) -> dict[str, AsvBenchmark] | None:
     if folder is None:
         return None
     try:
         content = convert(load_json((folder / "benchmarks.json").read_bytes()), dict[str, Any])
-        return {name: convert(value, Known, name) for name, value in content.items() if name != "version"}
+        return {name: convert(value, AsvBenchmark, name) for name, value in content.items() if name != "version"}
     except FormatError as error:
         raise FormatError(f"benchmarks.json: {error.message}") from error
     except OSError as error:
         raise FormatError(f"benchmarks.json: {error.strerror}") from error
 
 
-class _Reader(Reader):
+class _AsvReader(Reader):
     name = "asv"
     timing = "cpu"
 
-    def __init__(self, data: bytes, options: Options, benchmarks: dict[str, Known] | None) -> None:
+    def __init__(self, data: bytes, options: Options, benchmarks: dict[str, AsvBenchmark] | None) -> None:
         super().__init__(data, options)
-        self.results = results = convert(load_json(data), Results)
+        self.results = results = convert(load_json(data), AsvResults)
         if results.version != 2:
-            raise FormatError(f"version {results.version} of asv's results; version 2 is known")
-        self.known = benchmarks
+            raise FormatError(f"has version {results.version} of asv's results; only version 2 is supported")
+        self.benchmarks = benchmarks
         self.columns = {
-            name: convert(dict(zip(results.result_columns, row, strict=False)), Columns, f"results.{name}")
+            name: convert(dict(zip(results.result_columns, row, strict=False)), AsvColumns, f"results.{name}")
             for name, row in results.results.items()
             if row is not None
         }
@@ -135,9 +135,9 @@ class _Reader(Reader):
             settings=settings,
         )
 
-    def cells(self) -> Iterator[Result | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
         for name, table in self.columns.items():
-            unit, facts = self._other_unit(name), (self.known or {}).get(name) or Known()
+            unit, facts = self._other_unit(name), (self.benchmarks or {}).get(name) or AsvBenchmark()
             outdated = table.version is not None and facts.version not in (None, table.version)
             if unit is not None or outdated:
                 reason = f"of unit {unit}" if unit else "of another version of the benchmark"
@@ -146,15 +146,15 @@ class _Reader(Reader):
                 yield from self._combinations(name, table, facts)
 
     def _other_unit(self, name: str) -> str | None:
-        """Return the unit of a benchmark that does not measure seconds; None of one that does."""
-        facts = (self.known or {}).get(name)
+        """Return the unit of a benchmark, or None if it measures seconds."""
+        facts = (self.benchmarks or {}).get(name)
         if facts is not None and facts.type is not None:
             seconds = facts.type == "time" and facts.unit in (None, "seconds")
             return None if seconds else facts.unit or facts.type
         prefix, _, rest = name.rsplit(".", 1)[-1].partition("_")
         return None if rest and prefix in ("time", "timeraw") else _UNITS.get(prefix, "unknown")
 
-    def _combinations(self, name: str, table: Columns, facts: Known) -> Iterator[Result]:
+    def _combinations(self, name: str, table: AsvColumns, facts: AsvBenchmark) -> Iterator[ImportedResult]:
         """Yield the result of each combination of a benchmark's parameters."""
         number = math.prod(len(values) for values in table.params)
         if number > MOST_COMBINATIONS:
@@ -169,20 +169,22 @@ class _Reader(Reader):
             seconds = number_of(values[place])
             duration = table.duration
             if seconds is None:
-                yield Result(cell, status="error", message="asv: the benchmark failed", duration_s=duration)
+                yield ImportedResult(cell, status="error", message="asv: the benchmark failed", duration_s=duration)
             elif math.isnan(seconds):
-                yield Result(cell, status="skipped", message="asv: the benchmark was skipped", duration_s=duration)
+                yield ImportedResult(
+                    cell, status="skipped", message="asv: the benchmark was skipped", duration_s=duration
+                )
             else:
-                yield Result(cell, [_burst(name, table, place, seconds)], duration_s=duration)
+                yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=duration)
 
 
-def _burst(name: str, table: Columns, place: int, seconds: float) -> list[float]:
-    """Return the samples of one result in ms, or its median alone where asv kept none."""
+def _burst(name: str, table: AsvColumns, place: int, seconds: float) -> list[float]:
+    """Return the samples of one result in ms, or only its median if asv kept no samples."""
     samples = table.samples[place] if table.samples and place < len(table.samples) else None
     burst = []
     for sample in samples if isinstance(samples, list) else ():
         number = number_of(sample)
         if number is None:
-            raise FormatError(f"results.{name}: a sample is no number")
+            raise FormatError(f"results.{name}: a sample is not a number")
         burst.append(number * 1e3)
     return burst or [seconds * 1e3]

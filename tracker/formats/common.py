@@ -1,4 +1,4 @@
-"""What all formats share: the options of an import, a reader's loop, and how a result becomes a record."""
+"""The part that all formats share: import options, the reader's loop, and turning a result into a record."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from groupbench.tracker.record import (
 )
 
 SHORTEST_HASH = 7
-"""Digits from which the start of a hash names a commit."""
+"""Fewest digits of a hash's start that identify a commit."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says of a file. It completes what the file leaves out, and wins where both say something."""
+    """The user's facts about a file. They complete the file's own, and win if both give a value."""
 
     commit: str | None = None
     branch: str | None = None
@@ -45,18 +45,18 @@ class Options:
     mode: str | None = None
     dtype: str | None = None
     plan: str | None = None
-    commit_of: str = "tritonbench"  # which of a file's dependencies is what is tracked
+    commit_of: str = "tritonbench"  # the dependency of a TritonBench file that is tracked
     unit: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)  # field of the record: column
-    device: Literal["cuda", "cpu"] | None = None  # where neither the file nor `gpu` or `cpu` names one
+    device: Literal["cuda", "cpu"] | None = None  # used if neither the file nor `gpu` or `cpu` names one
 
     def key(self) -> list[Any]:
-        """Return the options as part of a run's id: the same file with other options is another run."""
-        values = astuple(replace(self, device=None))[:-1]  # files that need a device came later than the ids
+        """Return the options as part of a run's id: the same file with different options is another run."""
+        values = astuple(replace(self, device=None))[:-1]  # `device` is newer than the ids, which must not change
         return [dict(value) if isinstance(value, Mapping) else value for value in values]
 
     def beyond(self, commit: str | None, branch: str | None, date: datetime | None) -> Options:
-        """Return the options without those that only repeat what the file says itself."""
+        """Return the options without those that only repeat the file's own facts."""
         start = self.commit or ""
         same_commit = len(start) >= SHORTEST_HASH and (commit or "").startswith(start)
         return replace(
@@ -68,8 +68,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One result of a file: a cell, and what became of it."""
+class ImportedResult:
+    """One result of a file: a cell, its samples and its status."""
 
     cell: Cell
     bursts_ms: Sequence[Sequence[float]] = ()
@@ -78,50 +78,49 @@ class Result:
     accuracy: Accuracy | None = None
     baseline: bool = False
     duration_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)  # further ones by name
+    metrics: Mapping[str, float] = field(default_factory=dict)  # other metrics, by name
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """A result of a file that no record can hold."""
 
-    reason: str  # follows a number: "of unit bytes"
+    reason: str  # printed after a count: "of unit bytes"
     name: str  # of the benchmark or metric
 
 
 class Reader(ABC):
-    """One run of a file.
+    """Reads one run of a file.
 
-    A format derives from it and gives three methods: `run`, `environment` and `cells`. The options, the loop and the
-    statuses are here.
+    A format's subclass implements `run`, `environment` and `cells`. The base class handles options and statuses.
     """
 
     name: ClassVar[str]
     """The format's name in run ids, and the default host and protocol of its cells."""
 
     timing: ClassVar[Timing | None] = None
-    """The clock of the latencies. None: the device's own."""
+    """The clock of the latencies; None for the device's own."""
 
     dtype: ClassVar[str] = "-"
-    """The dtype of cells for which neither file nor user names one."""
+    """The dtype of cells for which neither the file nor the user names one."""
 
     def __init__(self, data: bytes, options: Options) -> None:
         self.data, self.options = data, options
 
     @abstractmethod
     def run(self) -> Run:
-        """Return the run; raise FormatError where neither file nor options name a commit and a date."""
+        """Return the run. Raises FormatError if neither file nor options name a commit and a date."""
 
     @abstractmethod
     def environment(self) -> Environment:
-        """Return where the run was measured."""
+        """Return the environment in which the run was measured."""
 
     @abstractmethod
-    def cells(self) -> Iterator[Result | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
         """Yield the results in the file's order."""
 
     def records(self) -> Iterator[Record | LeftOut]:
-        """Yield the results as records; raise FormatError, which names the line or the key."""
+        """Yield the results as records. Raises FormatError, which names the line or the key."""
         run, environment = self.run(), self.environment()
         timing = self.timing or ("gpu" if environment.device == "cuda" else "cpu")
         for result in self.cells():
@@ -140,7 +139,7 @@ class Reader(ABC):
         dims: Mapping[str, int] | None = None,
         facts: Mapping[str, int | None] | None = None,  # seed, flops, min_bytes
     ) -> Cell:
-        """Return a cell as the file names it, with what the options name instead."""
+        """Return a cell with the file's names, or those of the options if they name something else."""
         options, shape = self.options, shape or "-"
         return Cell(
             operator=options.operator or operator or "-",
@@ -155,9 +154,9 @@ class Reader(ABC):
         )
 
     def own_date(self, text: str | None, where: str) -> datetime | None:
-        """Return the file's date, or None where there is none or the user names another one.
+        """Return the file's date, or None if it is missing or the user names another one.
 
-        Raises FormatError for text that is no date, unless the user names one.
+        Raises FormatError for text that is not a date, unless the user names one.
         """
         try:
             date = from_iso(text, where) if text else None
@@ -179,10 +178,12 @@ class Reader(ABC):
         part: str | None = None,
         options: Options | None = None,
     ) -> Run:
-        """Return the run from what the file says.
+        """Return the run from the file's facts. Raises FormatError if the commit or the date is missing.
 
-        Its id is a hash of the content and the options, so that a second import finds it known. `part` tells apart
-        runs of one file that share commit and date. `options` replaces those of the reader.
+        part     distinguishes runs of one file that share commit and date
+        options  used instead of the reader's
+
+        The run's id is a hash of the content and the options, so that a second import adds nothing.
         """
         options = options or self.options.beyond(commit, branch, date)
         hash_ = options.commit or commit
@@ -190,7 +191,7 @@ class Reader(ABC):
         if not hash_:
             raise FormatError("names no commit; give --commit HASH")
         if started is None:
-            raise FormatError("holds no date; give --date 2026-01-31T12:00")
+            raise FormatError("contains no date; give --date 2026-01-31T12:00")
         content = [self.name, hashlib.sha256(self.data).hexdigest(), options.key(), commit, date]
         content += [] if part is None else [part]
         id_ = hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
@@ -209,11 +210,11 @@ class Reader(ABC):
         )
 
     def make_environment(self, *, device: Literal["cuda", "cpu"] | None, **facts: Any) -> Environment:
-        """Return where it ran. A device that the user names wins over `device`, the file's.
+        """Return the environment. A device that the user names wins over `device`, the file's.
 
-        Raises FormatError where neither names one.
+        Raises FormatError if neither names one.
         """
-        known = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
+        values = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
         options = self.options
         if options.gpu:
             device = "cuda"
@@ -221,18 +222,18 @@ class Reader(ABC):
             device = "cpu"
         device = device or options.device
         if device is None:
-            raise FormatError("does not say on which device it was measured; give --gpu NAME or --cpu NAME")
-        known |= {name: value for name in ("gpu", "cpu") if (value := getattr(options, name))}
-        return Environment(device=device, **known)
+            raise FormatError("does not name the device it was measured on; give --gpu NAME or --cpu NAME")
+        values |= {name: value for name in ("gpu", "cpu") if (value := getattr(options, name))}
+        return Environment(device=device, **values)
 
 
 def read_runs(readers: Iterable[Reader]) -> Iterator[Record | LeftOut]:
-    """Yield the results of several runs, one run after the other."""
+    """Yield the results of several runs, one run after another."""
     for reader in readers:
         yield from reader.records()
 
 
-def make_record(run: Run, environment: Environment, result: Result, timing: Timing) -> Record:
+def make_record(run: Run, environment: Environment, result: ImportedResult, timing: Timing) -> Record:
     """Return a result as a record. A sample that is not a positive number makes it an error, never a latency."""
     status, message, latency = result.status, result.message, None
     if status in ("ok", "wrong"):

@@ -1,7 +1,7 @@
-"""Google Benchmark's `--benchmark_out_format=json`.
+"""Read files of Google Benchmark's `--benchmark_out_format=json`.
 
 `BM_Gemm/64/N:1024/threads:8` is operator `BM_Gemm` with shape `64,N=1024,threads=8`. Each repetition is a burst of one
-sample, its real time; of a file that holds aggregates alone, the median (or else the mean) is one. Errors and skipped
+sample, its real time. If a file has only aggregates, the median is the sample, or else the mean. Errors and skipped
 benchmarks become a status. `bytes_per_second` becomes the cell's `min_bytes`: the bytes that one iteration moves.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -29,17 +29,17 @@ from groupbench.tracker.record import Environment, Record, Run, Status
 TITLE = "Google Benchmark JSON"
 
 _COMMIT_KEYS = ("commit", "git_commit", "commit_hash", "git_sha", "gitrev", "git_revision", "revision")
-"""What people call it in `--benchmark_context=KEY=VALUE`."""
+"""Common keys for the commit in `--benchmark_context=KEY=VALUE`."""
 
 
-class Context(msgspec.Struct):
+class GoogleContext(msgspec.Struct):
     date: str | None = None
     host_name: str | None = None
     executable: str | None = None
     num_cpus: int | None = None
 
 
-class Benchmark(msgspec.Struct):
+class GoogleBenchmark(msgspec.Struct):
     name: str
     run_name: str | None = None
     run_type: str = "iteration"
@@ -54,13 +54,13 @@ class Benchmark(msgspec.Struct):
     skip_message: str | None = None
 
 
-class Document(msgspec.Struct):
+class GoogleDocument(msgspec.Struct):
     context: dict[str, Any]
-    benchmarks: list[Benchmark]
+    benchmarks: list[GoogleBenchmark]
 
 
-Members = list[tuple[int, Benchmark]]
-"""Entries of one benchmark, with their places in the file."""
+Members = list[tuple[int, GoogleBenchmark]]
+"""Entries of one benchmark, with their positions in the file."""
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -69,17 +69,17 @@ def recognise(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
-    return read_runs([_Reader(read_bytes(path), options)])
+    return read_runs([_GoogleReader(read_bytes(path), options)])
 
 
-class _Reader(Reader):
+class _GoogleReader(Reader):
     name = "google-benchmark"
     timing = "cpu"
 
     def __init__(self, data: bytes, options: Options) -> None:
         super().__init__(data, options)
-        self.document = convert(load_json(data), Document)
-        self.context = convert(self.document.context, Context, "context")
+        self.document = convert(load_json(data), GoogleDocument)
+        self.context = convert(self.document.context, GoogleContext, "context")
 
     def run(self) -> Run:
         facts = self.document.context
@@ -92,7 +92,7 @@ class _Reader(Reader):
             device="cpu", host=context.host_name, cpu_count=context.num_cpus, cpu=context.host_name
         )
 
-    def cells(self) -> Iterator[Result | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
         groups: dict[str, Members] = {}
         for place, benchmark in enumerate(self.document.benchmarks):
             groups.setdefault(benchmark.run_name or benchmark.name, []).append((place, benchmark))
@@ -103,14 +103,14 @@ class _Reader(Reader):
             timed = [] if failure else _timed(members)
             cell = self.cell(operator, program, shape, facts={"min_bytes": _bytes_moved(name, timed)})
             if failure:
-                yield Result(cell, status=failure[0], message=failure[1])
+                yield ImportedResult(cell, status=failure[0], message=failure[1])
             elif timed:
-                yield Result(cell, [[_milliseconds(place, one)] for place, one in timed])
+                yield ImportedResult(cell, [[_milliseconds(place, one)] for place, one in timed])
             else:
                 yield LeftOut("without a time", name)
 
 
-def _failure(benchmark: Benchmark) -> tuple[Status, str]:
+def _failure(benchmark: GoogleBenchmark) -> tuple[Status, str]:
     """Return the status and message of a benchmark that reports an error or was skipped."""
     text = benchmark.error_message or benchmark.skip_message or ("skipped" if benchmark.skipped else "error")
     if benchmark.skipped:
@@ -121,7 +121,7 @@ def _failure(benchmark: Benchmark) -> tuple[Status, str]:
 
 
 def _timed(members: Members) -> Members:
-    """Return the entries whose times are the result; none where the group is no time (a fitted complexity)."""
+    """Return the entries whose times are the result; none for a group without times, such as a fitted complexity."""
     for kind in ("iteration", "median", "mean"):
         chosen = [member for member in members if kind in (member[1].aggregate_name or member[1].run_type,)]
         if chosen:
@@ -129,9 +129,9 @@ def _timed(members: Members) -> Members:
     return []
 
 
-def _milliseconds(place: int, benchmark: Benchmark) -> float:
+def _milliseconds(place: int, benchmark: GoogleBenchmark) -> float:
     if benchmark.time_unit not in UNITS:
-        raise FormatError(f"benchmarks[{place}].time_unit: {benchmark.time_unit!r} is no unit of time")
+        raise FormatError(f"benchmarks[{place}].time_unit: {benchmark.time_unit!r} is not a unit of time")
     if benchmark.real_time is None:
         raise FormatError(f"benchmarks[{place}]: no real_time")
     return benchmark.real_time * UNITS[benchmark.time_unit]
@@ -140,7 +140,7 @@ def _milliseconds(place: int, benchmark: Benchmark) -> float:
 def _bytes_moved(name: str, timed: Members) -> int | None:
     """Return the bytes of one iteration.
 
-    Google Benchmark divides by the CPU time unless the benchmark measures by the wall clock, which its name says then.
+    Google Benchmark divides by the CPU time, or by the wall-clock time if the benchmark's name asks for it.
     """
     by_wall_clock = re.search(r"/(real|manual)_time\b", name) is not None
     moved = []
@@ -153,7 +153,7 @@ def _bytes_moved(name: str, timed: Members) -> int | None:
 
 
 def _named(name: str) -> tuple[str, str]:
-    """Return (operator, shape). A slash inside of `<…>` belongs to the operator."""
+    """Return (operator, shape). A slash inside `<…>` belongs to the operator."""
     depth, parts = 0, [""]
     for char in name:
         depth += {"<": 1, ">": -1}.get(char, 0)

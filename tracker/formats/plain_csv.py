@@ -1,8 +1,8 @@
-"""Any CSV with a header, told which column is what: `--map latency_ms=time,operator=op,M=rows --unit us`.
+"""Read any CSV with a header and a mapping of its columns: `--map latency_ms=time,operator=op,M=rows --unit us`.
 
-A field of the record that no column is mapped to takes the column of its own name, if there is one, or what an
-option says of the whole file. Names that are no field are sizes: they become dims, and, where no column is the
-shape, its text. Rows of one cell and run are its bursts. A cell of the latency's column that is no number is a status.
+A field of the record without a mapping takes the column of the same name, or the option for the whole file. Other
+names are sizes: they become dims and, if no column is the shape, also its text. The rows of one cell and run are its
+bursts. Text instead of a latency becomes a status.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -37,7 +37,7 @@ FIELDS = (
 
 
 def fields() -> tuple[str, ...]:
-    """Return the names that no size of a problem may have: fields of a record, and metrics that it carries."""
+    """Return the names that no size may have: the fields of a record, and the metrics that it carries by name."""
     return (*FIELDS, *(metric.name for metric in carried()))
 
 
@@ -45,7 +45,7 @@ _WHOLE = ("seed", "flops", "min_bytes")
 
 
 def recognise(head: bytes, path: Path) -> bool:
-    """Only where the header names our own fields: without a mapping nothing else can be known."""
+    """Return whether the header has groupbench's field names; any other CSV needs a mapping."""
     first = head.split(b"\n", 1)[0].decode("utf-8", "replace")
     names = {name.strip().strip('"') for name in first.split(_delimiter(first))}
     return {"latency_ms", "operator"} <= names
@@ -56,8 +56,8 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     header, table = _table(data)
     columns = _columns(header, options)
     if options.unit is not None and options.unit not in UNITS:
-        raise FormatError(f"--unit {options.unit} is none of {', '.join(UNITS)}")
-    readers: dict[tuple[Any, ...], _Reader] = {}
+        raise FormatError(f"--unit {options.unit} is not one of {', '.join(UNITS)}")
+    readers: dict[tuple[Any, ...], _CsvReader] = {}
     for number, cells in table:
         if len(cells) != len(header):
             raise FormatError(f"line {number}: {len(cells)} cells for {len(header)} columns")
@@ -65,7 +65,7 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
         try:
             facts = _RunFacts.of(row, options)
             if facts.key not in readers:
-                readers[facts.key] = _Reader(data, number, facts)
+                readers[facts.key] = _CsvReader(data, number, facts)
             readers[facts.key].add(number, row)
         except FormatError as error:
             raise FormatError(f"line {number}: {error.message}") from error
@@ -74,20 +74,20 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
 
 @dataclass(frozen=True)
 class _RunFacts:
-    """What tells the runs of a file apart."""
+    """The fields that identify a run within a file."""
 
     commit: str | None
     date: datetime | None
     branch: str | None
-    options: Options  # with the row's hardware, without what the row says itself
+    options: Options  # with the row's hardware, and without values that only repeat the row's
 
     @classmethod
     def of(cls, row: dict[str, str], options: Options) -> _RunFacts:
         commit, branch = row.get("commit") or None, row.get("branch") or None
         date = from_iso(row["date"], "date") if row.get("date") and options.date is None else None
         gpu, cpu = options.gpu or row.get("gpu") or None, options.cpu or row.get("cpu") or None
-        own = replace(options.beyond(commit, branch, date), gpu=gpu, cpu=cpu)
-        return cls(own.commit or commit, own.date or date, branch, own)
+        remaining = replace(options.beyond(commit, branch, date), gpu=gpu, cpu=cpu)
+        return cls(remaining.commit or commit, remaining.date or date, branch, remaining)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -101,11 +101,11 @@ class _Lines:
     number: int  # of the first line
     row: dict[str, str]  # the first
     cell: Cell
-    latencies: list[str] = field(default_factory=list)  # as text, one a line
+    latencies: list[str] = field(default_factory=list)  # as text, one per line
 
 
-class _Reader(Reader):
-    """The rows of one run."""
+class _CsvReader(Reader):
+    """Reads the rows of one run."""
 
     name = "csv"
 
@@ -144,29 +144,29 @@ class _Reader(Reader):
     def environment(self) -> Environment:
         return self.make_environment(device="cpu")
 
-    def cells(self) -> Iterator[Result]:
+    def cells(self) -> Iterator[ImportedResult]:
         scale = UNITS[self.options.unit or "ms"]
         for lines in self.groups.values():
             yield _result(lines, scale)
 
 
-def _result(lines: _Lines, scale: float) -> Result:
+def _result(lines: _Lines, scale: float) -> ImportedResult:
     """Return the result of one cell; each line is a burst."""
     row, cell, accuracy = lines.row, lines.cell, _accuracy(lines.row, lines.number)
     status = row.get("status") or "ok"
     if status not in STATUSES:
-        raise FormatError(f"line {lines.number}: status {status!r} is none of {', '.join(STATUSES)}")
+        raise FormatError(f"line {lines.number}: status {status!r} is not one of {', '.join(STATUSES)}")
     bursts = []
     if status in ("ok", "wrong"):
         for text in lines.latencies:
             ms = number_of(text)
             if ms is None:
                 failed, message = status_of(text)
-                return Result(cell, status=failed, message=message, accuracy=accuracy)
+                return ImportedResult(cell, status=failed, message=message, accuracy=accuracy)
             bursts.append([ms * scale])
     reason = None if status == "ok" else row.get("message") or f"it was {status}"
     metrics = _metrics(lines.row, lines.number)
-    return Result(cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
+    return ImportedResult(cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
 
 
 def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -183,17 +183,17 @@ def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def _columns(header: list[str], options: Options) -> dict[str, int]:
-    """Place of the column of each field."""
+    """Return the position of each field's column. Raises FormatError if a mapped column or the latency is missing."""
     columns: dict[str, int] = {}
     for name, column in options.mapping.items():
         if column not in header:
-            raise FormatError(f"no column {column!r}; its columns are {', '.join(header)}")
+            raise FormatError(f"no column {column!r}; columns: {', '.join(header)}")
         columns[name] = header.index(column)
     for name in fields():
         if name not in columns and name in header:
             columns[name] = header.index(name)
     if "latency_ms" not in columns:
-        raise FormatError(f"no column for the latency; give --map latency_ms=COLUMN, of {', '.join(header)}")
+        raise FormatError(f"no column for the latency; give --map latency_ms=COLUMN, one of {', '.join(header)}")
     return columns
 
 
@@ -203,18 +203,18 @@ def _accuracy(row: dict[str, str], line: int) -> Accuracy | None:
 
 
 def _metrics(row: dict[str, str], line: int) -> dict[str, float]:
-    found = _numbers(row, line, [metric.name for metric in carried()])
-    return {name: value for name, value in found.items() if value is not None}
+    values = _numbers(row, line, [metric.name for metric in carried()])
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _numbers(row: dict[str, str], line: int, names: Sequence[str]) -> dict[str, float | None]:
-    """Return the numbers of columns that hold one, None where it is not finite. Raises FormatError."""
+    """Return the numbers in these columns, None for one that is not finite. Raises FormatError for text."""
     values: dict[str, float | None] = {}
     for name in names:
         if row.get(name):
             number = number_of(row[name])
             if number is None:
-                raise FormatError(f"line {line}: {name} {row[name]!r} is no number")
+                raise FormatError(f"line {line}: {name} {row[name]!r} is not a number")
             values[name] = number if math.isfinite(number) else None
     return values
 
@@ -222,7 +222,7 @@ def _numbers(row: dict[str, str], line: int, names: Sequence[str]) -> dict[str, 
 def _whole(name: str, text: str) -> int:
     number = number_of(text)
     if number is None or not math.isfinite(number) or abs(number) >= 2**63 or number != int(number):
-        raise FormatError(f"{name} {text!r} is no whole number")
+        raise FormatError(f"{name} {text!r} is not a whole number")
     return int(number)
 
 

@@ -1,7 +1,7 @@
-"""pytest-benchmark's `--benchmark-json` and its saved runs.
+"""Read the files of pytest-benchmark's `--benchmark-json` and its saved runs.
 
-A test is an operator, its parameters are the shape; all its rounds are one burst. Without the rounds' times
-(`--benchmark-save-data` keeps them) the median is the only sample.
+A test becomes an operator, its parameters the shape, and its rounds one burst. Without the rounds' times, which
+`--benchmark-save-data` keeps, the median is the only sample.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import FormatError, convert, from_iso, load_json, read_bytes
 from groupbench.tracker.record import Cell, Environment, Record, Run
 
 TITLE = "pytest-benchmark JSON"
 
 
-class Stats(msgspec.Struct):
+class PytestStats(msgspec.Struct):
     median: float | None = None
     data: list[float] | None = None
 
 
-class Benchmark(msgspec.Struct):
+class PytestBenchmark(msgspec.Struct):
     name: str
     fullname: str | None = None
     group: str | None = None
     params: dict[str, Any] | None = None
-    stats: Stats | None = None
+    stats: PytestStats | None = None
 
 
-class Commit(msgspec.Struct):
+class PytestCommit(msgspec.Struct):
     id: str | None = None
     time: str | None = None
     dirty: bool = False
     branch: str | None = None
 
 
-class Machine(msgspec.Struct):
+class PytestMachine(msgspec.Struct):
     node: str | None = None
     machine: str | None = None
     processor: str | None = None
@@ -49,11 +49,11 @@ class Machine(msgspec.Struct):
     cpu: dict[str, Any] | None = None
 
 
-class Document(msgspec.Struct):
-    benchmarks: list[Benchmark]
-    machine_info: Machine
+class PytestDocument(msgspec.Struct):
+    benchmarks: list[PytestBenchmark]
+    machine_info: PytestMachine
     datetime: str | None = None
-    commit_info: Commit = msgspec.field(default_factory=Commit)
+    commit_info: PytestCommit = msgspec.field(default_factory=PytestCommit)
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -61,16 +61,16 @@ def recognise(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
-    return read_runs([_Reader(read_bytes(path), options)])
+    return read_runs([_PytestReader(read_bytes(path), options)])
 
 
-class _Reader(Reader):
+class _PytestReader(Reader):
     name = "pytest-benchmark"
     timing = "cpu"
 
     def __init__(self, data: bytes, options: Options) -> None:
         super().__init__(data, options)
-        self.document = convert(load_json(data), Document)
+        self.document = convert(load_json(data), PytestDocument)
 
     def run(self) -> Run:
         commit = self.document.commit_info
@@ -93,18 +93,18 @@ class _Reader(Reader):
             os=" ".join(part for part in (machine.system, machine.release) if part),
         )
 
-    def cells(self) -> Iterator[Result]:
+    def cells(self) -> Iterator[ImportedResult]:
         for place, benchmark in enumerate(self.document.benchmarks):
             cell, stats = self._cell(benchmark), benchmark.stats
             if stats is None:
-                yield Result(cell, status="error", message="it gave no stats")
+                yield ImportedResult(cell, status="error", message="it gave no stats")
                 continue
             seconds = stats.data or ([] if stats.median is None else [stats.median])
             if not seconds:
                 raise FormatError(f"benchmarks[{place}].stats: neither data nor median")
-            yield Result(cell, [[sample * 1e3 for sample in seconds]])
+            yield ImportedResult(cell, [[sample * 1e3 for sample in seconds]])
 
-    def _cell(self, benchmark: Benchmark) -> Cell:
+    def _cell(self, benchmark: PytestBenchmark) -> Cell:
         name, _, bracket = (benchmark.fullname or benchmark.name).partition("[")
         shape = ",".join(f"{key}={_text(value)}" for key, value in (benchmark.params or {}).items())
         return self.cell(name, benchmark.group or self.name, shape or bracket.removesuffix("]"))

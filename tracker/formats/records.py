@@ -1,4 +1,4 @@
-"""Our own records, JSON lines: the run, the environment and the commit are in them."""
+"""groupbench's own records as JSON lines, which contain the run, the environment and the commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def recognise(head: bytes, path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Iterator[Record]:
-    """Yield the records as `groupbench ingest` reads them. The options say nothing here: records say everything."""
+    """Yield the records as `groupbench ingest` reads them. The options have no effect: records are complete."""
     with path.open("rb") as lines:
         try:
             for _, record in read_lines(lines):

@@ -1,11 +1,13 @@
-"""TritonBench's `--output` and `--csv`: a table with `;`, a row an input, a column a backend and metric.
+"""Read the tables of TritonBench's `--output` and `--csv`.
+
+Cells are separated by `;`. A row is an input, a column a backend and metric.
 
     x_val;aten_grouped_mm-latency;aten_grouped_mm-tflops;triton_grouped_gemm-latency;triton_grouped_gemm-speedup;…
     1024;0.073856;116.307;CUDA OOM;;…
 
-The first column is the operator's x value. Rows whose x value repeats (inputs that differ in a size that x does not
-name) are told apart by their order: `x_val=1024`, `x_val=1024#2`. The operator is not in the file: it comes from the
-file's name, `op_NAME_….csv` or `NAME.csv` as TritonBench calls them, or from the user.
+The first column is the operator's x value. If an x value repeats, because the inputs differ in a size that x does not
+name, the rows are numbered: `x_val=1024`, `x_val=1024#2`. The file does not contain the operator: it comes from the
+file's name, which TritonBench writes as `op_NAME_….csv` or `NAME.csv`, or from the user.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from groupbench.tracker.formats.common import LeftOut, Options, read_runs
-from groupbench.tracker.formats.tritonbench_json import MODES, Row, TableReader, shape_of
+from groupbench.tracker.formats.tritonbench_json import MODES, TableReader, TableRow, shape_of
 from groupbench.tracker.formats.values import FormatError, read_bytes, text_lines
 from groupbench.tracker.record import Record
 
@@ -37,7 +39,7 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     header, table = _table(data)
     columns = [_column(name) for name in header]
     if not any(metric == "latency" for _, metric in columns[1:]):
-        raise FormatError("line 1: no column BACKEND-latency")
+        raise FormatError("line 1: no column is named BACKEND-latency")
     return read_runs([TableReader(data, options, {_benchmark(path, options): _rows(columns, table)})])
 
 
@@ -53,9 +55,9 @@ def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return table[0][1], table[1:]
 
 
-def _rows(columns: list[tuple[str | None, str]], table: list[tuple[int, list[str]]]) -> list[Row]:
+def _rows(columns: list[tuple[str | None, str]], table: list[tuple[int, list[str]]]) -> list[TableRow]:
     """Return a row for each input and backend."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     seen: dict[str, int] = {}
     for number, cells in table:
         if len(cells) > len(columns):
@@ -66,16 +68,16 @@ def _rows(columns: list[tuple[str | None, str]], table: list[tuple[int, list[str
         seen[x_val] = seen.get(x_val, 0) + 1
         if seen[x_val] > 1:
             x_val = f"{shape_of(x_val)}#{seen[x_val]}"
-        backends: dict[str, Row] = {}
+        backends: dict[str, TableRow] = {}
         for (backend, metric), value in zip(columns[1:], [*cells[1:], *[""] * len(columns)], strict=False):
             if backend is not None:
-                backends.setdefault(backend, Row(x_val, backend)).metrics[metric] = value
+                backends.setdefault(backend, TableRow(x_val, backend)).metrics[metric] = value
         rows += backends.values()
     return rows
 
 
 def _column(header: str) -> tuple[str | None, str]:
-    """(backend, metric); no backend for a metric of the input alone."""
+    """Return (backend, metric); the backend is None for a metric of the input."""
     backend, dash, metric = header.strip().partition("-")
     return (backend, metric) if dash and backend else (None, header)
 
@@ -88,5 +90,5 @@ def _benchmark(path: Path, options: Options) -> str:
     if options.operator:
         name = f"{options.operator}_{next((mode for mode in MODES if name.endswith(f'_{mode}')), 'fwd')}"
     elif not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise FormatError("the file's name does not say which operator; give --operator NAME")
+        raise FormatError("the file's name does not name the operator; give --operator NAME")
     return name

@@ -1,8 +1,8 @@
-"""TritonBench's `--output-json`: one flat object, or its CI's object with that under `metrics`.
+"""Read the files of TritonBench's `--output-json`: one flat object, or its CI's object with that under `metrics`.
 
-Keys are `tritonbench_{operator}_{mode}[x_{x_val}-{backend}]_{metric}`. A latency is text (the median in ms); where a
-backend failed, the text of the error stands in place of its first metric. Rows `average` and keys `…-avg` are left
-out: they follow from the others. So do speed-up and gbps; other metrics (`gpu_peak_mem`) are left out and counted.
+Keys are `tritonbench_{operator}_{mode}[x_{x_val}-{backend}]_{metric}`. A latency is text: the median in ms. If a
+backend failed, its first metric holds the text of the error. Values that follow from others are ignored: rows
+`average`, keys `…-avg`, speed-up and gbps. Other metrics (`gpu_peak_mem`) are left out and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     FormatError,
     convert,
@@ -32,7 +32,7 @@ TITLE = "TritonBench JSON"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 DTYPES = ("fp16", "fp32", "bf16", "int8", "int4", "fp8")
 _BUILTIN = ("fp8", "int8", "int4")
-"""Prefixes that belong to the operator's name."""
+"""Dtypes that stay part of the operator's name."""
 
 _KEY = re.compile(r"tritonbench_(.+?)\[x_(.*)-([^-\[\]]+)\]_(.*)", re.DOTALL)
 _NOT_INPUTS = ("average", "hashes")
@@ -40,11 +40,11 @@ _NOT_INPUTS = ("average", "hashes")
 
 _USED = ("latency", "accuracy", "tflops")
 DERIVED = ("speedup", "gbps", "hashes", "best_config")
-"""Metrics that follow from the latencies, or are no number."""
+"""Metrics that follow from the latencies, or are not numbers."""
 
 
 @dataclass
-class Row:
+class TableRow:
     """One input and backend: its metrics, in the file's order."""
 
     x_val: str
@@ -53,7 +53,7 @@ class Row:
 
 
 class Envelope(msgspec.Struct):
-    """What TritonBench's CI writes around the metrics."""
+    """The object that TritonBench's CI writes around the metrics."""
 
     metrics: dict[str, Any]
     env: dict[str, Any] = {}
@@ -72,32 +72,32 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     if "metrics" in content:
         envelope = convert(content, Envelope)
         content, env = envelope.metrics, envelope.env
-    tables: dict[str, dict[tuple[str, str], Row]] = {}
+    tables: dict[str, dict[tuple[str, str], TableRow]] = {}
     for key, value in content.items():
         match = _KEY.fullmatch(key)
         if match is None or match[2] in _NOT_INPUTS:
             if not key.startswith("tritonbench_"):
-                raise FormatError(f"key {key!r} is none of TritonBench's")
+                raise FormatError(f"key {key!r} is not one of TritonBench's")
             continue
         benchmark, x_val, backend, metric = match.groups()
         rows = tables.setdefault(benchmark, {})
-        rows.setdefault((x_val, backend), Row(x_val, backend)).metrics[metric] = value
+        rows.setdefault((x_val, backend), TableRow(x_val, backend)).metrics[metric] = value
     if not tables:
-        raise FormatError("holds no result of an input")
+        raise FormatError("contains no result of an input")
     return read_runs([TableReader(data, options, {name: list(rows.values()) for name, rows in tables.items()}, env)])
 
 
 class TableReader(Reader):
-    """TritonBench's tables, by the benchmark's name: a row is one input and backend.
+    """Reads TritonBench's tables, by the benchmark's name. A row is one input and backend.
 
-    `env` is what TritonBench's CI says of the run.
+    `env` holds the facts about the run that TritonBench's CI adds.
     """
 
     name = "tritonbench"
     dtype = "unknown"
 
     def __init__(
-        self, data: bytes, options: Options, tables: dict[str, list[Row]], env: dict[str, Any] | None = None
+        self, data: bytes, options: Options, tables: dict[str, list[TableRow]], env: dict[str, Any] | None = None
     ) -> None:
         super().__init__(data, options)
         self.tables = tables
@@ -105,9 +105,9 @@ class TableReader(Reader):
         self.env = {key: value for key, value in texts.items() if value not in ("", "unknown")}
         commits = {name: self.env.get(f"{name}_commit") for name in ("tritonbench", "triton", "pytorch")}
         if options.commit_of not in commits:
-            raise FormatError(f"--commit-of is one of {', '.join(commits)}, not {options.commit_of}")
+            raise FormatError(f"--commit-of must be one of {', '.join(commits)}, not {options.commit_of}")
         self.commit = commits.pop(options.commit_of)
-        self.dependencies = commits  # the tracked commit is not one of them: every run would be another environment
+        self.dependencies = commits  # without the tracked commit, which would give every run another environment
 
     def run(self) -> Run:
         date = self.env.get("benchmark_date")
@@ -128,7 +128,7 @@ class TableReader(Reader):
             tritonbench=versions.get("tritonbench"),
         )
 
-    def cells(self) -> Iterator[Result | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
         for benchmark, rows in self.tables.items():
             baselines = baseline_of(rows)
             for row in rows:
@@ -137,7 +137,7 @@ class TableReader(Reader):
                     if metric not in (*_USED, *DERIVED) and number_of(value) is not None:
                         yield LeftOut("of another metric", metric)
 
-    def _result(self, benchmark: str, row: Row, baseline: bool) -> Result:
+    def _result(self, benchmark: str, row: TableRow, baseline: bool) -> ImportedResult:
         operator, mode, dtype = named(benchmark)
         ms, tflops = number_of(row.metrics.get("latency")), number_of(row.metrics.get("tflops"))
         flops = round(tflops * ms * 1e9) if ms and tflops and 0 < tflops * ms < 2**63 / 1e10 else None
@@ -146,15 +146,15 @@ class TableReader(Reader):
             texts = [text for text in row.metrics.values() if isinstance(text, str) and number_of(text) is None]
             failure = next((text for text in texts if text.strip()), "")
             status, message = status_of(failure)
-            return Result(cell, status=status, message=message if failure else "TritonBench gave no latency")
+            return ImportedResult(cell, status=status, message=message if failure else "TritonBench gave no latency")
         if number_of(row.metrics.get("accuracy")) == 0:
             message = "TritonBench's accuracy check failed"
-            return Result(cell, [[ms]], "wrong", message, baseline=baseline)
-        return Result(cell, [[ms]], baseline=baseline)
+            return ImportedResult(cell, [[ms]], "wrong", message, baseline=baseline)
+        return ImportedResult(cell, [[ms]], baseline=baseline)
 
 
 def named(benchmark: str) -> tuple[str, str, str | None]:
-    """(operator, mode, dtype or None) of the name that TritonBench gives to a benchmark, `bf16_gemm_fwd`."""
+    """Return (operator, mode, dtype or None) of a benchmark's name in TritonBench, such as `bf16_gemm_fwd`."""
     mode = next((mode for mode in MODES if benchmark.endswith(f"_{mode}") and benchmark != f"_{mode}"), None)
     operator = benchmark.removesuffix(f"_{mode}") if mode else benchmark
     for dtype in DTYPES:
@@ -163,8 +163,8 @@ def named(benchmark: str) -> tuple[str, str, str | None]:
     return operator, mode or "fwd", None
 
 
-def baseline_of(rows: Iterable[Row]) -> set[str]:
-    """The one backend without a speed-up where others have one."""
+def baseline_of(rows: Iterable[TableRow]) -> set[str]:
+    """Return the one backend without a speed-up, if others have one; else an empty set."""
     has: dict[str, bool] = {}
     for row in rows:
         has[row.backend] = has.get(row.backend, False) or "speedup" in row.metrics
@@ -173,7 +173,7 @@ def baseline_of(rows: Iterable[Row]) -> set[str]:
 
 
 def shape_of(x_val: str) -> str:
-    """The text of TritonBench's x value; a number alone gets its name, since it does not say the whole problem."""
+    """Return TritonBench's x value as a shape. A bare number is not the whole problem and becomes `x_val=NUMBER`."""
     text = " ".join(x_val.split())
     return f"x_val={text}" if re.fullmatch(r"-?\d{1,18}", text, re.ASCII) else text or "-"
 

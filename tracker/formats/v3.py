@@ -1,10 +1,10 @@
-"""Files for PyTorch's benchmark database, `oss_ci_benchmark_v3`, as TritonBench writes them and as `export` does: an
-entry a metric, JSON lines or a list.
+"""Read files for PyTorch's benchmark database, `oss_ci_benchmark_v3`, written by TritonBench or by `export`.
 
-TritonBench's writer puts 0.0 wherever a value was missing or a text such as `CUDA OOM`: a latency of 0 is an error
-here, and what it was is lost. Metrics of one operator, backend and input make one result. Several values of a metric
-are samples. A latency is in ms unless the metric's name says a unit, `latency(us)` or `latency_us`, or the entry does
-beside it. Our own say by the metric `pass` what became of a cell.
+A file has an entry for each metric, as JSON lines or a list. The metrics of one operator, backend and input make one
+result, and several values of a metric are samples. A latency is in ms unless the metric's name has a unit,
+`latency(us)` or `latency_us`, or the entry gives one in `extra_info`. TritonBench writes 0.0 for a missing value or a
+text such as `CUDA OOM`, so a latency of 0 becomes an error without its original reason. Files by `export` have the
+metric `pass`, which holds the status of a cell.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.formats.common import LeftOut, Options, Reader, Result, read_runs
-from groupbench.tracker.formats.tritonbench_json import DERIVED, Row, baseline_of, shape_of
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.formats.tritonbench_json import DERIVED, TableRow, baseline_of, shape_of
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -40,27 +40,27 @@ FAILED = tuple(status for status in STATUSES if status != "ok")
 _LATENCY = re.compile(r"latency(?:\s*[(_]\s*(s|ms|us|µs|ns)\s*\)?)?", re.IGNORECASE)
 
 
-class Benchmark(msgspec.Struct):
+class V3Benchmark(msgspec.Struct):
     name: str
     mode: str | None = None
     dtype: str | None = None
     extra_info: dict[str, Any] = {}
 
 
-class Model(msgspec.Struct):
+class V3Model(msgspec.Struct):
     name: str
     type: str | None = None
     backend: str | None = None
     extra_info: dict[str, Any] = {}
 
 
-class Metric(msgspec.Struct):
+class V3Metric(msgspec.Struct):
     name: str
     benchmark_values: list[float | int | str | None]
     extra_info: dict[str, Any] = {}
 
 
-class Dependency(msgspec.Struct):
+class V3Dependency(msgspec.Struct):
     repo: str | None = None
     branch: str | None = None
     sha: str | None = None
@@ -68,7 +68,7 @@ class Dependency(msgspec.Struct):
     extra_info: dict[str, Any] = {}
 
 
-class Runner(msgspec.Struct):
+class V3Runner(msgspec.Struct):
     name: str | None = None
     type: str | None = None
     gpu_info: str | None = None
@@ -76,12 +76,12 @@ class Runner(msgspec.Struct):
     extra_info: dict[str, Any] = {}
 
 
-class Entry(msgspec.Struct):
-    benchmark: Benchmark
-    model: Model
-    metric: Metric
-    runners: list[Runner] = []
-    dependencies: dict[str, Dependency] = {}
+class V3Entry(msgspec.Struct):
+    benchmark: V3Benchmark
+    model: V3Model
+    metric: V3Metric
+    runners: list[V3Runner] = []
+    dependencies: dict[str, V3Dependency] = {}
     timestamp: float | None = None
     head_sha: str | None = None
     head_branch: str | None = None
@@ -93,17 +93,17 @@ def recognise(head: bytes, path: Path) -> bool:
 
 def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
-    readers: dict[tuple[Any, ...], _Reader] = {}
+    readers: dict[tuple[Any, ...], _V3Reader] = {}
     for where, entry in _entries(data):
         facts = _facts(entry)
         if facts not in readers:
-            readers[facts] = _Reader(data, options, where, entry)
+            readers[facts] = _V3Reader(data, options, where, entry)
         readers[facts].add(where, entry)
     yield from _records(list(readers.values()))
 
 
-def _records(readers: list[_Reader]) -> Iterator[Record | LeftOut]:
-    """Yield the results of all runs. Raises FormatError where none has a latency."""
+def _records(readers: list[_V3Reader]) -> Iterator[Record | LeftOut]:
+    """Yield the results of all runs. Raises FormatError if none has a latency."""
     names: dict[tuple[Any, ...], set[str | None]] = {}
     for reader in readers:
         names.setdefault(reader.moment, set()).add(reader.run_name)
@@ -115,14 +115,14 @@ def _records(readers: list[_Reader]) -> Iterator[Record | LeftOut]:
         yield result
     metrics = sorted({name for reader in readers for name in reader.metrics()})
     if metrics and not any_record:
-        raise FormatError(f"holds no latency; its metrics are {', '.join(metrics[:8])}")
+        raise FormatError(f"contains no latency; its metrics are {', '.join(metrics[:8])}")
 
 
-def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
+def _entries(data: bytes) -> Iterator[tuple[str, V3Entry]]:
     if data.lstrip().startswith(b"["):
         content = load_json(data)
         for place, item in enumerate(content, 1):
-            yield f"entry {place}", convert(item, Entry, f"entry {place}")
+            yield f"entry {place}", convert(item, V3Entry, f"entry {place}")
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
@@ -130,12 +130,12 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
                 item = load_json(line)
             except FormatError as error:
                 raise FormatError(f"line {number}: {error.message.removeprefix('line 1: ')}") from error
-            yield f"line {number}", convert(item, Entry, f"line {number}")
+            yield f"line {number}", convert(item, V3Entry, f"line {number}")
 
 
 @dataclass(frozen=True)
-class _Key:
-    """What tells the results of one run apart."""
+class _V3Key:
+    """The fields that identify a result within a run."""
 
     operator: str
     backend: str
@@ -148,36 +148,36 @@ class _Key:
 
     @property
     def table(self) -> tuple[Any, ...]:
-        """What the results share that are compared with one baseline."""
+        """The fields shared by the results that are compared with the same baseline."""
         return (self.operator, self.mode, self.dtype, self.host, self.protocol, self.seed)
 
 
-class _Reader(Reader):
-    """The entries of one run."""
+class _V3Reader(Reader):
+    """Reads the entries of one run."""
 
     name = "v3"
     dtype = "unknown"
 
-    def __init__(self, data: bytes, options: Options, where: str, entry: Entry) -> None:
+    def __init__(self, data: bytes, options: Options, where: str, entry: V3Entry) -> None:
         super().__init__(data, options)
         self.first = entry
         self.run_name, self.moment = _run_of(entry), (entry.head_sha, entry.timestamp)
         self.several = False  # whether other runs of the file share its commit and date
-        self.results: dict[_Key, list[tuple[str, Entry]]] = {}
+        self.results: dict[_V3Key, list[tuple[str, V3Entry]]] = {}
         self.dependencies = dict(entry.dependencies)
-        self.own = self.dependencies.pop(options.commit_of, None) if entry.head_sha is None else None
-        if self.own is None and entry.head_sha is None and self.dependencies and options.commit is None:
-            known = ", ".join(self.dependencies)
-            raise FormatError(f"{where}: no dependency {options.commit_of!r} to track; known: {known}")
+        self.tracked = self.dependencies.pop(options.commit_of, None) if entry.head_sha is None else None
+        if self.tracked is None and entry.head_sha is None and self.dependencies and options.commit is None:
+            names = ", ".join(self.dependencies)
+            raise FormatError(f"{where}: no dependency {options.commit_of!r} to track; known: {names}")
 
-    def add(self, where: str, entry: Entry) -> None:
-        """Add an entry to its result; an aggregate over inputs follows from the others, and is passed over."""
+    def add(self, where: str, entry: V3Entry) -> None:
+        """Add an entry to its result. An aggregate over inputs is skipped, since the others determine it."""
         inputs = entry.metric.extra_info.get("input_shape")
         if entry.model.backend is None or (inputs is None and entry.model.type == "tritonbench-oss"):
             return
         benchmark, extra = entry.benchmark, entry.benchmark.extra_info
         seed = number_of(extra.get("seed"))
-        key = _Key(
+        key = _V3Key(
             operator=entry.model.name,
             backend=entry.model.backend,
             mode=benchmark.mode,
@@ -195,17 +195,17 @@ class _Reader(Reader):
             yield from (entry.metric.name for _, entry in entries)
 
     def run(self) -> Run:
-        entry, own = self.first, self.own
+        entry, tracked = self.first, self.tracked
         return self.make_run(
-            commit=entry.head_sha or (own.sha if own else None),
-            branch=entry.head_branch or (own.branch if own else None),
+            commit=entry.head_sha or (tracked.sha if tracked else None),
+            branch=entry.head_branch or (tracked.branch if tracked else None),
             date=from_timestamp(entry.timestamp) if entry.timestamp is not None else None,
-            committed=_time(own.extra_info.get("commit_time") if own else None),
+            committed=_time(tracked.extra_info.get("commit_time") if tracked else None),
             part=self.run_name if self.several else None,
         )
 
     def environment(self) -> Environment:
-        runner = self.first.runners[0] if self.first.runners else Runner()
+        runner = self.first.runners[0] if self.first.runners else V3Runner()
         versions = {name: value.sha or value.version for name, value in self.dependencies.items()}
         cuda = runner.extra_info.get("cuda_version")
         on_gpu = runner.type == "cuda" if runner.type in ("cuda", "cpu") else runner.gpu_info or not runner.cpu_info
@@ -219,24 +219,24 @@ class _Reader(Reader):
             tritonbench=versions.get("tritonbench"),
         )
 
-    def cells(self) -> Iterator[Result | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
         baselines = self._baselines()
         for key, entries in self.results.items():
-            metrics = _Metrics()
+            metrics = _V3Metrics()
             for where, entry in entries:
                 if not metrics.add(where, entry.metric):
                     yield LeftOut("of another metric", entry.metric.name)
             yield self._result(key, metrics, key.backend in baselines[key.table])
 
     def _baselines(self) -> dict[tuple[Any, ...], set[str]]:
-        """Return, for each table, the backend that others' speed-ups are over."""
-        tables: dict[tuple[Any, ...], list[Row]] = {}
+        """Return, for each table, the backend that is the baseline of the speed-ups."""
+        tables: dict[tuple[Any, ...], list[TableRow]] = {}
         for key, entries in self.results.items():
             names = {entry.metric.name: None for _, entry in entries}
-            tables.setdefault(key.table, []).append(Row(key.shape, key.backend, names))
+            tables.setdefault(key.table, []).append(TableRow(key.shape, key.backend, names))
         return {table: baseline_of(rows) for table, rows in tables.items()}
 
-    def _result(self, key: _Key, metrics: _Metrics, baseline: bool) -> Result | LeftOut:
+    def _result(self, key: _V3Key, metrics: _V3Metrics, baseline: bool) -> ImportedResult | LeftOut:
         samples, failed = metrics.samples, metrics.failed
         if samples is None and failed is None and metrics.rms is None:
             return LeftOut("without a latency", f"{key.operator} {key.backend} {key.shape}")
@@ -258,22 +258,24 @@ class _Reader(Reader):
         )
         status, message = failed or ("ok", None)
         accuracy = None if metrics.rms is None else Accuracy(rms=metrics.rms)
-        return Result(cell, [samples] if samples else [], status, message, accuracy, baseline, metrics=metrics.further)
+        return ImportedResult(
+            cell, [samples] if samples else [], status, message, accuracy, baseline, metrics=metrics.further
+        )
 
 
 @dataclass
-class _Metrics:
+class _V3Metrics:
     """The metrics of one result."""
 
-    samples: list[float] | None = None  # ms; 0 where there was no number
+    samples: list[float] | None = None  # ms; 0 for a value that was not a number
     passed: float | None = None
     tflops: float | None = None
     rms: float | None = None
-    failed: tuple[Status, str] | None = None  # status and message, where a metric says them
-    further: dict[str, float] = field(default_factory=dict)  # those that a record carries by name
+    failed: tuple[Status, str] | None = None  # status and message of the metric `pass`
+    further: dict[str, float] = field(default_factory=dict)  # metrics that a record carries by name
 
-    def add(self, where: str, metric: Metric) -> bool:
-        """Take a metric; False for one that no record holds. Raises FormatError."""
+    def add(self, where: str, metric: V3Metric) -> bool:
+        """Add a metric; return False for one that no record holds. Raises FormatError."""
         values = [number_of(value) for value in metric.benchmark_values]
         first = values[0] if values else None
         if _LATENCY.fullmatch(metric.name.strip()):
@@ -294,35 +296,35 @@ class _Metrics:
             return metric.name in DERIVED
         return True
 
-    def _add_latency(self, where: str, metric: Metric, values: list[float | None]) -> None:
+    def _add_latency(self, where: str, metric: V3Metric, values: list[float | None]) -> None:
         match = _LATENCY.fullmatch(metric.name.strip())
         unit = str((match and match[1]) or metric.extra_info.get("unit", "ms")).lower()
         if unit not in UNITS:
-            raise FormatError(f"{where}: {unit!r} is no unit of time")
+            raise FormatError(f"{where}: {unit!r} is not a unit of time")
         if self.samples is not None:
             raise FormatError(f"{where}: a second latency of the same result")
         self.samples = [0.0 if value is None else value * UNITS[unit] for value in values]
 
     @property
     def flops(self) -> int | None:
-        """Floating-point operations of one call, from the rate and the only sample; None where either is missing."""
+        """Floating-point operations of one call, from the rate and the only sample; None if either is missing."""
         samples = self.samples or []
         if self.tflops and len(samples) == 1 and 0 < self.tflops * samples[0] < 2**63 / 1e10:
             return round(self.tflops * samples[0] * 1e9)
         return None
 
 
-def _facts(entry: Entry) -> tuple[Any, ...]:
-    """Return what tells runs and environments apart."""
+def _facts(entry: V3Entry) -> tuple[Any, ...]:
+    """Return the fields that identify a run and its environment."""
     shas = tuple((name, value.sha) for name, value in entry.dependencies.items())
-    runner = entry.runners[0] if entry.runners else Runner()
+    runner = entry.runners[0] if entry.runners else V3Runner()
     cuda = runner.extra_info.get("cuda_version")
     hardware = (runner.type, runner.gpu_info, runner.cpu_info, str(cuda))
     return (entry.head_sha, entry.timestamp, _run_of(entry), shas, *hardware)
 
 
-def _run_of(entry: Entry) -> str | None:
-    """Return the id of the run, which our own export writes."""
+def _run_of(entry: V3Entry) -> str | None:
+    """Return the id of the run, which `export` writes, or None."""
     run = entry.benchmark.extra_info.get("run")
     return run if isinstance(run, str) else None
 

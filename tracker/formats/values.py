@@ -1,4 +1,4 @@
-"""Values as files write them: JSON, numbers, texts in place of a number, sizes, dates."""
+"""Parse the values in files: JSON, numbers, text instead of a number, sizes and dates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from groupbench.tracker.record import Status
 T = TypeVar("T")
 
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
-"""Milliseconds in one of each."""
+"""Milliseconds per unit."""
 
 
 class FormatError(IngestError):
-    """A file that cannot be read as its format; the message names the line or the key, not the file."""
+    """A file does not follow its format. The message names the line or the key, not the file."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -31,7 +31,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def load_json(data: bytes) -> Any:
-    """JSON, NaN and Infinity included, which Python's writers put there. Raises FormatError with line and column."""
+    """Return decoded JSON, with NaN and Infinity, as Python writes them. Raises FormatError with line and column."""
     try:
         return json.loads(data.decode())
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def load_json(data: bytes) -> Any:
 
 
 def convert(value: Any, kind: type[T], where: str = "") -> T:
-    """A value as a declared structure. Raises FormatError, which names the key."""
+    """Return a value as a declared structure. Raises FormatError, which names the key."""
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -59,11 +59,11 @@ def text_lines(data: bytes) -> str:
 
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*(?:\(±[^)]*\))?\s*", re.ASCII)
-_NO_NUMBER = {"nan", "+nan", "-nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
+_NOT_FINITE = {"nan", "+nan", "-nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
 
 
 def number_of(value: Any) -> float | None:
-    """A value of a cell as a number; None where it is empty or a text. NaN and infinity are numbers here."""
+    """Return the value of a table cell as a number, or None if it is empty or text. NaN and infinity are numbers."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float):
@@ -72,39 +72,39 @@ def number_of(value: Any) -> float | None:
         except OverflowError:
             return math.inf
     if isinstance(value, str):
-        found = _NUMBER.fullmatch(value)
-        if found:
-            return float(found[1])
-        if value.strip().lower() in _NO_NUMBER:
+        match = _NUMBER.fullmatch(value)
+        if match:
+            return float(match[1])
+        if value.strip().lower() in _NOT_FINITE:
             return float(value.strip())
     return None
 
 
 def status_of(text: str) -> tuple[Status, str]:
-    """What a text says that stands where a number belongs."""
-    said = " ".join(text.split())
-    lower = said.lower()
-    if not said:
+    """Return the status and message of a text that is written instead of a number."""
+    message = " ".join(text.split())
+    lower = message.lower()
+    if not message:
         return "skipped", "no value"
     if re.search(r"\boom\b|out of memory|outofmemory", lower):
-        return "oom", said
+        return "oom", message
     if re.search(r"time ?out|timed out", lower):
-        return "timeout", said
+        return "timeout", message
     if re.search(r"not implemented|notimplemented|unsupported|not supported|unavailable|not available", lower):
-        return "unavailable", said
+        return "unavailable", message
     if re.search(r"\bskip", lower):
-        return "skipped", said
-    return "error", said
+        return "skipped", message
+    return "error", message
 
 
 _SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
 
 
 def dims_of(shape: str) -> dict[str, int]:
-    """The sizes that a shape's text names, `G=4,N=64`; M is the sum of what M_g gives to each group."""
+    """Return the sizes that a shape's text names, such as `G=4,N=64`. M is the sum of M_g over the groups."""
     shape = re.sub(r"#\d+$", "", shape)
     parts = [part.partition("=") for part in shape.split(",")]
-    dims = {found[1]: int(found[2]) for part in shape.split(",") if (found := _SIZE.fullmatch(part))}
+    dims = {match[1]: int(match[2]) for part in shape.split(",") if (match := _SIZE.fullmatch(part))}
     each = dims.pop("M_g", None)
     listed = next((value for name, _, value in parts if name.strip() == "M_g" and "|" in value), None)
     if each is not None and "G" in dims and "M" not in dims:
@@ -118,13 +118,13 @@ def from_timestamp(seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise FormatError(f"{seconds!r} is no time") from error
+        raise FormatError(f"{seconds!r} is not a valid time") from error
 
 
 def from_iso(text: str, where: str) -> datetime:
-    """A date and time, as ISO 8601 or git writes it; UTC unless it says otherwise."""
+    """Return a date and time written as in ISO 8601 or by git; UTC if it has no offset. Raises FormatError."""
     try:
         when = datetime.fromisoformat(re.sub(r" ([+-]\d\d:?\d\d)$", r"\1", text.strip()))
         return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise FormatError(f"{where}: {text!r} is no date") from error
+        raise FormatError(f"{where}: {text!r} is not a date") from error

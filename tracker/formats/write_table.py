@@ -1,4 +1,4 @@
-"""Points as tables for other programs: CSV without samples, Parquet with them."""
+"""Write points as tables for other programs: CSV without samples, Parquet with them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("triton", Environment.triton),
     ("helion", Environment.helion),
 )
-"""(name, what it is), in the order of the file, before the metrics that records carry by name."""
+"""(name, column of the database), in the file's order; the metrics that records carry by name follow."""
 
 _AMOUNTS = {name: place for place, (name, _) in enumerate(COLUMNS) if name in AMOUNTS}
 """Columns in which a point's own record may differ from its series."""
@@ -67,9 +67,9 @@ _BATCH = 5000
 
 
 def write_csv(session: Session, file: IO[bytes], *, safe: bool = False) -> int:
-    """One line for each point, in order of runs; gives how many. An unknown value is empty.
+    """Write one line per point, in the order of runs; return their number. An unknown value is empty.
 
-    `safe` is for spreadsheets: a text that one would take for a formula begins with an apostrophe.
+    safe  for spreadsheets: prefix texts that would be read as formulas with an apostrophe
     """
     quoted: Callable[[Any], Any] = formula_safe if safe else lambda value: value
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
@@ -86,12 +86,12 @@ def write_csv(session: Session, file: IO[bytes], *, safe: bool = False) -> int:
 
 
 def write_parquet(session: Session, file: IO[bytes]) -> int:
-    """One row for each point, samples by burst included; gives how many. Raises StoreError without pyarrow."""
+    """Write one row per point, with its samples by burst; return their number. Raises StoreError without pyarrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise StoreError("Parquet needs pyarrow: pip install pyarrow; or export to .jsonl or .csv") from error
+        raise StoreError("Parquet requires pyarrow: pip install pyarrow; or export to .jsonl or .csv") from error
 
     kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     instant = pa.timestamp("us", tz="UTC")

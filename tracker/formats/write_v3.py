@@ -1,10 +1,10 @@
-"""Points as entries of PyTorch's benchmark database, table `oss_ci_benchmark_v3`: one JSON line for each metric.
+"""Write points as entries of PyTorch's benchmark database, table `oss_ci_benchmark_v3`: one JSON line per metric.
 
-Field names are those of its published definition (pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/
-schema.sql). Fields that only its own workflows know (workflow_id, job_id, run_attempt) are left to its uploader.
+The fields follow its published definition (pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql).
+Fields that only its own workflows know (workflow_id, job_id, run_attempt) are left to its uploader.
 
-A latency is written only where there is one that is a speed: what failed has `pass` 0 with status and message
-beside it, never a latency of 0.
+A latency is written only if it measures speed. A failed point has `pass` 0 with its status and message, never a latency
+of 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "dependencies": ("repo", "branch", "sha", "version", "extra_info"),
     "metric": ("name", "benchmark_values", "target_value", "extra_info"),
 }
-"""Published names inside the nested fields."""
+"""Published names within the nested fields."""
 
 BENCHMARK = "groupbench"
 MODEL_TYPE = "tritonbench-oss"
@@ -54,7 +54,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def write_v3(session: Session, file: IO[bytes]) -> int:
-    """Every point's metrics; gives how many points. What was never run (skipped, unavailable) has none."""
+    """Write the metrics of every point except skipped and unavailable ones; return the number of points."""
     count = 0
     for row, record in numbered_records(session):
         if record.status in ("skipped", "unavailable"):
@@ -66,7 +66,7 @@ def write_v3(session: Session, file: IO[bytes]) -> int:
 
 
 def entries(record: Record, median_ms: float | None) -> Iterator[dict[str, Any]]:
-    """One for each metric of a record."""
+    """Yield an entry for each metric of a record."""
     run, cell = record.run, record.cell
     common = {
         "timestamp": int(run.started.timestamp()),
@@ -84,16 +84,17 @@ def entries(record: Record, median_ms: float | None) -> Iterator[dict[str, Any]]
         "model": {"name": cell.operator, "type": MODEL_TYPE, "backend": cell.backend, "origins": [], "extra_info": {}},
         "dependencies": _dependencies(record.environment),
     }
-    for name, values, told in _metrics(record, median_ms):
-        extra = {"input_shape": cell.shape, **told}
+    for name, values, details in _metrics(record, median_ms):
+        extra = {"input_shape": cell.shape, **details}
         yield {**common, "metric": {"name": name, "benchmark_values": values, "extra_info": extra}}
 
 
 def _metrics(record: Record, median_ms: float | None) -> Iterator[tuple[str, list[float], dict[str, str]]]:
-    told: dict[str, str] = {"status": record.status}
+    """Yield (name, values, extra_info) of each metric of a record."""
+    details: dict[str, str] = {"status": record.status}
     if record.message:
-        told["message"] = record.message
-    yield "pass", [float(record.status == "ok")], told
+        details["message"] = record.message
+    yield "pass", [float(record.status == "ok")], details
     if record.status == "ok" and record.latency is not None and median_ms and record.latency.timing != "interpreted":
         yield "latency", [median_ms], {"aggregation": "p50", "unit": "ms"}
         if record.cell.flops:
@@ -127,10 +128,10 @@ def _natural(value: int | None) -> int:
 
 
 def _dependencies(environment: Environment) -> dict[str, dict[str, Any]]:
-    found = {}
+    dependencies = {}
     for field, (name, repository) in _REPOSITORIES.items():
         version = getattr(environment, field)
         if version is not None:
-            said = {"sha": version} if field == "tritonbench" else {"version": version}
-            found[name] = {"repo": repository, **said, "extra_info": {}}
-    return found
+            key = "sha" if field == "tritonbench" else "version"
+            dependencies[name] = {"repo": repository, key: version, "extra_info": {}}
+    return dependencies

@@ -1,1 +1,1 @@
-"""A run of what groupbench.toml holds: starting `tritonbench`, and the files of records that survive an interrupt."""
+"""The nightly run: start `tritonbench`, and keep record files so that an interrupted run can continue."""

@@ -1,8 +1,8 @@
-"""History of commits from before anybody measured them: each is checked out, built and measured on this machine.
+"""Files and order of a backfill, which measures past commits on this machine to give a repository a history.
 
-A commit's records are a file, and a second file says that it is done: measured, stored, and by which plan. So a
-backfill that ends in any way, a killed process included, is continued by the same command: what has a record is not
-measured again, and what was not stored is stored.
+Each commit has a file of records, and a second file once they are measured and stored, which names the plan. If a
+backfill ends early for any reason, even a killed process, the same command continues it: cells with a record are not
+measured again, and records that were not stored are stored.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TRIGGER = "backfill"
 
 
 class BackfillError(TrackerError):
-    """A range that git does not know, or that holds no commit; a place that cannot be written."""
+    """The range is unknown to git or has no commits, or a file cannot be written."""
 
 
 @dataclass(frozen=True)
-class Commit:
+class BackfillCommit:
     hash: str
     subject: str
 
@@ -40,32 +40,32 @@ class Commit:
         return f"{self.hash[:10]} {self.subject}"
 
 
-def commits_of(folder: Path, text: str, every: int = 1) -> list[Commit]:
-    """Return the commits of `A..B` on the line of first parents, without A, the newest first; of `A`, up to HEAD.
+def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
+    """Return the commits of `A..B` on the first-parent line, without A, newest first. `A` alone means `A..HEAD`.
 
-    every  only each so many-th of them, counted from the newest
+    every  return only every Nth commit, counted from the newest
 
     Raises BackfillError.
     """
     first, _, last = text.partition("..")
     if not first or last.startswith("."):
-        raise BackfillError(f"{text!r} is no range of commits: v1.0..main, or HEAD~20..")
+        raise BackfillError(f"{text!r} is not a range of commits, such as v1.0..main or HEAD~20..")
     ends = [git.rev_parse(name, folder) for name in (first, last or "HEAD")]
-    for name, found in zip((first, last or "HEAD"), ends, strict=True):
-        if found is None:
-            raise BackfillError(f"git knows no commit {name!r} in {folder}; is it misspelled, or not fetched?")
+    for name, commit in zip((first, last or "HEAD"), ends, strict=True):
+        if commit is None:
+            raise BackfillError(f"git knows no commit {name!r} in {folder}; check the spelling, or fetch it")
     form = "--format=%H%x00%s"
     try:
-        said = git.run(folder, "log", "--first-parent", form, "--end-of-options", f"{ends[0]}..{ends[1]}", "--")
+        log = git.run(folder, "log", "--first-parent", form, "--end-of-options", f"{ends[0]}..{ends[1]}", "--")
     except git.GitError as error:
         raise BackfillError(error.reason) from error
-    commits = [Commit(*line.split("\0", 1)) for line in said.splitlines()]
+    commits = [BackfillCommit(*line.split("\0", 1)) for line in log.splitlines()]
     if not commits:
-        raise BackfillError(f"{text} holds no commit: name the older one first")
+        raise BackfillError(f"{text} contains no commits: give the older one first")
     return commits[::every]
 
 
-def by_halving(commits: Sequence[Commit]) -> list[Commit]:
+def by_halving(commits: Sequence[BackfillCommit]) -> list[BackfillCommit]:
     """Return commits coarse to fine: the ends, the middle, the middles of the halves, and so on."""
     order, spans = [0, len(commits) - 1], deque([(0, len(commits) - 1)])
     while spans:
@@ -78,7 +78,7 @@ def by_halving(commits: Sequence[Commit]) -> list[Commit]:
 
 
 class BackfillFiles:
-    """The records of past commits, in a folder of their own for each device."""
+    """The record files of past commits, in one folder for each device."""
 
     def __init__(self, records: Path, device: str, project: Project) -> None:
         self._folder = records / f"backfill-{device}"
@@ -89,43 +89,43 @@ class BackfillFiles:
         except OSError as error:
             raise BackfillError(f"{self._folder}: {error.strerror}") from error
 
-    def records(self, commit: Commit) -> Path:
+    def records(self, commit: BackfillCommit) -> Path:
         return self._folder / f"{commit.hash}.jsonl"
 
-    def outcome(self, commit: Commit) -> str | None:
-        """Return what came of a commit under this plan: "measured", or "failed"; None where it is not done."""
+    def outcome(self, commit: BackfillCommit) -> str | None:
+        """Return the outcome of a commit under this plan, "measured" or "failed"; None if it is not done."""
         try:
             plan, _, outcome = self._mark(commit).read_text().strip().partition(" ")
         except OSError:
             return None
         return outcome if plan == self._plan else None
 
-    def done(self, commit: Commit, outcome: str) -> None:
-        """Note that a commit's records are stored. Raises BackfillError."""
+    def done(self, commit: BackfillCommit, outcome: str) -> None:
+        """Mark a commit as stored, with its outcome. Raises BackfillError."""
         with whole_file(self._mark(commit), BackfillError) as file:
             file.write(f"{self._plan} {outcome}\n".encode())
 
-    def set_aside(self, commit: Commit) -> None:
-        """Keep records that cannot be continued, of another environment say, under another name."""
+    def set_aside(self, commit: BackfillCommit) -> None:
+        """Rename records that cannot be continued, for example because the environment changed."""
         path = self.records(commit)
         names = (path.with_name(f"{commit.hash}-{number}.jsonl") for number in itertools.count(1))
         path.rename(next(name for name in names if not name.exists()))
 
-    def again(self, commit: Commit) -> None:
-        """Forget that a commit has failed; its records stay in the database."""
+    def again(self, commit: BackfillCommit) -> None:
+        """Forget that a commit failed, so that it is measured again. Its records stay in the database."""
         if self.records(commit).exists():
             self.set_aside(commit)
         self._mark(commit).unlink(missing_ok=True)
 
-    def _mark(self, commit: Commit) -> Path:
+    def _mark(self, commit: BackfillCommit) -> Path:
         return self._folder / f"{commit.hash}.done"
 
 
 @contextmanager
 def plan_of(project: Project) -> Iterator[Path]:
-    """A copy of the project's file, whose folder holds nothing else.
+    """Yield a copy of the project's file in an empty folder.
 
-    Python looks for plugins in a plan's folder, where today's code would hide that of an old commit.
+    Python looks for plugins in the plan's folder, where today's code would hide that of an old commit.
     """
     assert project.file is not None
     with Scratch("plan") as folder:

@@ -1,7 +1,7 @@
-"""The files of records of nightly runs: which one is not ended, and which ended last.
+"""The record files of nightly runs: the unfinished one, and the newest finished one.
 
-Two pointers, one of each for every device, hold a file's name: a run that is interrupted is continued in its file, and
-what a run left out is what the next one begins with.
+Each device has two pointer files that hold their names. An interrupted run continues in its file, and the next run
+begins with the cells that the newest finished run left out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from groupbench.tracker.record import RecordError, decode
 
 
 class NightFiles:
-    """The records of one device in a folder.
+    """The record files of one device in a folder.
 
-    Raises IngestError where the folder cannot be written.
+    `begin` raises IngestError if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -29,22 +29,22 @@ class NightFiles:
 
     @property
     def unfinished(self) -> Path | None:
-        """The file of a run that was interrupted, whether or not it holds anything."""
+        """The file of an interrupted run, which may be empty; None if no run was interrupted."""
         return self._pointed(self._unfinished)
 
     @property
     def newest(self) -> Path | None:
-        """The file of the run that ended last."""
-        found = self._pointed(self._newest)
-        return found if found is not None and found.is_file() else None
+        """The file of the run that finished last, or None."""
+        file = self._pointed(self._newest)
+        return file if file is not None and file.is_file() else None
 
     @property
     def pointer(self) -> Path:
-        """The file that says which run was interrupted."""
+        """The pointer file that names the interrupted run."""
         return self._unfinished
 
     def set_aside_unreadable(self) -> list[Path]:
-        """Rename files that no reader takes, which would stop this run and all that come; return their new names."""
+        """Rename unreadable files, which would stop this run and all later ones; return their new names."""
         moved = []
         for pointer in (self._unfinished, self._newest):
             file = self._pointed(pointer)
@@ -54,7 +54,7 @@ class NightFiles:
         return moved
 
     def begin(self) -> Path:
-        """Return the file of a new run, which is unfinished from now on."""
+        """Return the file of a new run and mark it as unfinished. Raises IngestError."""
         stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
         names = chain([f"{stem}.jsonl"], (f"{stem}-{number}.jsonl" for number in count(2)))
         file = next(path for path in map(self._folder.joinpath, names) if not path.exists())
@@ -66,11 +66,11 @@ class NightFiles:
         return file
 
     def forget(self) -> None:
-        """The run that began has not measured anything."""
+        """Remove the pointer to the unfinished run, which has measured nothing."""
         self._unfinished.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """The run is stored and judged."""
+        """Mark the unfinished run as finished: it is stored and judged."""
         self._unfinished.replace(self._newest)
 
     def _pointed(self, pointer: Path) -> Path | None:
@@ -81,7 +81,7 @@ class NightFiles:
 
 
 def _is_readable(path: Path) -> bool:
-    """Return whether every whole line is a record: a last one without its end is what a killed process leaves."""
+    """Return whether every complete line is a record. A killed process may leave an incomplete last line."""
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:
             if line.strip():
@@ -92,7 +92,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def run_of(path: Path) -> str | None:
-    """Return the id of the run that a file of records begins with; None where it holds no record."""
+    """Return the id of the first run in a file of records, or None if the file has no record."""
     with suppress(OSError, RecordError), path.open("rb") as file:
         return decode(file.readline()).run.id
     return None

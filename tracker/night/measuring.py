@@ -1,4 +1,4 @@
-"""Starting what measures: `tritonbench` is another program, and shares nothing with the tracker but its records."""
+"""Run `tritonbench`, a separate program that shares only its records with the tracker."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 
 HELD = "GROUPBENCH_ALONE"
-"""Environment variable of what runs under a device's lock: the lock's file."""
+"""Environment variable with the lock file, set for processes that run under a device's lock."""
 
 PROGRAM = (sys.executable, "-m", "groupbench.operators")
-"""`tritonbench` of this environment."""
+"""The command of `tritonbench` in this environment."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class MeasuringError(TrackerError):
-    """Nothing can be measured here."""
+    """A package that measuring needs is not installed."""
 
 
 class Unmeasured(TrackerError):
-    """`tritonbench` ended before it measured anything; it has printed why."""
+    """`tritonbench` ended before it measured anything, and has printed the reason."""
 
 
 def measure(
@@ -39,11 +39,11 @@ def measure(
     environment: dict[str, str],
     listen: Callable[[str], None] | None = None,
 ) -> int:
-    """Run `tritonbench` in a folder, and return its exit code.
+    """Run `tritonbench` in a folder and return its exit code.
 
-    listen  called with each line of its standard error, which is printed as well
+    listen  called with each line of its standard error, which is also printed
 
-    An interrupt of this process ends it; it keeps what it has measured, and then KeyboardInterrupt is raised.
+    An interrupt of this process ends `tritonbench`, which keeps its results so far. Then KeyboardInterrupt is raised.
     """
     libc = ctypes.CDLL(None)
 
@@ -51,7 +51,7 @@ def measure(
         with contextlib.suppress(OSError, AttributeError):
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    # Ctrl-C in a terminal goes to every process there. This one passes it on, once, so the child ignores its own.
+    # Ctrl-C in a terminal reaches every process there. This process passes it on once, so the child ignores its own.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def measure(
         process.terminate()
         try:
             process.communicate()
-        except KeyboardInterrupt:  # again: it is not waited for any longer
+        except KeyboardInterrupt:  # a second interrupt: stop waiting
             process.kill()
             process.wait()
         raise
@@ -79,7 +79,7 @@ def measure(
 
 
 def _pass_on(stream: IO[bytes], listen: Callable[[str], None]) -> None:
-    """Print lines as they come."""
+    """Print each line as it arrives, and pass it to `listen`."""
     for line in stream:
         text = line.decode("utf-8", "replace").rstrip()
         print(text, file=sys.stderr, flush=True)
@@ -88,18 +88,19 @@ def _pass_on(stream: IO[bytes], listen: Callable[[str], None]) -> None:
 
 
 def ensure_alone(device: str, wait_s: float, arguments: list[str]) -> Path:
-    """Return the lock's file of the device that this process holds; start `groupbench` again below it if it has none.
+    """Return the lock file of the device. If this process does not hold it, replace it by one that does.
 
-    arguments  of `groupbench`, for the process that takes the place of this one
+    wait_s     how long the new process may wait for the lock, in seconds
+    arguments  arguments of `groupbench` for the new process
 
-    Raises MeasuringError where what measures is not installed.
+    Raises MeasuringError if a package that measuring needs is not installed.
     """
     held = os.environ.get(HELD)
     if held is not None:
         return Path(held)
     missing = next((name for name in ("torch", "filelock") if importlib.util.find_spec(name) is None), None)
     if missing:
-        raise MeasuringError(f"measuring needs {missing}, which is not installed: pip install 'groupbench[measure]'")
+        raise MeasuringError(f"measuring requires {missing}, which is not installed: pip install 'groupbench[measure]'")
     alone = ["groupbench.operators.alone", "--device", device, "--wait", f"{wait_s}s", "--"]
     return _become("-m", *alone, sys.executable, "-m", "groupbench.tracker", *arguments)
 
@@ -111,5 +112,5 @@ def _become(*arguments: str) -> NoReturn:
 
 
 def interrupted(code: int) -> bool:
-    """Return whether an exit code is that of a program that was interrupted."""
+    """Return whether an exit code means that the program was interrupted."""
     return code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, 128 + signal.SIGINT)

@@ -1,8 +1,8 @@
-"""The verdict on a run as CI wants it: one file a format, all made from one `Result`.
+"""Write the verdict on a run for CI, in several formats made from one `GateResult`.
 
-A format is a module with `render(result) -> str`, but for the two that are more than a file: the step summary, which
-is added to what is there, and the webhook, which is sent. Whatever a text holds (a commit's subject, a compiler's
-message), what is written is well formed and within the reader's limits.
+A format is a module with `render(result) -> str`. Two formats are more than a file: the step summary is appended to the
+file, and the webhook is sent. Every output is well formed and within its reader's limits, whatever text it contains,
+such as a commit's subject or a compiler's message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from groupbench.tracker.errors import OutputError
 from groupbench.tracker.text.files import whole_file
 
 if TYPE_CHECKING:
-    from groupbench.tracker.outputs.result import Result
+    from groupbench.tracker.outputs.result import GateResult
 
 FORMATS = {
     "summary": "Markdown for a step summary",
@@ -26,48 +26,51 @@ FORMATS = {
     "junit": "JUnit XML",
     "sarif": "SARIF 2.1.0",
     "json": "the verdict as --json",
-    "badge": "a picture, .svg, or .json for shields.io",
-    "atom": "a feed of alerts",
+    "badge": "a badge, .svg, or .json for shields.io",
+    "atom": "an Atom feed of alerts",
     "webhook": "a message to Slack",
 }
-"""name: what it is, in a line of help"""
+"""name: one line of help"""
 
 SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
 WEBHOOK_URL = "GROUPBENCH_WEBHOOK"
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where one output goes."""
+class OutputTarget:
+    """The destination of one output."""
 
-    form: str  # of FORMATS
-    place: str  # a file; the webhook's URL
+    form: str  # a key of FORMATS
+    place: str  # a file, or the webhook's URL
     append: bool = False
 
 
-def parse(text: str, environ: Mapping[str, str] | None = None) -> Target:
-    """The target that `FORMAT=FILE` names. Raises OutputError, one line, where it names none."""
+def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
+    """Return the target that `FORMAT=FILE` names. Raises OutputError, with a one-line message, if it is invalid."""
     environ = os.environ if environ is None else environ
     form, _, place = text.partition("=")
     if form not in FORMATS:
-        raise OutputError(f"no output {form!r}; there are: {', '.join(FORMATS)}")
+        raise OutputError(f"no output format {form!r}; known: {', '.join(FORMATS)}")
     if place == "-":
-        raise OutputError(f"{form}=-: stdout is the verdict's; give a file")
+        raise OutputError(f"{form}=-: stdout already carries the verdict; give a file")
     if form == "webhook":
         place = place or environ.get(WEBHOOK_URL, "")
         if not place.startswith(("https://", "http://")):
-            raise OutputError(f"webhook: needs an URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
-        return Target(form, place)
+            raise OutputError(f"webhook: needs a URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
+        return OutputTarget(form, place)
     if form == "badge" and place and not place.lower().endswith((".svg", ".json")):
-        raise OutputError(f"badge={place}: a badge ends with .svg, or with .json for shields.io")
-    named = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
-    if not place and not named:
+        raise OutputError(f"badge={place}: the name must end in .svg, or in .json for shields.io")
+    step_summary = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
+    if not place and not step_summary:
         raise OutputError(f"{form}: needs a file, {form}=FILE" + (f" or {SUMMARY_FILE}" if form == "summary" else ""))
-    return Target(form, place or named, append=(place or named) == named)
+    return OutputTarget(form, place or step_summary, append=(place or step_summary) == step_summary)
 
 
-def write(result: Result, targets: Sequence[Target], *, always: bool = False) -> list[str]:
-    """Write all that can be; gives a line for each that cannot. `always`: the webhook, too, if nothing changed."""
+def write(result: GateResult, targets: Sequence[OutputTarget], *, always: bool = False) -> list[str]:
+    """Write every output; return a message for each that failed.
+
+    always  send the webhook even if nothing changed
+    """
     failures = []
     for target in targets:
         try:
@@ -77,7 +80,7 @@ def write(result: Result, targets: Sequence[Target], *, always: bool = False) ->
     return failures
 
 
-def _write(result: Result, target: Target, always: bool) -> None:
+def _write(result: GateResult, target: OutputTarget, always: bool) -> None:
     if target.form == "webhook":
         from groupbench.tracker.outputs import webhook
 
@@ -94,7 +97,7 @@ def _write(result: Result, target: Target, always: bool) -> None:
         file.write(render(result).encode())
 
 
-def _module(target: Target) -> str:
+def _module(target: OutputTarget) -> str:
     if target.form == "badge" and target.place.lower().endswith(".json"):
         return "shield"
     return {"json": "verdict"}.get(target.form, target.form)

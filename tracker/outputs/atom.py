@@ -1,8 +1,8 @@
-"""An Atom feed (RFC 4287) of what became of alerts, the newest first.
+"""An Atom feed (RFC 4287) of the state changes of alerts, the newest first.
 
-An entry for each transition of the alerts of one commit, operator and backend: a commit that made thirty shapes slower
-is one entry. Its id is made of what the transition is, so that a reader shows it once, however often the feed is
-written and whichever database it is written from.
+The alerts of one commit, operator and backend share an entry, so a commit that slows thirty shapes is one entry. An
+entry's id depends only on its content, so that a feed reader shows it once, even if the feed is written again or from
+another database.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 
 from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.outputs.escape import shown, xml
-from groupbench.tracker.outputs.result import Place, Result
+from groupbench.tracker.outputs.result import CiLocation, GateResult
 from groupbench.tracker.text.wording import printable, signed_percent
 
 MOST = 200
-"""Entries."""
+"""Most entries in a feed."""
 
 _SERIES = 50
 _SPACE = uuid.UUID("5f0e4d4c-3e0b-5a77-9a3c-0d7f8f2f6b11")
@@ -27,7 +27,7 @@ _ATOM = "http://www.w3.org/2005/Atom"
 Change = tuple[StateChange, list[AlertRow]]
 
 
-def render(result: Result) -> str:
+def render(result: GateResult) -> str:
     ElementTree.register_namespace("", _ATOM)
     changes = _changes(result.alerts)
     home = result.place.repository
@@ -46,7 +46,7 @@ def render(result: Result) -> str:
 
 
 def _changes(alerts: Sequence[AlertRow]) -> list[Change]:
-    """Transitions, the newest first."""
+    """Return the state changes of alerts, the newest first."""
     groups: dict[tuple[object, ...], Change] = {}
     for alert in alerts:
         for event in alert.events:
@@ -60,7 +60,7 @@ def _key(event: StateChange, alert: AlertRow) -> tuple[object, ...]:
     return (_when(event.at), event.state, event.who, alert.metric, run.id, series.operator, series.backend)
 
 
-def _entry(event: StateChange, alerts: list[AlertRow], place: Place) -> ElementTree.Element:
+def _entry(event: StateChange, alerts: list[AlertRow], place: CiLocation) -> ElementTree.Element:
     first = alerts[0]
     entry = _element("entry")
     _text(entry, "id", _id("entry", *map(str, _key(event, first))))

@@ -1,4 +1,4 @@
-"""A badge: one picture that needs no server, no font and no script. Colours keep a contrast of 4.5 to white."""
+"""A badge as SVG, without a server, font or script. Its colours have a contrast of at least 4.5 to white."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import unicodedata
 from html import escape
 
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.verdicts import FAINT, Verdict
 
 LABEL = "kernels"
 _LABEL_COLOUR = "#444"
 _HEIGHT = 20
-_EDGE = 7  # px left and right of a text
+_EDGE = 7  # px to the left and right of a text
 
 
-def message(result: Result) -> str:
-    """A few words: `2 regressed`, `312 ok`."""
+def message(result: GateResult) -> str:
+    """Return the text of the badge: `2 regressed`, `312 ok`."""
     gate = result.gate
     counts = gate.counts
     if gate.exit_code == ExitCode.FAILED:
@@ -24,27 +24,27 @@ def message(result: Result) -> str:
     if gate.exit_code != ExitCode.OK:
         return gate.word
     passed = (Verdict.IMPROVED, Verdict.OK, Verdict.NEW)
-    told = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
-    known = sum(row.acknowledged for row in gate.rows)
-    told = [*told[:2], *([f"{known} acknowledged"] if known else [])]
+    parts = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
+    acknowledged = sum(row.acknowledged for row in gate.rows)
+    parts = [*parts[:2], *([f"{acknowledged} acknowledged"] if acknowledged else [])]
     if noisy := counts.get(Verdict.NOISY):
-        told.append(f"{noisy} noisy")
-    return ", ".join([*told, *(["no latency judged"] if gate.blind else [])]) or "ok"
+        parts.append(f"{noisy} noisy")
+    return ", ".join([*parts, *(["no latency judged"] if gate.blind else [])]) or "ok"
 
 
-def colour(result: Result) -> str:
-    """Return the colour of the outcome; that of nothing known where no latency was judged."""
+def colour(result: GateResult) -> str:
+    """Return the colour of the outcome, or the faint one if no latency was judged."""
     return FAINT.badge if result.gate.blind else result.gate.outcome.tone.badge
 
 
-def render(result: Result) -> str:
+def render(result: GateResult) -> str:
     return svg(LABEL, message(result), colour(result))
 
 
 def svg(label: str, text: str, colour: str) -> str:
-    """Two fields. Texts are pressed into the width they are thought to have, whatever font there is."""
+    """Return a badge of two fields. Texts are fitted to their estimated widths, whatever the font."""
     left, right = (_width(part) + 2 * _EDGE for part in (label, text))
-    said = escape(f"{label}: {text}")
+    title = escape(f"{label}: {text}")
 
     def part(written: str, x: int, width: int) -> str:
         return (
@@ -54,8 +54,8 @@ def svg(label: str, text: str, colour: str) -> str:
 
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="{_HEIGHT}" role="img" '
-        f'viewBox="0 0 {left + right} {_HEIGHT}" aria-label="{said}">\n'
-        f"<title>{said}</title>\n"
+        f'viewBox="0 0 {left + right} {_HEIGHT}" aria-label="{title}">\n'
+        f"<title>{title}</title>\n"
         f'<clipPath id="r"><rect width="{left + right}" height="{_HEIGHT}" rx="3"/></clipPath>\n'
         f'<g clip-path="url(#r)"><rect width="{left}" height="{_HEIGHT}" fill="{_LABEL_COLOUR}"/>'
         f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{colour}"/></g>\n'
@@ -66,7 +66,7 @@ def svg(label: str, text: str, colour: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Pixels of a text in Verdana of 11 px, near enough."""
+    """Return the approximate width in pixels of a text in 11 px Verdana."""
     narrow, wide = "fijlrtI.,:;!|'()[] ", "mwMW%@"
     steps = [
         11.0 if unicodedata.east_asian_width(char) in "WF" else 4.2 if char in narrow else 10.2 if char in wide else 6.9

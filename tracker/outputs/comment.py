@@ -1,7 +1,7 @@
-"""Markdown for a pull request: counts first, then only what changed, each series folded.
+"""Markdown for a pull request: counts first, then only the series that changed, folded.
 
-Its first line is a mark that no reader sees, by which `groupbench post` finds the comment again and edits it: one
-for each plan and hardware, so that two machines do not write over each other.
+The first line is an invisible mark by which `groupbench post` finds the comment again and edits it. It differs by plan
+and hardware, so that two machines do not overwrite each other's comments.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import re
 
 from groupbench.tracker.outputs import markdown
 from groupbench.tracker.outputs.escape import size
-from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.outputs.result import GateResult
 
 LIMIT = 65_000
-"""Bytes: GitHub takes 65,536 characters of a comment, by whatever count."""
+"""Largest comment in bytes. GitHub accepts 65,536 characters, and a text never has more characters than bytes."""
 
 _GROUPS = 30
 _MARK = re.compile(r"<!-- groupbench:[0-9a-f]{12} -->")
 
 
-def render(result: Result) -> str:
-    page = markdown.Page(LIMIT)
+def render(result: GateResult) -> str:
+    page = markdown.MarkdownPage(LIMIT)
     page.add(mark(result.gate.run.plan or "", *sorted(result.hardware)) + "\n")
     page.add(markdown.head(result, "###"))
     foot = markdown.foot(result)
@@ -39,13 +39,13 @@ def mark(*key: str) -> str:
 
 
 def mark_of(text: str) -> str | None:
-    """The mark that a text begins with."""
-    found = _MARK.match(text)
-    return found[0] if found else None
+    """Return the mark that a text begins with, or None."""
+    match = _MARK.match(text)
+    return match[0] if match else None
 
 
 def fitted(text: str, limit: int = LIMIT) -> str:
-    """Any Markdown, cut at the end of a line where it is too long; folds that are open are closed."""
+    """Return Markdown cut to `limit` bytes at the end of a line, with open code blocks and folds closed."""
     if size(text) <= limit:
         return text
     kept: list[str] = []
@@ -57,10 +57,10 @@ def fitted(text: str, limit: int = LIMIT) -> str:
         if room < 0:
             break
         kept.append(line)
-        if found := re.match(r"\s{0,3}(`{3,}|~{3,})", line):
-            fence = "" if fence and line.strip().startswith(fence) else fence or found[1]
+        if match := re.match(r"\s{0,3}(`{3,}|~{3,})", line):
+            fence = "" if fence and line.strip().startswith(fence) else fence or match[1]
         if not fence:
             folds += len(re.findall("<details", line)) - len(re.findall("</details", line))
     left = len(text.splitlines()) - len(kept)
     ends = (f"\n{fence}\n" if fence else "\n") + "</details>\n" * min(max(folds, 0), 20)
-    return "".join(kept) + ends + f"\n{left} lines were left out, since a comment may have {limit:,} bytes.\n"
+    return "".join(kept) + ends + f"\n{left} lines were left out: a comment is limited to {limit:,} bytes.\n"

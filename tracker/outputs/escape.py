@@ -1,9 +1,9 @@
-"""Texts of others, made harmless: in Markdown, XML and Slack's own language; and how long a text is to whom.
+"""Escape untrusted text for Markdown, XML and Slack.
 
-Subjects of commits, names, reasons and messages come from people and compilers. In Markdown they stand in code spans,
-where neither emphasis nor links, tags, mentions nor references are read (GitHub Flavored Markdown 0.29, 6.3; both
-GitHub and GitLab leave mentions in code alone). A pipe ends a table's cell even there, and readers differ in what a
-backslash before it does: such a text is written as character references instead.
+Commit subjects, names, reasons and messages come from people and compilers. In Markdown they are written as code spans,
+in which emphasis, links, tags, mentions and references have no effect (GitHub Flavored Markdown 0.29, 6.3; GitHub and
+GitLab ignore mentions in code). A pipe ends a table cell even in a code span, and renderers disagree on escaping it
+with a backslash, so a text with a pipe is written with character references.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
 
 
 def shown(text: str, most: int) -> str:
-    """One line without control characters, with an end that says if something is missing."""
+    """Return at most `most` characters on one line, without control characters; a cut text ends with an ellipsis."""
     flat = printable(text)
     return flat if len(flat) <= most else flat[: max(most - 2, 0)].rstrip() + " …"
 
 
 def code(text: str) -> str:
-    """Markdown: the text as code, in a table's cell as well. One line; nothing for nothing."""
+    """Return a text as Markdown code on one line, also valid in a table cell; an empty text stays empty."""
     flat = printable(text)
     if not flat:
         return ""
@@ -36,23 +36,23 @@ def code(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Markdown: as plain text where every reader takes it as such, else as code."""
+    """Return a text as plain Markdown if every renderer shows it unchanged, else as code."""
     flat = printable(text)
     return flat if "_" not in flat and _SAFE.fullmatch(flat) else code(flat)
 
 
 def link(text: str, url: str | None) -> str:
-    """Markdown that is ready, with an URL that is."""
+    """Return Markdown with a link around it; both `text` and `url` must be escaped already."""
     return text if url is None else f"[{text}]({url})"
 
 
 def xml(text: str) -> str:
-    """What XML 1.0 can hold of the text: not even references to the other characters are allowed in it."""
+    """Return a text with characters replaced that XML 1.0 cannot hold, not even as references."""
     return _NOT_XML.sub("�", text)
 
 
 def clean(value: Any) -> Any:
-    """Texts without lone surrogates, which no encoding has, in lists and dicts too."""
+    """Return a value without lone surrogates, which UTF-8 cannot encode, in texts, lists and dicts."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode() if not value.isascii() else value
     if isinstance(value, dict):
@@ -63,7 +63,10 @@ def clean(value: Any) -> Any:
 
 
 def slack(text: str) -> str:
-    """Slack's mrkdwn: https://api.slack.com/reference/surfaces/formatting#escaping. Without it <!channel> calls all."""
+    """Return a text escaped for Slack's mrkdwn, where an unescaped <!channel> would notify everyone.
+
+    https://api.slack.com/reference/surfaces/formatting#escaping
+    """
     return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -73,5 +76,5 @@ def slack_code(text: str) -> str:
 
 
 def size(text: str) -> int:
-    """Bytes of UTF-8: no reader counts more than that for a text."""
+    """Return the size of a text in bytes of UTF-8, which no service's own count exceeds."""
     return len(text.encode("utf-8", "replace"))

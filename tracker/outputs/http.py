@@ -1,7 +1,7 @@
-"""JSON over HTTP, with patience: for webhooks and the APIs of GitHub and GitLab.
+"""Send JSON over HTTP with retries, for webhooks and the APIs of GitHub and GitLab.
 
-Errors of the server and limits of its rate are waited out, a minute in all. Redirects are not followed, since the
-secrets of a request would go with it to whoever is named there. No message holds a secret.
+Server errors and rate limits are retried for up to a minute. Redirects are not followed, since they would send the
+request's secrets to another host. No error message contains a secret.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from groupbench.tracker.errors import OutputError
 from groupbench.tracker.text.wording import printable
 
 TIMEOUT_S = 20.0
-"""Of one attempt."""
+"""Time limit of one attempt."""
 
 PATIENCE_S = 60.0
-"""Of waits between attempts, all together."""
+"""Most time to wait between attempts, in total."""
 
 ATTEMPTS = 5
 _LARGEST = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Any = None  # sent as JSON
-    secret: str = ""  # never to be said
+    secret: str = ""  # never shown in messages
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     status: int
-    headers: Mapping[str, str]  # names in small letters
-    body: Any  # JSON; None where it was none
+    headers: Mapping[str, str]  # names in lower case
+    body: Any  # decoded JSON; None if it was not JSON
 
     @property
     def message(self) -> str:
-        """What the server said of its refusal."""
-        said = self.body.get("message") or self.body.get("error") if isinstance(self.body, dict) else self.body
-        return printable(str(said))[:300] if said else ""
+        """The server's error message, at most 300 characters."""
+        text = self.body.get("message") or self.body.get("error") if isinstance(self.body, dict) else self.body
+        return printable(str(text))[:300] if text else ""
 
 
-class Unsure(OutputError):
-    """The server may have done it, or not: it failed after it was asked."""
+class HttpUncertain(OutputError):
+    """The request was sent and failed, and the server may or may not have carried it out."""
 
 
-class Refused(OutputError):
-    """The server said no."""
+class HttpRefused(OutputError):
+    """The server refused the request; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -75,85 +75,87 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def send(request: Request, *, what: str, repeat: bool = True) -> Answer:
-    """The answer of a server that did it. `what` names the request in messages, without secrets.
+def send(request: HttpRequest, *, what: str, repeat: bool = True) -> HttpResponse:
+    """Send a request and return the response, once the server has accepted it.
 
-    `repeat`: doing it twice does no harm; else Unsure is raised where it may have been done. Raises OutputError, one
-    line: Refused where the server says no.
+    what    the request's name in messages, without secrets
+    repeat  the request may be sent twice; otherwise HttpUncertain is raised if it may have been carried out
+
+    Raises HttpRefused if the server refuses, OutputError for any other failure, each with a one-line message.
     """
     waited = 0.0
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = _once(request)
+            response = _once(request)
         except (OSError, http.client.HTTPException, ValueError) as cause:
-            said = _hidden(f"{what}: no answer: {getattr(cause, 'reason', None) or cause}", request)
+            failure = _hidden(f"{what}: no answer: {getattr(cause, 'reason', None) or cause}", request)
             if isinstance(cause, ValueError):
-                raise OutputError(said) from None
+                raise OutputError(failure) from None
             if not repeat and not isinstance(getattr(cause, "reason", None), ConnectionRefusedError):
-                raise Unsure(said) from None
+                raise HttpUncertain(failure) from None
             wait = 2.0 ** (attempt - 1)
         else:
-            if 200 <= answer.status < 300:
-                return answer
-            said = _hidden(f"{what}: {answer.status} {answer.message}".rstrip(), request)
-            limited = answer.status == 429 or (answer.status == 403 and _is_limit(answer))
-            if answer.status >= 500 and not repeat:
-                raise Unsure(said)
-            if answer.status < 500 and not limited:
-                raise Refused(said + _advice(answer.status), answer.status)
-            wait = _asked_wait(answer, 2.0 ** (attempt - 1))
+            if 200 <= response.status < 300:
+                return response
+            failure = _hidden(f"{what}: {response.status} {response.message}".rstrip(), request)
+            limited = response.status == 429 or (response.status == 403 and _is_limit(response))
+            if response.status >= 500 and not repeat:
+                raise HttpUncertain(failure)
+            if response.status < 500 and not limited:
+                raise HttpRefused(failure + _advice(response.status), response.status)
+            wait = _requested_wait(response, 2.0 ** (attempt - 1))
         if attempt == ATTEMPTS or waited + wait > PATIENCE_S:
-            raise OutputError(f"{said}; given up after {attempt} attempt{'s' if attempt > 1 else ''}")
+            raise OutputError(f"{failure}; given up after {attempt} attempt{'s' if attempt > 1 else ''}")
         waited += wait
         sleep(wait)
     raise AssertionError("unreachable")
 
 
 def host(url: str) -> str:
-    """All of an URL that may be said."""
+    """Return the host of a URL, the only part that messages may show."""
     try:
         return printable(urlsplit(url).hostname or "?")
     except ValueError:
         return "?"
 
 
-def _once(request: Request) -> Answer:
+def _once(request: HttpRequest) -> HttpResponse:
     headers = {"User-Agent": "groupbench", "Accept": "application/json", **request.headers}
     data = None
     if request.body is not None:
         data = json.dumps(request.body).encode()
         headers["Content-Type"] = "application/json; charset=utf-8"
-    asked = urllib.request.Request(request.url, data, headers, method=request.method)
+    outgoing = urllib.request.Request(request.url, data, headers, method=request.method)
     try:
-        with _opener.open(asked, timeout=TIMEOUT_S) as found:
-            return _answer(found.status, found.headers, found.read(_LARGEST))
+        with _opener.open(outgoing, timeout=TIMEOUT_S) as stream:
+            return _response(stream.status, stream.headers, stream.read(_LARGEST))
     except urllib.error.HTTPError as error:
         with error:
-            return _answer(error.code, error.headers, error.read(_LARGEST))
+            return _response(error.code, error.headers, error.read(_LARGEST))
 
 
-def _answer(status: int, headers: Any, body: bytes) -> Answer:
+def _response(status: int, headers: Any, body: bytes) -> HttpResponse:
     text = body.decode("utf-8", "replace")
     try:
         value = json.loads(text)
     except ValueError:
         value = None if status < 400 or text.lstrip().startswith("<") else text
-    return Answer(status, {name.lower(): value for name, value in headers.items()}, value)
+    return HttpResponse(status, {name.lower(): value for name, value in headers.items()}, value)
 
 
-def _is_limit(answer: Answer) -> bool:
-    """GitHub says 403 for limits, too."""
-    spent = answer.headers.get("x-ratelimit-remaining") == "0" or "retry-after" in answer.headers
-    return spent or "rate limit" in answer.message.lower()
+def _is_limit(response: HttpResponse) -> bool:
+    """Return whether a 403 is a rate limit, for which GitHub uses it too."""
+    spent = response.headers.get("x-ratelimit-remaining") == "0" or "retry-after" in response.headers
+    return spent or "rate limit" in response.message.lower()
 
 
-def _asked_wait(answer: Answer, otherwise: float) -> float:
-    """Seconds that the server asks for."""
+def _requested_wait(response: HttpResponse, otherwise: float) -> float:
+    """Return the seconds that the server asks to wait, or `otherwise`."""
     try:
-        if "retry-after" in answer.headers:
-            return max(float(answer.headers["retry-after"]), 0.0)
-        if answer.headers.get("x-ratelimit-remaining") == "0":
-            return max(float(answer.headers["x-ratelimit-reset"]) - time.time(), 1.0)
+        if "retry-after" in response.headers:
+            return max(float(response.headers["retry-after"]), 0.0)
+        if response.headers.get("x-ratelimit-remaining") == "0":
+            return max(float(response.headers["x-ratelimit-reset"]) - time.time(), 1.0)
     except (KeyError, ValueError):
         pass
     return otherwise
@@ -161,10 +163,11 @@ def _asked_wait(answer: Answer, otherwise: float) -> float:
 
 def _advice(status: int) -> str:
     if 300 <= status < 400:
-        return "; it has moved, give its new address"
-    return {401: "; is the token right, and still valid?", 403: "; may the token write there?",
-            404: "; is there such a thing, and may the token see it?"}.get(status, "")  # fmt: skip
+        return "; it has moved: use its new address"
+    return {401: "; check that the token is correct and still valid",
+            403: "; check that the token may write there",
+            404: "; check that it exists and that the token may see it"}.get(status, "")  # fmt: skip
 
 
-def _hidden(text: str, request: Request) -> str:
+def _hidden(text: str, request: HttpRequest) -> str:
     return text.replace(request.secret, "***") if request.secret else text

@@ -1,6 +1,6 @@
 """JUnit XML: a case for each series, a suite for each operator, and one case for the gate as a whole.
 
-Of the many dialects the common part: what Jenkins' schema (junit-10.xsd) allows, GitLab and others read as well.
+Of the many dialects, it uses the part that Jenkins' schema (junit-10.xsd) allows, which GitLab and others read too.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
-from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.wording import milliseconds, printable, signed_percent
 from groupbench.tracker.verdicts import GOOD
 
 _NOTE = 300
 _LONGEST = 20_000
-"""Characters of a compiler's message."""
+"""Most characters of a compiler's message."""
 
 
-def render(result: Result) -> str:
+def render(result: GateResult) -> str:
     gate = result.gate
     top = ElementTree.Element("testsuites", name="groupbench")
     overall = ElementTree.Element("testcase", classname="groupbench", name="gate", time="0.000")
@@ -27,17 +27,17 @@ def render(result: Result) -> str:
     red = False
     for row in gate.rows:
         element = _case(row, result)
-        if row.series.pk in named:  # a name is met once in a report, and one that a series has every night stays
+        if row.series.pk in named:  # a report must not repeat a name, and a series keeps its name every night
             element.set("name", _text(f"{result.label(row.series)} {row.what}"))
         named.add(row.series.pk)
         red = red or result.red(row) is not None
         cases.setdefault(row.series.operator, []).append((row, element))
-    if gate.exit_code and not red:  # nothing measured is no pass
+    if gate.exit_code and not red:  # an empty run must not pass
         _child(overall, "error", gate.word, gate.summary, gate.summary)
     total = {"tests": 0, "failures": 0, "errors": 0}
-    for name, found in cases.items():
-        elements = [element for _, element in found]
-        seconds = sum(row.point.duration_s or 0.0 for row, _ in found if row is not None and row.point is not None)
+    for name, members in cases.items():
+        elements = [element for _, element in members]
+        seconds = sum(row.point.duration_s or 0.0 for row, _ in members if row is not None and row.point is not None)
         counts = {
             "tests": len(elements),
             "failures": sum(element.find("failure") is not None for element in elements),
@@ -60,17 +60,17 @@ def render(result: Result) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
 
 
-def _properties(suite: ElementTree.Element, result: Result) -> None:
+def _properties(suite: ElementTree.Element, result: GateResult) -> None:
     run = result.gate.run
-    told = {"verdict": result.gate.word, "summary": result.gate.summary, "run": run.id, "commit": run.commit_text}
-    told |= {"hardware": ", ".join(result.hardware)}
-    told |= {"plan": run.plan} if run.plan else {}
+    values = {"verdict": result.gate.word, "summary": result.gate.summary, "run": run.id, "commit": run.commit_text}
+    values |= {"hardware": ", ".join(result.hardware)}
+    values |= {"plan": run.plan} if run.plan else {}
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in told.items():
+    for name, value in values.items():
         ElementTree.SubElement(properties, "property", name=name, value=_text(value))
 
 
-def _case(row: Judged, result: Result) -> ElementTree.Element:
+def _case(row: Judged, result: GateResult) -> ElementTree.Element:
     series, point = row.series, row.point
     seconds = 0.0 if point is None else point.duration_s or 0.0
     case = ElementTree.Element(
@@ -79,19 +79,19 @@ def _case(row: Judged, result: Result) -> ElementTree.Element:
         name=_text(result.label(series)),
         time=f"{seconds:.3f}",
     )
-    said = message(row)
+    text = message(row)
     red = result.red(row)
     if red:
-        _child(case, red, row.verdict, said, _details(row))
+        _child(case, red, row.verdict, text, _details(row))
     elif row.verdict.tone is not GOOD:
-        _child(case, "skipped", row.verdict, said, None)
-    elif said != row.verdict:
-        ElementTree.SubElement(case, "system-out").text = xml(said)
+        _child(case, "skipped", row.verdict, text, None)
+    elif text != row.verdict:
+        ElementTree.SubElement(case, "system-out").text = xml(text)
     return case
 
 
 def message(row: Judged) -> str:
-    """One line: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
+    """Return one line for a series: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
     parts = []
     now = row.level_now
     if row.what == "latency" and row.effect.before_ms is not None and now is not None:
@@ -121,11 +121,11 @@ def _details(row: Judged) -> str:
     return "\n".join(lines)
 
 
-def _child(case: ElementTree.Element, tag: str, kind: str, said: str, text: str | None) -> None:
-    child = ElementTree.SubElement(case, tag, type=kind, message=_text(said))
+def _child(case: ElementTree.Element, tag: str, kind: str, message_text: str, text: str | None) -> None:
+    child = ElementTree.SubElement(case, tag, type=kind, message=_text(message_text))
     child.text = None if text is None else xml(text)
 
 
 def _text(text: str) -> str:
-    """Of an attribute: one line."""
+    """Return a text as an attribute's value: one line that XML can hold."""
     return xml(printable(text))

@@ -1,6 +1,6 @@
-"""Markdown of a verdict within a number of bytes: what the step summary and the comment have in common.
+"""Markdown of a verdict within a size limit, shared by the step summary and the comment.
 
-Written as GitHub and GitLab read it. What does not fit is left out from the least grave end, row by row, and counted.
+It is written for GitHub and GitLab. Rows that do not fit are left out, the least severe first, and counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from groupbench.tracker.judge.verdicts import Judged, Span
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
-from groupbench.tracker.outputs.result import Group, Place, Result
+from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, signed_percent
 from groupbench.tracker.verdicts import Verdict
@@ -20,14 +20,14 @@ _SHAPE = 80
 _SUBJECT = 120
 _NOTE = 200
 _COMMAND = 600
-"""Bytes of the longest command that is shown: one that is cut measures something else."""
+"""Longest command to show, in bytes: a truncated command would measure something else."""
 _COMMANDS = 10
 _RESERVE = 400
-"""Bytes kept for the line that says what was left out."""
+"""Bytes reserved for the line that counts the rows left out."""
 
 
-class Page:
-    """Markdown that grows until its limit."""
+class MarkdownPage:
+    """A Markdown text that grows up to a limit in bytes."""
 
     def __init__(self, limit: int) -> None:  # bytes
         self.limit, self.parts, self.size, self.left_out = limit, [""], 0, 0
@@ -40,7 +40,7 @@ class Page:
         self.size += size(text)
 
     def table(self, title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-        """Folded, below its title; without columns that are empty. A column whose name begins with > is of numbers."""
+        """Add a table, folded below its title and without empty columns. Columns named `>...` are right-aligned."""
         used = [i for i in range(len(columns)) if any(line[i] for line in cells)]
         rule = ["---:" if columns[i].startswith(">") else "---" for i in used]
         top = f"{_line(columns[i].removeprefix('>') for i in used)}\n{_line(rule)}\n"
@@ -59,29 +59,28 @@ class Page:
     def text(self) -> str:
         if self.left_out:
             self.add(
-                f"\n{self.left_out} lines were left out, the least grave, since this page may have {self.limit:,} "
-                "bytes: `groupbench gate --json` has all.\n"
+                f"\n{self.left_out} lines were left out, the least severe ones, because this page is limited to "
+                f"{self.limit:,} bytes. `groupbench gate --json` prints all of them.\n"
             )
         return "".join(self.parts)
 
 
-def head(result: Result, level: str) -> str:
-    """The verdict in a line, every count in the next."""
+def head(result: GateResult, level: str) -> str:
+    """Return a heading with the verdict, and a line with every count."""
     gate = result.gate
-    said, _, counts = gate.summary.partition(". ")
-    told = f"**{printable(counts)}**\n\n" if counts else ""
-    return f"{level} {gate.outcome.tone.dot} {printable(said)}\n\n{told}"
+    verdict, _, counts = gate.summary.partition(". ")
+    line = f"**{printable(counts)}**\n\n" if counts else ""
+    return f"{level} {gate.outcome.tone.dot} {printable(verdict)}\n\n{line}"
 
 
-def changes(page: Page, result: Result, most: int) -> None:
-    """A line for what changed together."""
+def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
+    """Add a line for each group of series that changed together."""
     groups = result.groups
     for number, group in enumerate(groups):
-        text = f"- {told(group, result.place)}\n"
-        again = group.first.repro if group.first.verdict.changed else None
-        text += (
-            f"  - again: {code(printable(again))}\n" if again and number < _COMMANDS and size(again) <= _COMMAND else ""
-        )
+        text = f"- {group_line(group, result.place)}\n"
+        command = group.first.repro if group.first.verdict.changed else None
+        if command and number < _COMMANDS and size(command) <= _COMMAND:
+            text += f"  - reproduce: {code(printable(command))}\n"
         if number == most or not page.room(text):
             page.add(f"- and {len(groups) - number} more groups of series\n")
             break
@@ -89,8 +88,8 @@ def changes(page: Page, result: Result, most: int) -> None:
     page.add("\n" if groups else "")
 
 
-def told(group: Group, place: Place) -> str:
-    """One line: what, of whom, how much, since which commit."""
+def group_line(group: ChangeGroup, place: CiLocation) -> str:
+    """Return one line for a group: verdict, backend, metric, change and first commit."""
     first = group.first
     if first.verdict is Verdict.INCOMPARABLE:
         return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
@@ -108,20 +107,20 @@ def told(group: Group, place: Place) -> str:
     return ", ".join(parts)
 
 
-def commit(span: Span, place: Place) -> str:
-    """The first one that is certainly after the change, linked, with its subject and author."""
+def commit(span: Span, place: CiLocation) -> str:
+    """Return the first commit that is certainly after the change, as a link with its subject and author."""
     text = link(code(str(span.head.state)), place.commit(span.head.commit))
     if span.head.subject:
         text += f" {code(shown(span.head.subject, _SUBJECT))}"
     return text + (f" by {code(shown(span.author, _NAME))}" if span.author else "")
 
 
-def sections(page: Page, result: Result, rows: Sequence[Judged]) -> None:
-    """A folded table for each verdict, the gravest first."""
+def sections(page: MarkdownPage, result: GateResult, rows: Sequence[Judged]) -> None:
+    """Add a folded table for each verdict, the most severe first."""
     for verdict in Verdict:
-        mine = [row for row in rows if row.verdict == verdict]
-        if mine:
-            page.table(f"{len(mine)} {verdict}", _CHANGED, [_changed(row, result) for row in mine])
+        matching = [row for row in rows if row.verdict == verdict]
+        if matching:
+            page.table(f"{len(matching)} {verdict}", _CHANGED, [_changed(row, result) for row in matching])
 
 
 _CHANGED = (
@@ -129,7 +128,7 @@ _CHANGED = (
 )
 
 
-def _changed(row: Judged, result: Result) -> list[str]:
+def _changed(row: Judged, result: GateResult) -> list[str]:
     if row.metric is not None and row.metric is not LATENCY:
         digits = _rms if not row.metric.unit else milliseconds
         unit = f" {row.metric.unit or row.metric.name}"
@@ -154,8 +153,8 @@ def _changed(row: Judged, result: Result) -> list[str]:
     ]
 
 
-def every(page: Page, result: Result) -> None:
-    """Each series of the run, folded."""
+def every(page: MarkdownPage, result: GateResult) -> None:
+    """Add a folded table of every series of the run."""
     rows = sorted(result.gate.rows, key=lambda row: (row.verdict.severity, row.series.sort_key))
     columns = ("verdict", "operator", "backend", "series", ">now ms", ">change", ">rms", ">earlier results")
     cells = [
@@ -172,7 +171,7 @@ def every(page: Page, result: Result) -> None:
     page.table(f"All {len({row.series.pk for row in rows})} series", columns, cells)
 
 
-def _names(row: Judged, result: Result) -> list[str]:
+def _names(row: Judged, result: GateResult) -> list[str]:
     series = row.series
     label = shortened(printable(result.label(series)), _SHAPE)
     return [code(shown(series.operator, _NAME)), code(shown(series.backend, _NAME)), code(label)]
@@ -189,8 +188,8 @@ def _rms(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def foot(result: Result) -> str:
-    """Which run, of what, where."""
+def foot(result: GateResult) -> str:
+    """Return the last line: the commit, the run, its plan and its hardware."""
     run, parts = result.gate.run, []
     parts.append(f"Commit {link(code(str(run.state)), result.place.commit(run.commit))}")
     if run.subject:

@@ -1,7 +1,7 @@
-"""A comment on a pull request that is written once and edited from then on: GitHub's REST API and GitLab's notes.
+"""Post a comment on a pull request once and edit it from then on, with GitHub's REST API or GitLab's notes.
 
-It is found by its mark, and only where the account of the token wrote it: whoever copies the mark gets no say, and no
-comment of a person is ever written over.
+The comment is found by its mark, and only among those of the token's account: someone who copies the mark cannot have
+their own comment overwritten.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Comment:
 
 @dataclass(frozen=True)
 class Forge(ABC):
-    """Where to comment, and as whom."""
+    """A pull or merge request on a service, and the token to comment with."""
 
     kind: ClassVar[str]
     token_name: ClassVar[str]  # variable of the token
     user_key: ClassVar[str]  # field that names an account
     author_key: ClassVar[str]  # field of a comment that holds its account
     edit: ClassVar[str]  # method that changes a comment
-    answers_bots: ClassVar[bool]  # whether a token may be no user's, as a workflow's own
+    answers_bots: ClassVar[bool]  # whether a token may belong to no user, such as a workflow's own
 
-    api: str  # URL without a slash at its end
+    api: str  # URL without a trailing slash
     repository: str
     number: int
     token: str
@@ -67,18 +67,18 @@ class Forge(ABC):
     @classmethod
     @abstractmethod
     def of(cls, environ: Mapping[str, str], repository: str | None, number: int | None) -> Forge:
-        """Return where CI's variables say. Raises OutputError, naming what is missing."""
+        """Return the request that CI's variables and the options name. Raises OutputError, naming missing values."""
 
-    def ask(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> http.Answer:
-        request = http.Request(method, self.api + path, self.headers, body, secret=self.token)
+    def ask(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> http.HttpResponse:
+        request = http.HttpRequest(method, self.api + path, self.headers, body, secret=self.token)
         what = f"{method} {path.partition('?')[0]} at {http.host(self.api)}"
         return http.send(request, what=what, repeat=repeat)
 
     def account(self) -> str | None:
-        """Return whose token it is; None for one that is no user's."""
+        """Return the account of the token, or None if it belongs to no user."""
         try:
             user = self.ask("GET", "/user").body
-        except http.Refused as refused:
+        except http.HttpRefused as refused:
             if self.answers_bots and refused.status in (403, 404):
                 return None
             raise
@@ -86,7 +86,7 @@ class Forge(ABC):
         return str(name) if name else None
 
     def read(self, item: Mapping[str, Any]) -> Comment:
-        """Return a comment as the API gives it."""
+        """Return a comment from the API's JSON."""
         author = item.get(self.author_key) or {}
         return Comment(
             int(item["id"]),
@@ -101,7 +101,7 @@ class Forge(ABC):
         cls,
         token: str | None,
         api: str,
-        repository: tuple[str | None, str],  # and what gives it
+        repository: tuple[str | None, str],  # the value, and where to set it
         number: tuple[int | None, str],
     ) -> Forge:
         needed = ((token, cls.token_name), repository, number)
@@ -109,9 +109,9 @@ class Forge(ABC):
         if missing or not token or not repository[0] or not number[0]:
             raise OutputError(f"post on {cls.kind} needs {'; '.join(missing)}")
         if any(char.isspace() or not char.isprintable() or ord(char) > 126 for char in token):
-            raise OutputError(f"{cls.token_name} holds a character that no token has (a line's end?)")
+            raise OutputError(f"{cls.token_name} contains a character that no token has (a line break?)")
         if not api.startswith(("https://", "http://")):
-            raise OutputError(f"the API's address {api!r} does not begin with https://")
+            raise OutputError(f"the API's URL {api!r} does not begin with https://")
         return cls(api.rstrip("/"), repository[0], number[0], token)
 
 
@@ -146,7 +146,7 @@ class GitHub(Forge):
             (number or _number_of_event(environ), "--pr, or a workflow that a pull request started"),
         )
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", made.repository):
-            raise OutputError(f"repository {made.repository!r} is not of the form OWNER/NAME")
+            raise OutputError(f"repository {made.repository!r} does not have the form OWNER/NAME")
         return made
 
 
@@ -183,39 +183,39 @@ FORGES: dict[str, type[Forge]] = {"github": GitHub, "gitlab": GitLab}
 def forge(
     environ: Mapping[str, str], *, kind: str | None = None, repository: str | None = None, number: int | None = None
 ) -> Forge:
-    """Return where CI's variables say. Raises OutputError, naming what is missing."""
+    """Return the request that CI's variables and the options name. Raises OutputError, naming missing values."""
     if kind is None:
         kind = "gitlab" if environ.get("GITLAB_CI") or environ.get("CI_API_V4_URL") else "github"
     return FORGES[kind].of(environ, repository, number)
 
 
 def post(forge: Forge, mark: str, text: str) -> tuple[Done, str | None]:
-    """Return (what was done, URL of the comment). Raises OutputError."""
+    """Post or edit the comment; return (action, the comment's URL). Raises OutputError."""
     text = text.replace("\r\n", "\n")
     me = forge.account()
     for _ in range(_TRIES):
-        for own in _own(forge, mark, me):
-            if own.body.replace("\r\n", "\n").strip() == text.strip():
-                return "unchanged", own.url
+        for comment in _marked(forge, mark, me):
+            if comment.body.replace("\r\n", "\n").strip() == text.strip():
+                return "unchanged", comment.url
             try:
-                edited = forge.ask(forge.edit, forge.comment(own.key), {"body": text})
-            except http.Refused as refused:
+                edited = forge.ask(forge.edit, forge.comment(comment.key), {"body": text})
+            except http.HttpRefused as refused:
                 if me is None and refused.status in (403, 404):
                     continue  # another program's comment
                 raise
-            return "edited", _url(edited.body) or own.url
+            return "edited", _url(edited.body) or comment.url
         try:
             created = forge.ask("POST", forge.comments, {"body": text}, repeat=False)
-        except http.Unsure as unsure:
+        except http.HttpUncertain as unsure:
             last = unsure
             http.sleep(2.0)
-            continue  # it may be there: look again, or there would be two
+            continue  # it may have been created: look again, to avoid a second comment
         return "created", _url(created.body)
     raise OutputError(f"{last.message}; given up after {_TRIES} attempts")
 
 
-def _own(forge: Forge, mark: str, me: str | None) -> list[Comment]:
-    """Return the comments with the mark by the token's account; by any program where that is not known."""
+def _marked(forge: Forge, mark: str, me: str | None) -> list[Comment]:
+    """Return the marked comments by the token's account, or by any bot if the account is unknown."""
     return [
         comment
         for comment in _comments(forge)
@@ -225,13 +225,13 @@ def _own(forge: Forge, mark: str, me: str | None) -> list[Comment]:
 
 def _comments(forge: Forge) -> Iterator[Comment]:
     for page in range(1, _PAGES + 1):
-        answer = forge.ask("GET", f"{forge.comments}?per_page={_PAGE}&page={page}")
-        if not isinstance(answer.body, list):
+        response = forge.ask("GET", f"{forge.comments}?per_page={_PAGE}&page={page}")
+        if not isinstance(response.body, list):
             raise OutputError(
-                f"{http.host(forge.api)} is no API of {forge.kind}: it answers without a list of comments"
+                f"{http.host(forge.api)} is not an API of {forge.kind}: its response is not a list of comments"
             )
-        yield from map(forge.read, answer.body)
-        more = 'rel="next"' in answer.headers["link"] if "link" in answer.headers else len(answer.body) >= _PAGE
+        yield from map(forge.read, response.body)
+        more = 'rel="next"' in response.headers["link"] if "link" in response.headers else len(response.body) >= _PAGE
         if not more:
             return
 
@@ -241,7 +241,7 @@ def _url(item: Any) -> str | None:
 
 
 def _number_of_event(environ: Mapping[str, str]) -> int | None:
-    """The pull request that a workflow is about: by its ref, or by the event that started it."""
+    """Return the number of a workflow's pull request: from its ref, or from the event that started it."""
     ref = re.fullmatch(r"refs/pull/(\d+)/(?:merge|head)", environ.get("GITHUB_REF", ""))
     if ref:
         return int(ref[1])
@@ -254,7 +254,7 @@ def _number_of_event(environ: Mapping[str, str]) -> int | None:
     requests = (event.get("workflow_run") or {}).get("pull_requests") or []
     issue = event.get("issue") or {}
     candidates = [event.get("pull_request"), issue if issue.get("pull_request") else None, *requests[:1]]
-    return next((_number(found.get("number")) for found in candidates if found), None)
+    return next((_number(candidate.get("number")) for candidate in candidates if candidate), None)
 
 
 def _number(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""What every output is made from: the verdict on a run, and what is told beside it."""
+"""The data that every output is made from: the verdict on a run and its context."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where CI runs, as far as its variables say."""
+class CiLocation:
+    """URLs of the repository and the CI job, from CI's environment variables."""
 
-    repository: str | None = None  # URL that people open
+    repository: str | None = None  # web page, not the API
     job: str | None = None
     gitlab: bool = False
 
     def commit(self, hash_: str) -> str | None:
-        """The URL of a commit."""
+        """Return the URL of a commit, or None without a repository."""
         if self.repository is None:
             return None
         return f"{self.repository}{'/-' if self.gitlab else ''}/commit/{quote(hash_, safe='')}"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A verdict with its surroundings."""
+class GateResult:
+    """The verdict on a run, with alerts, kernels and CI's URLs."""
 
     gate: Gate
     strict: bool = False
-    place: Place = Place()
-    alerts: tuple[AlertRow, ...] = ()  # all that are stored, after the gate's update
-    moved: bool = False  # that update opened, reopened or closed some
-    kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # compiled ones, by series that got worse
-    root: Path = Path()  # of the checkout, where kernels are looked up
+    place: CiLocation = CiLocation()
+    alerts: tuple[AlertRow, ...] = ()  # every stored alert, after the gate's update
+    moved: bool = False  # whether that update opened, reopened or closed any
+    kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # by series that got worse
+    root: Path = Path()  # of the checkout in which to find the kernels' source
 
     @property
     def changed(self) -> bool:
-        """Whether anybody should look: it fails, something improved, or an alert has another state."""
+        """Whether the run deserves attention: it fails, a series improved, or an alert changed its state."""
         gate = self.gate
         return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 
     @property
-    def groups(self) -> list[Group]:
-        """What changed together, the gravest first: one line tells a commit that made thirty shapes slower."""
+    def groups(self) -> list[ChangeGroup]:
+        """Series that changed together, the most severe first: a commit that slows thirty shapes is one group."""
         groups: dict[tuple[object, ...], list[Judged]] = {}
         for row in self.gate.notable:
             groups.setdefault(_together(row), []).append(row)
-        return [Group(tuple(rows)) for rows in groups.values()]
+        return [ChangeGroup(tuple(rows)) for rows in groups.values()]
 
     def red(self, row: Judged) -> str | None:
-        """`failure` for what got worse, `error` for what could not be judged; None where the gate passes it."""
+        """Return `failure` if the series got worse, `error` if it could not be judged, None if the gate passes it."""
         code = row.exit_code(self.strict)
         if code is ExitCode.OK:
             return None
         return "failure" if code is ExitCode.FAILED else "error"
 
     def label(self, series: SeriesRow) -> str:
-        """The series below its operator and backend; what nearly all share is left out."""
+        """Return a name of the series within its operator and backend, without the usual host, protocol and seed."""
         parts = [series.shape, series.dtype, series.mode]
         parts += [series.host] if series.host != "builtin" else []
         parts += [series.protocol] if series.protocol != "cooled" else []
@@ -86,8 +86,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Series of which one thing is to be said."""
+class ChangeGroup:
+    """Series that changed together, which one line describes."""
 
     rows: tuple[Judged, ...]
 
@@ -97,61 +97,63 @@ class Group:
 
     @property
     def change(self) -> str:
-        """`+3.1%`, `+3.1% to +8.0%`, `rms ×4.5`; empty where none is known."""
+        """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms ×4.5`; empty if none is known."""
         if self.first.what == "accuracy":
             ratios = [
                 row.point.rms / row.effect.before_rms
                 for row in self.rows
                 if row.effect.before_rms and row.point is not None and row.point.rms is not None
             ]
-            told = [f"rms ×{ratio:.3g}" for ratio in _ends(ratios)]
+            texts = [f"rms ×{ratio:.3g}" for ratio in _ends(ratios)]
         else:
             changes = [row.change for row in self.rows if row.change is not None]
-            told = [f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%") for change in _ends(changes)]
-        return " to ".join(dict.fromkeys(told))
+            texts = [f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%") for change in _ends(changes)]
+        return " to ".join(dict.fromkeys(texts))
 
     @property
     def head(self) -> str:
-        """What moved of what: the words that are ours and the names that are not are kept apart by the caller."""
+        """The metric that changed, with the number of series. The caller adds the names, which need escaping."""
         what = self.first.what or "result"
         number = len(self.rows)
         return f"{what} of {number} series" if number > 1 else what
 
     @property
     def note(self) -> str | None:
-        """What is said of all of them."""
+        """The note of all rows if they share one, else None."""
         notes = {row.note for row in self.rows}
         return notes.pop() if len(notes) == 1 else None
 
 
-def gather(session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: Place, root: Path) -> Result:
-    """The result with what the database knows beside it. Only reads."""
+def gather(
+    session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: CiLocation, root: Path
+) -> GateResult:
+    """Return the gate's verdict with the alerts and kernels that the database holds. Reads only."""
     from groupbench.tracker.judge import alerts
     from groupbench.tracker.judge.pasts import facts_at
 
     worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
     facts = facts_at(session, worse)
-    return Result(
+    return GateResult(
         gate,
         strict=strict,
         place=place,
         alerts=tuple(alerts.find(session)),
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
-        kernels={series: found.kernels for (series, _), found in facts.items()},
+        kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,
     )
 
 
-def ci_place(environ: Mapping[str, str]) -> Place:
-    """What GitHub's and GitLab's variables say."""
+def ci_place(environ: Mapping[str, str]) -> CiLocation:
+    """Return the URLs that GitHub's or GitLab's environment variables give."""
     server, name, run = (environ.get(f"GITHUB_{key}", "") for key in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
     if server and name:
         repository = _url(f"{server}/{name}")
-        return Place(repository, f"{repository}/actions/runs/{quote(run)}" if repository and run else None)
+        return CiLocation(repository, f"{repository}/actions/runs/{quote(run)}" if repository and run else None)
     if environ.get("CI_PROJECT_URL"):
         job = environ.get("CI_JOB_URL") or environ.get("CI_PIPELINE_URL")
-        return Place(_url(environ["CI_PROJECT_URL"]), _url(job or ""), gitlab=True)
-    return Place()
+        return CiLocation(_url(environ["CI_PROJECT_URL"]), _url(job or ""), gitlab=True)
+    return CiLocation()
 
 
 def _together(row: Judged) -> tuple[object, ...]:
@@ -167,7 +169,7 @@ def _ends(values: list[float]) -> list[float]:
 
 
 def _url(text: str) -> str | None:
-    """As it may stand in Markdown and in XML; None where it is none."""
+    """Return a URL that is safe in Markdown and XML, or None if the text is not a web URL."""
     if not text.startswith(("https://", "http://")):
         return None
     return quote(text.rstrip("/"), safe="/:?=&%+~.,-_@#").replace("@", "%40")

@@ -1,8 +1,8 @@
 """SARIF 2.1.0: a result for each regression, at the kernel's line.
 
-Written for GitHub's code scanning, which refuses a whole file for one result without a place, tells results of two
-nights apart by their fingerprint alone, and shows the first 5,000. What could not be judged is a notification of the
-invocation: it is no defect of a line.
+It is written for GitHub's code scanning, which rejects a whole file if one result has no location, matches results of
+different runs only by their fingerprints, and shows the first 5,000. A series that could not be judged becomes a
+notification of the invocation, since it is not a defect of a line.
 """
 
 from __future__ import annotations
@@ -18,38 +18,46 @@ from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs import source
 from groupbench.tracker.outputs.escape import clean, shown
 from groupbench.tracker.outputs.junit import message
-from groupbench.tracker.outputs.result import Result
-from groupbench.tracker.outputs.source import Source
+from groupbench.tracker.outputs.result import GateResult
+from groupbench.tracker.outputs.source import SourceLine
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import printable
 from groupbench.tracker.verdicts import Verdict
 
 MOST = 5000
-"""Results."""
+"""Most results in a file."""
 
 _NOTIFICATIONS = 1000
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {
-    "latency": ("LatencyRegression", "A kernel became slower.", "Slower than its own history by more than its noise."),
-    "accuracy": ("AccuracyRegression", "A kernel became less accurate.", "Within tolerance, yet worse than it was."),
-    "repeatability": ("RepeatabilityLost", "Two executions differ.", "They agreed bit by bit before."),
-    "result": ("WrongResult", "A kernel's result is wrong.", "Outside the tolerance table against the reference."),
+    "latency": (
+        "LatencyRegression",
+        "A kernel became slower.",
+        "It is slower than its history by more than its noise.",
+    ),
+    "accuracy": (
+        "AccuracyRegression",
+        "A kernel became less accurate.",
+        "It is within tolerance but worse than before.",
+    ),
+    "repeatability": ("RepeatabilityLost", "Two executions differ.", "They were bitwise equal before."),
+    "result": ("WrongResult", "A kernel's result is wrong.", "Its error against the reference exceeds the tolerance."),
 }
 
 
-def render(result: Result) -> str:
+def render(result: GateResult) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(clean(sarif(result))), indent=1).decode() + "\n"
 
 
-def sarif(result: Result) -> dict[str, Any]:
+def sarif(result: GateResult) -> dict[str, Any]:
     gate = result.gate
     worse = [row for row in gate.notable if row.verdict.fails]
-    shown_, left = worse[:MOST], len(worse) - MOST
-    places = source.find(result.root, [row.series for row in shown_], result.kernels)
+    listed, left = worse[:MOST], len(worse) - MOST
+    places = source.find(result.root, [row.series for row in listed], result.kernels)
     notes = [_notification("error", f"{row.series}: {message(row)}") for row in gate.notable if _unjudged(row, result)]
-    cut = [_notification("warning", f"{left} more regressions, the least grave, are left out")] if left > 0 else []
+    cut = [_notification("warning", f"the {left} least severe regressions are left out")] if left > 0 else []
     if len(notes) > _NOTIFICATIONS:
         cut.append(_notification("warning", f"{len(notes) - _NOTIFICATIONS} more series could not be judged"))
     run: dict[str, Any] = {
@@ -84,7 +92,7 @@ def sarif(result: Result) -> dict[str, Any]:
                 ],
             }
         ],
-        "results": [_result(row, result, places[row.series.pk]) for row in shown_],
+        "results": [_result(row, result, places[row.series.pk]) for row in listed],
     }
     if result.place.repository:
         control = {"repositoryUri": result.place.repository, "revisionId": gate.run.commit}
@@ -92,17 +100,17 @@ def sarif(result: Result) -> dict[str, Any]:
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
+def _result(row: Judged, result: GateResult, at: SourceLine) -> dict[str, Any]:
     what = "result" if row.verdict is Verdict.WRONG else row.what if row.what in _RULES else "latency"
-    known = row.acknowledged and not result.strict
+    accepted = row.acknowledged and not result.strict
     series, span = row.series, row.span
     text = f"{series.operator} {series.backend}, {shown(result.label(series), 300)}: {message(row)}"
     if span is not None:
         text += f"; since {span.text}" + (f" ({shown(span.head.subject, 200)})" if span.head.subject else "")
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "ruleId": f"groupbench/{what}",
         "ruleIndex": list(_RULES).index(what),
-        "level": "note" if known else "error",
+        "level": "note" if accepted else "error",
         "message": {"text": _plain(text)},
         "locations": [
             {
@@ -115,7 +123,7 @@ def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
         ],
         "partialFingerprints": {
             "groupbench/v1": fingerprint(series, what),
-            "primaryLocationLineHash": f"{fingerprint(series, what)}:1",  # the one that GitHub goes by
+            "primaryLocationLineHash": f"{fingerprint(series, what)}:1",  # the one that GitHub uses
         },
         "properties": {
             "series": printable(str(series)),
@@ -129,23 +137,23 @@ def _result(row: Judged, result: Result, at: Source) -> dict[str, Any]:
     }
     if row.acknowledged:
         assert row.alert is not None
-        accepted = {"kind": "external", "status": "accepted", "justification": printable(row.alert.text)}
-        found["suppressions"] = [accepted] if known else []
-    return found
+        suppression = {"kind": "external", "status": "accepted", "justification": printable(row.alert.text)}
+        entry["suppressions"] = [suppression] if accepted else []
+    return entry
 
 
 def fingerprint(series: SeriesRow, what: str) -> str:
-    """Of the series and of what changed: the same every night, on every machine with this hardware."""
+    """Return a hash of the series and the metric that changed, equal for every run and machine with this hardware."""
     fields = (*series.problem, series.backend, what)
     return hashlib.sha256("\0".join(fields).encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _unjudged(row: Judged, result: Result) -> bool:
+def _unjudged(row: Judged, result: GateResult) -> bool:
     return result.red(row) == "error"
 
 
-def _category(result: Result) -> str:
-    """What GitHub keeps apart: the results of one plan and machine do not close those of another."""
+def _category(result: GateResult) -> str:
+    """Return the category, by plan and hardware, so that GitHub does not close the results of another machine."""
     name = "/".join((result.gate.run.plan or "run", *sorted(result.hardware)))
     return f"groupbench/{quote(printable(name)[:200], safe='/ ')}/"
 
@@ -155,7 +163,7 @@ def _notification(level: str, text: str) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """One line that no viewer takes for a link to a location or a place-holder (SARIF 2.1.0, 3.11.5 and 3.11.6)."""
+    """Return one line without anything that reads as an embedded link or placeholder (SARIF 2.1.0, 3.11.5, 3.11.6)."""
     return re.sub(r"\{(?=\d)", "{ ", printable(text).replace("](", "] ("))
 
 

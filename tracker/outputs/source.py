@@ -1,9 +1,9 @@
-"""Where a kernel stands in the checkout, found by reading and not by importing: that would need torch, and a GPU.
+"""Find the source line of a kernel in the checkout, by reading files: importing them would need torch and a GPU.
 
-A record holds the names of the kernels that ran, and a name is a function: `_flat_kernel` is `def _flat_kernel(`.
-Helion's compiled kernels are called `_helion_` and the function. Of several functions of one name that one counts whose
-module the file imports that declares the backend. Where no name leads anywhere (cuBLAS, Inductor, a result that came
-without kernels), that declaration is the place; and where there is none, a file of the root.
+A record holds the names of the kernels that ran, and each is a function: `_flat_kernel` is `def _flat_kernel(`. Helion
+names a compiled kernel `_helion_` and the function. If several functions have the name, the one counts whose module is
+imported by the file that declares the backend. If no function has it (cuBLAS, Inductor, a record without kernels), the
+line is the backend's declaration, and without that, the first line of a file in the root.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ROOT_FILES = ("pyproject.toml", "README.md", "README.rst", "README", "LICENSE")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A line of a file, its path from the root with slashes."""
+class SourceLine:
+    """A line of a file. The path is relative to the root, with forward slashes."""
 
     path: str
     line: int
@@ -34,38 +34,38 @@ class Source:
 
 
 def checkout(folder: Path) -> Path:
-    """The root of the checkout that a folder is in; the folder itself where git knows none."""
-    said = git.ask(folder, "rev-parse", "--show-toplevel")
-    return Path(said.strip()) if said and said.strip() else folder.absolute()
+    """Return the root of the checkout that contains a folder, or the folder itself if it is in none."""
+    top = git.ask(folder, "rev-parse", "--show-toplevel")
+    return Path(top.strip()) if top and top.strip() else folder.absolute()
 
 
 def find(
     root: Path,
     worse: Iterable[SeriesRow],
     kernels: Mapping[int, tuple[Kernel, ...]],  # by series
-) -> dict[int, Source]:
-    """The place of each series' kernel. Files are read once."""
+) -> dict[int, SourceLine]:
+    """Return the source line of each series' kernel, by the series' key. Each file is read once."""
     series = list(worse)
     names = {one.pk: _functions(kernels.get(one.pk, ())) for one in series}
-    functions = {name for found in names.values() for name in found}
+    functions = {name for candidates in names.values() for name in candidates}
     backends = {one.backend for one in series}
-    defined: dict[str, list[tuple[int, Source]]] = {}
-    declared: dict[str, list[Source]] = {}
+    defined: dict[str, list[tuple[int, SourceLine]]] = {}
+    declared: dict[str, list[SourceLine]] = {}
     for path in _files(root) if series else ():
         text = _read(root / path)
         for match in re.finditer(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)[ \t]*\(", text, re.MULTILINE):
             if match[1] in functions:
-                at = Source(path, text.count("\n", 0, match.start()) + 1, "kernel")
+                at = SourceLine(path, text.count("\n", 0, match.start()) + 1, "kernel")
                 above = "\n".join(text[: match.start()].split("\n")[-12:])
                 rank = (0 if _DECORATED.search(_decorators(above)) else 2) + _is_test(path)
                 defined.setdefault(match[1], []).append((rank, at))
         for match in re.finditer(r"\bBackend\(\s*(?:name\s*=\s*)?[\"']([^\"'\n]+)[\"']", text):
             if match[1] in backends:
                 line = text.count("\n", 0, match.start(1)) + 1
-                declared.setdefault(match[1], []).append(Source(path, line, "backend"))
-    nowhere = Source(next((name for name in _ROOT_FILES if (root / name).is_file()), "README.md"), 1, "nothing")
+                declared.setdefault(match[1], []).append(SourceLine(path, line, "backend"))
+    nowhere = SourceLine(next((name for name in _ROOT_FILES if (root / name).is_file()), "README.md"), 1, "nothing")
 
-    def place(one: SeriesRow) -> Source:
+    def place(one: SeriesRow) -> SourceLine:
         stems = sorted(
             declared.get(one.backend, ()), key=lambda at: (_is_test(at.path), _stem(at) != one.operator, at.path)
         )
@@ -74,23 +74,26 @@ def find(
         for name in names[one.pk]:
             if name in defined:
                 ranked = [(rank, _module(at.path) not in text, at.path, at.line, at) for rank, at in defined[name]]
-                return min(ranked, key=lambda found: found[:4])[-1]
+                return min(ranked, key=lambda candidate: candidate[:4])[-1]
         return declaration or nowhere
 
     return {one.pk: place(one) for one in series}
 
 
-def _stem(at: Source) -> str:
+def _stem(at: SourceLine) -> str:
     return Path(at.path).stem
 
 
 def _module(path: str) -> str:
-    """As whoever imports it writes its end: `grouped_gemm.flat`."""
+    """Return the last two parts of a module's name, as an import writes them: `grouped_gemm.flat`."""
     return ".".join(Path(path).with_suffix("").parts[-2:])
 
 
 def _functions(kernels: Iterable[Kernel]) -> list[str]:
-    """Names as in the source; the kernel that takes most of an SM first, which the small ones prepare for."""
+    """Return the names of kernels as in the source.
+
+    The kernel that uses most of an SM comes first; small ones only prepare for it.
+    """
     heavy = sorted(
         (one for one in kernels if not one.external),
         key=lambda kernel: (-(kernel.shared_bytes or 0), -(kernel.registers or 0)),
@@ -102,7 +105,7 @@ def _functions(kernels: Iterable[Kernel]) -> list[str]:
 
 
 def _decorators(above: str) -> str:
-    """The lines of decorators that end a text: up to the last blank line or other statement at the margin."""
+    """Return the lines of decorators at the end of a text, after its last blank line or other statement."""
     kept: list[str] = []
     for line in reversed(above.rstrip("\n").split("\n")):
         if not line.strip():
@@ -114,12 +117,12 @@ def _decorators(above: str) -> str:
 
 
 def _files(root: Path) -> Iterator[str]:
-    said = git.ask(root, "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py")
-    if said is not None:
-        names = sorted(set(said.split("\0")) - {""})
+    listing = git.ask(root, "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py")
+    if listing is not None:
+        names = sorted(set(listing.split("\0")) - {""})
     else:
-        found = (path.relative_to(root) for path in root.rglob("*.py"))
-        names = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
+        paths = (path.relative_to(root) for path in root.rglob("*.py"))
+        names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
     yield from names[:_MOST]
 
 

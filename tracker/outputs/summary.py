@@ -1,4 +1,4 @@
-"""Markdown for the summary of a CI step: GitHub shows none at all of a step that wrote more than 1 MiB."""
+"""Markdown for the summary of a CI step. GitHub drops the whole summary of a step that writes more than 1 MiB."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 from groupbench.tracker.errors import OutputError
 from groupbench.tracker.outputs import markdown
-from groupbench.tracker.outputs.result import Result
+from groupbench.tracker.outputs.result import GateResult
 
 LIMIT = 2**20 - 1024
-"""Bytes of one step."""
+"""Largest summary of one step, in bytes."""
 
 _LEAST = 8192
 _GROUPS = 100
 
 
-def render(result: Result, limit: int = LIMIT) -> str:
-    page = markdown.Page(limit)
+def render(result: GateResult, limit: int = LIMIT) -> str:
+    page = markdown.MarkdownPage(limit)
     page.add(markdown.head(result, "##"))
     page.add(markdown.foot(result) + "\n")
     markdown.changes(page, result, _GROUPS)
@@ -25,13 +25,13 @@ def render(result: Result, limit: int = LIMIT) -> str:
     return page.text()
 
 
-def append(result: Result, path: Path) -> None:
-    """Add it to what the step wrote before. Raises OutputError where the file cannot be written, or is full."""
+def append(result: GateResult, path: Path) -> None:
+    """Append the summary to the step's earlier output. Raises OutputError if the file is full or cannot be written."""
     try:
-        there = path.stat().st_size if path.exists() else 0
-        if there > LIMIT - _LEAST:
-            raise OutputError(f"{path}: holds {there:,} bytes, and no room for more: a summary may have 1 MiB")
+        used = path.stat().st_size if path.exists() else 0
+        if used > LIMIT - _LEAST:
+            raise OutputError(f"{path}: no room left: it has {used:,} bytes, and a summary is limited to 1 MiB")
         with path.open("ab") as file:
-            file.write((("\n" if there else "") + render(result, LIMIT - there - 1)).encode())
+            file.write((("\n" if used else "") + render(result, LIMIT - used - 1)).encode())
     except OSError as cause:
         raise OutputError(f"{path}: cannot be written: {cause.strerror or cause}") from cause

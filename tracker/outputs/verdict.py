@@ -1,4 +1,4 @@
-"""The verdict for programs: what `gate --json` prints."""
+"""The verdict as JSON, as `gate --json` prints it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from groupbench.tracker.outputs.escape import clean
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.verdicts import Gate
-    from groupbench.tracker.outputs.result import Result
+    from groupbench.tracker.outputs.result import GateResult
 
 
 def verdict(gate: Gate) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def verdict(gate: Gate) -> dict[str, Any]:
     }
 
 
-def render(result: Result) -> str:
+def render(result: GateResult) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(clean(verdict(result.gate))), indent=2).decode() + "\n"

@@ -1,7 +1,7 @@
-"""A message to Slack's incoming webhook, or to what takes its form (Mattermost, and others with an adapter).
+"""Send a message to Slack's incoming webhook, or to a service with the same format, such as Mattermost.
 
-At most 50 blocks, 150 characters in a header and 3,000 in a section: https://api.slack.com/reference/block-kit/blocks.
-The URL is a secret: of it no more than the host is ever said.
+A message has at most 50 blocks, a header 150 characters and a section 3,000:
+https://api.slack.com/reference/block-kit/blocks. The URL is a secret, so messages show only its host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from groupbench.tracker.judge.verdicts import Span
 from groupbench.tracker.outputs import http
 from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
-from groupbench.tracker.outputs.result import Group, Place, Result
+from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.verdicts import Verdict
 
@@ -20,13 +20,13 @@ BLOCKS = 50
 _GROUPS = 20
 
 
-def send(result: Result, url: str) -> None:
-    """Raises OutputError where nobody took it."""
-    http.send(http.Request("POST", url, body=payload(result), secret=url), what=f"webhook at {http.host(url)}")
+def send(result: GateResult, url: str) -> None:
+    """Send the result to a webhook. Raises OutputError if it is not accepted."""
+    http.send(http.HttpRequest("POST", url, body=payload(result), secret=url), what=f"webhook at {http.host(url)}")
 
 
-def payload(result: Result) -> dict[str, Any]:
-    """{text, blocks}: the text is what notifications and clients without blocks show."""
+def payload(result: GateResult) -> dict[str, Any]:
+    """Return {text, blocks}. Notifications and clients without blocks show the text."""
     gate = result.gate
     head, _, counts = gate.summary.partition(". ")
     groups = result.groups
@@ -50,8 +50,8 @@ def _mrkdwn(text: str) -> dict[str, Any]:
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
-def _line(group: Group, place: Place) -> str:
-    """Parts are cut before they are escaped, so that all of them together stay below a section's limit."""
+def _line(group: ChangeGroup, place: CiLocation) -> str:
+    """Return one line for a group. Parts are cut before they are escaped, to keep below a section's limit."""
     first = group.first
     if first.verdict is Verdict.INCOMPARABLE:
         return f"*incomparable* {len(group.rows)} series: {slack(shown(first.note or '', 300))}"
@@ -66,14 +66,14 @@ def _line(group: Group, place: Place) -> str:
     return ", ".join(parts)
 
 
-def _commit(span: Span, place: Place) -> str:
+def _commit(span: Span, place: CiLocation) -> str:
     url, state = place.commit(span.head.commit), slack(shown(str(span.head.state), 20))
     text = state if url is None or len(url) > 300 else f"<{url}|{state}>"
     text += f" {slack_code(shown(span.head.subject, 80))}" if span.head.subject else ""
     return text + (f" by {slack_code(shown(span.author, 40))}" if span.author else "")
 
 
-def _foot(result: Result) -> str:
+def _foot(result: GateResult) -> str:
     run, job = result.gate.run, result.place.job
     parts = [f"run {slack(shown(run.id, 32))}", f"commit {slack(shown(str(run.state), 20))}"]
     parts += [f"plan {slack(shown(run.plan, 60))}"] if run.plan else []

@@ -1,1 +1,1 @@
-"""Values as words, small pictures made of text, and files that appear whole."""
+"""Format values as text, draw small charts in text, and write files atomically."""

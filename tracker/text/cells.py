@@ -1,4 +1,4 @@
-"""Cells of CSV for those who read them by other means than a program: a terminal, a spreadsheet."""
+"""Make CSV cells safe for a terminal or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import IO, Any
 from groupbench.tracker.text.wording import printable
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a spreadsheet takes a cell for a formula by: https://owasp.org/www-community/attacks/CSV_Injection"""
+"""First characters of a cell that a spreadsheet reads as a formula:
+https://owasp.org/www-community/attacks/CSV_Injection"""
 
 
 def formula_safe(value: Any) -> Any:
-    """Return a text that a spreadsheet would evaluate with an apostrophe in front, which makes it text there.
+    """Return a value with an apostrophe in front if a spreadsheet would evaluate it as a formula.
 
-    Numbers stay as they are, and so does any text that begins otherwise.
+    Numbers and all other texts are returned unchanged.
     """
     return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULAS) else value
 
 
 def cell_for(file: IO[Any], value: Any) -> Any:
-    """Return a cell as `file` takes it: on a terminal without what steers one, anywhere else as it is."""
+    """Return a cell for `file`: without control characters if it is a terminal, otherwise unchanged."""
     return printable(value) if isinstance(value, str) and file.isatty() else value

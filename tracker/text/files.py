@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files to which what is added is."""
+"""Write or append to files atomically: either all of the data is written, or none of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of what is at `path` once all of it is on the disk.
+    """Open a temporary file that replaces `path` once it is written and synced to disk.
 
-    What is there and no regular file (a pipe, a device) is written to as it is, never replaced. Raises `error`, made
-    of one line, where it cannot be written; what was there before is then as it was.
+    A pipe or device at `path` is written to directly, never replaced. Raises `error`, called with a one-line message,
+    if it cannot be written; an existing file is then unchanged.
     """
     temporary: Path | None = None
     try:
@@ -33,7 +33,7 @@ def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[byt
             os.fsync(handle)
         mask = os.umask(0)
         os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes files for their owner alone
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
         temporary.replace(path)
     except (OSError, ValueError) as cause:
         raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
@@ -44,9 +44,9 @@ def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[byt
 
 
 def append_whole(path: Path, data: bytes, error: Callable[[str], Exception]) -> None:
-    """Add data to the end of a file, which is then on the disk: all of it, or nothing.
+    """Append data to a file and sync it to disk: either all of it, or nothing.
 
-    Raises `error`, one line, where it cannot be written.
+    Raises `error`, called with a one-line message, if it cannot be written.
     """
     try:
         with path.open("ab", buffering=0) as file:
@@ -54,7 +54,7 @@ def append_whole(path: Path, data: bytes, error: Callable[[str], Exception]) -> 
             before = file.tell() if regular else 0
             try:
                 left = memoryview(data)
-                while left:  # a disk that fills up takes a part, and refuses the next
+                while left:  # a disk that fills up accepts a part, then fails
                     left = left[file.write(left) :]
                 if regular:
                     os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The command that measures a cell again: one line for a shell, in a checkout of the repository that was measured."""
+"""Build the shell command that measures a cell again, to run in a checkout of the measured repository."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from groupbench.tracker.metrics import Metric
 
 
-class Cell(Protocol):
-    """What names a cell, as series have it."""
+class Measurable(Protocol):
+    """The fields that identify a cell, as a series has them."""
 
     @property
     def operator(self) -> str: ...
@@ -33,11 +33,11 @@ class Cell(Protocol):
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
-def measure(cell: Cell, commit: str | None, metric: Metric | None = None) -> str:
+def measure(cell: Measurable, commit: str | None, metric: Metric | None = None) -> str:
     """Return the command that measures a cell at a commit: same shape, seed and protocol.
 
-    commit  full hash; one that git cannot know, as of an import, is left out
-    metric  what is asked about, besides the latency
+    commit  full hash; left out if it is not a git hash, as in some imports
+    metric  a metric to measure in addition to the latency
     """
     words = ["tritonbench", "--host", cell.host, "--op", cell.operator, "--only", cell.backend]
     words += ["--shapes", cell.shape, "--precision", cell.dtype, "--mode", cell.mode, "--seed", str(cell.seed)]
@@ -49,7 +49,7 @@ def measure(cell: Cell, commit: str | None, metric: Metric | None = None) -> str
     return switch + shlex.join(words)
 
 
-def compare(cell: Cell, base: str, head: str) -> str:
+def compare(cell: Measurable, base: str, head: str) -> str:
     """Return the command that measures a cell at two commits in turns."""
     words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
     words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
@@ -58,7 +58,7 @@ def compare(cell: Cell, base: str, head: str) -> str:
 
 
 def _protocol(label: str) -> list[str]:
-    """Options of a protocol's name: `cooled+idle=0.5s+cudagraph`."""
+    """Return the options that select a protocol by its name, such as `cooled+idle=0.5s+cudagraph`."""
     name, *rest = label.split("+")
     words = ["--protocol", name] if name != "cooled" else []
     for part in rest:

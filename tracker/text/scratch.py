@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their maker: the next one made removes those of processes that were killed."""
+"""Temporary folders that do not outlive their process: creating one removes those of processes that were killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRESH_S = 60.0
 
 
 class Scratch:
-    """A temporary folder under a lock. A context manager that gives its path and removes it at the end.
+    """A temporary folder under a lock. A context manager that yields its path and removes it at the end.
 
     path    the folder
     handle  descriptor of the lock; the folder is kept as long as any process has it open
@@ -30,7 +30,7 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-"))
         self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._removed = False
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes what is left there
+        with contextlib.suppress(OSError):  # without locks, the file system keeps an abandoned folder
             fcntl.flock(self.handle, fcntl.LOCK_EX)
 
     def __enter__(self) -> Path:
@@ -42,7 +42,7 @@ class Scratch:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the folder and what is in it. Does nothing the second time."""
+        """Remove the folder and its content. Does nothing the second time."""
         if not self._removed:
             self._removed = True
             shutil.rmtree(self.path, ignore_errors=True)
@@ -57,7 +57,7 @@ def remove_abandoned() -> None:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether a folder is a Scratch whose maker, and all that had its lock, have ended."""
+    """Return whether a folder is a Scratch whose process, and every other holder of its lock, has ended."""
     name = _NAME.fullmatch(folder.name)
     if name is None:
         return False

@@ -1,4 +1,4 @@
-"""Small pictures made of text."""
+"""Draw small charts in text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def histogram(values: Sequence[float], *, rows: int = 10, width: int = 40, blocks: bool = True) -> list[str]:
-    """A line for each bin: where it begins, a bar, how many. `blocks`: the terminal knows ▏ to █."""
+    """Return a line for each bin: its start, a bar and its count.
+
+    blocks  the terminal can show the characters ▏ to █
+    """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return []
     low, high = min(finite), max(finite)
-    if high - low <= abs(high) * 1e-9:  # all alike: one bin
+    if high - low <= abs(high) * 1e-9:  # all equal: one bin
         rows = 1
     step = (high - low) / rows
     counts = [0] * rows
@@ -30,7 +33,7 @@ def histogram(values: Sequence[float], *, rows: int = 10, width: int = 40, block
 
 
 def shortened(text: str, width: int) -> str:
-    """The text with its middle left out where it is longer than `width`: shapes differ at both ends."""
+    """Return the text, without its middle if it is longer than `width`, since shapes differ at both ends."""
     if len(text) <= width or width < 3:
         return text
     tail = (width - 1) // 2
@@ -53,7 +56,7 @@ def _bar(share: float, width: int, blocks: bool) -> str:
 
 
 def _digits(low: float, high: float, step: float) -> int | None:
-    """Decimals that tell the bins apart; None where that would be too many."""
+    """Return the number of decimals that distinguish the bins, or None if it is too large."""
     if step == 0:
         return None
     digits = max(0, 1 - math.floor(math.log10(step)))

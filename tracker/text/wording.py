@@ -1,4 +1,4 @@
-"""How values are worded, in one line: for terminals, Markdown, XML and pages alike."""
+"""Format values on one line, for terminals, Markdown, XML and HTML."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ INTERPRETED = "interpreted"
 
 
 def printable(text: str) -> str:
-    """One line without control characters: a stored message must not steer a terminal."""
+    """Return a text on one line without control characters, so that it cannot control a terminal."""
     flat = " ".join(text.split())
     return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
 
 
-def counted(number: int, what: str) -> str:
-    """`1 cell`, `2,000 cells`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 cell`, `2,000 cells`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def some(values: Sequence[str]) -> str:
-    """Return the first five, joined by commas; `…` stands for the rest."""
+    """Return the first five values, joined by commas, and `…` for the rest."""
     return ", ".join(values[:5]) + (", …" if len(values) > 5 else "")
 
 
@@ -31,12 +31,12 @@ def milliseconds(value: float | None) -> str:
 
 
 def latency(ms: float | None, timing: str | None) -> str:
-    """Milliseconds; what the interpreter took is no latency, and is not shown as one."""
+    """Return a latency in ms, or `interpreted`: the interpreter's time is not a latency."""
     return INTERPRETED if timing == INTERPRETED else milliseconds(ms)
 
 
 def signed_percent(value: float | None) -> str:
-    """A relative change; `+0.0%` for what rounds to nothing."""
+    """Return a relative change in percent; a change that rounds to zero is `+0.0%`."""
     return "" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
 
 
@@ -49,7 +49,7 @@ def ratio(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """An interval of a ratio."""
+    """Return the interval of a ratio: `0.980 .. 1.020`."""
     return "" if low is None or high is None else f"{ratio(low)} .. {ratio(high)}"
 
 
@@ -66,12 +66,12 @@ def date(value: datetime | None) -> str:
 
 
 def commit_text(value: str) -> str:
-    """A hash, or a hash and +, short."""
+    """Return a short hash, with a `+` if the working tree was dirty."""
     return value[:10] + ("+" if value.endswith("+") else "")
 
 
 def run_text(value: str) -> str:
-    """The start of a run's id, enough to find it by."""
+    """Return the start of a run's id, long enough to find the run by."""
     return value if len(value) <= 15 else value[:15]
 
 

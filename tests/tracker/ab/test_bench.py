@@ -20,14 +20,14 @@ import pytest
 from click.testing import CliRunner
 
 from groupbench.tracker.ab import bench as ab
-from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, Bench, Block, Side, SideAccuracy
+from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import announced, left_out
 from groupbench.tracker.stats import sequential
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
-BASE, HEAD = Side("old"), Side("new")
+BASE, HEAD = AbSide("old"), AbSide("new")
 KERNEL = {"name": "k", "hash": "h", "config": {"BLOCK": 64}}
 
 
@@ -37,7 +37,7 @@ class Played:
     plays: ClassVar[dict[str, dict[str, Any]]] = {}
     asked: ClassVar[list[tuple[str, str]]] = []
 
-    def __init__(self, who: str, side: Side, device: str) -> None:
+    def __init__(self, who: str, side: AbSide, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
         self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2"}}
@@ -191,7 +191,7 @@ def test_interpreted_kernels_are_compared_by_accuracy_alone(compare: Callable[..
     slow = {"timing": "interpreted"}
     result = compare({"prepared": slow}, {"prepared": slow})
     assert (result.verdict, result.conclusion, result.pairs) == ("same", "equally accurate", 0)
-    assert "accuracy alone" in (result.message or "")
+    assert "only accuracy was compared" in (result.message or "")
     result = compare({"prepared": slow}, {"prepared": slow | {"accuracy": {"rms": 1e-2}}})
     assert (result.verdict, result.conclusion) == ("different", "less accurate")
     assert ab.exit_code([result]) == 1
@@ -326,17 +326,17 @@ def test_an_older_tree_may_be_measured_by_the_drivers_contract(tmp_path: Path) -
 
 
 def test_a_tree_that_is_too_old_says_so(tmp_path: Path) -> None:
-    old = Side("v0", tree(tmp_path / "tree", "old"))
+    old = AbSide("v0", tree(tmp_path / "tree", "old"))
     with Bench(old, old) as bench:
         result = bench.compare(AbCell("grouped_gemm", "torch_loop", "single", "fp32", device="cpu"))
         assert result.verdict == "failed"
-        assert "(v0): too old, or too broken, to be measured by this groupbench" in (result.message or "")
+        assert "(v0): too old or too broken for this groupbench to measure" in (result.message or "")
         with pytest.raises(AbError, match="too old"):
             bench.cells("cpu", operator="grouped_gemm")
 
 
 def test_an_interpreter_that_is_not_there() -> None:
-    with Bench(BASE, Side("new", python="/no/such/python")) as bench, pytest.raises(AbError, match="cannot start"):
+    with Bench(BASE, AbSide("new", python="/no/such/python")) as bench, pytest.raises(AbError, match="cannot start"):
         bench.compare(AbCell("grouped_gemm", "torch_loop", "single", "fp32", device="cpu"))
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab import calibrate
-from groupbench.tracker.ab.bench import AbCell, AbResult, Block, Side
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Block
 from groupbench.tracker.stats.sequential import Rule
 
-SIDE = Side("this")
+SIDE = AbSide("this")
 
 
 def result(

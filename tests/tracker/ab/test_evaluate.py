@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from groupbench.tracker.ab.bench import AbError
 from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code, of, to_try
 from groupbench.tracker.ab.result import AbCell, AbResult
-from groupbench.tracker.ab.side import Side
+from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
 
 OPERATOR = """
@@ -93,8 +93,8 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
 
 
 MISTAKES = {
-    "no file": ("nowhere.py", {}, "there is no file"),
-    "no such backend": ("candidate.py:ALL", {"backends": ["nope"]}, "it has: doubled/fast"),
+    "no file": ("nowhere.py", {}, "no such file"),
+    "no such backend": ("candidate.py:ALL", {"backends": ["nope"]}, "its backends: doubled/fast"),
     "nothing to compare with": ("candidate.py:ALL", {"against": "nope"}, "no backend 'nope'"),
     "no such shape": ("candidate.py:ALL", {"shapes": ["K=3"]}, "A shape is N=.."),
 }
@@ -116,7 +116,7 @@ def test_the_command(folder: Path) -> None:
         ("N=8", "mine", True),
         ("N=16", "mine", True),
     ]
-    assert all("own reference was believed" in one["note"] for one in found)
+    assert all("own reference was trusted" in one["note"] for one in found)
     assert done.exit_code == 0, done.output
 
 
@@ -134,7 +134,7 @@ CELL = AbCell("op", "mine", "N=8", "fp32", plugins=("/a b.py",), base_backend="t
 
 
 def result(**facts: object) -> Evaluation:
-    return of(AbResult(CELL, Side("against"), Side("candidate"), **facts), "cpu", "/a b.py")  # type: ignore[arg-type]
+    return of(AbResult(CELL, AbSide("against"), AbSide("candidate"), **facts), "cpu", "/a b.py")  # type: ignore[arg-type]
 
 
 def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:

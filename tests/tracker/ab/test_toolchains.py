@@ -113,7 +113,7 @@ def test_pins_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ToolchainError, match=r"toolchain nope\.txt: there is no such file"):
+    with pytest.raises(ToolchainError, match=r"toolchain nope\.txt: no such file"):
         interpreter("nope.txt", tmp_path)
 
 

@@ -88,7 +88,7 @@ def test_what_is_no_commit_is_refused(repo: Path, name: str) -> None:
 
 
 def test_outside_a_repository(tmp_path: Path) -> None:
-    with pytest.raises(WorktreeError, match="in no git repository"):
+    with pytest.raises(WorktreeError, match="not in a git repository"):
         resolve(tmp_path, "HEAD")
 
 

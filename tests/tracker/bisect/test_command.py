@@ -13,12 +13,12 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.ab import toolchains
-from groupbench.tracker.ab.bench import AbCell, AbResult, Side, SideAccuracy
-from groupbench.tracker.ab.result import accuracy_change
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, SideAccuracy
+from groupbench.tracker.ab.result import AbVerdict, accuracy_change
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect.log import Header, Log, read_header
-from groupbench.tracker.bisect.search import Finding, Question, Verdict
+from groupbench.tracker.bisect.search import Finding, Question
 from groupbench.tracker.errors import TrackerError
 
 Cli = Callable[..., Result]
@@ -93,7 +93,7 @@ class Lab:
         if question.head in self.broken:
             return Finding("failed", message="kernels/k.py: SyntaxError", at="head", seconds=2.0)
         effect = self.level(question.head) - self.level(question.base)
-        verdict: Verdict = "different" if abs(effect) > 0.001 else "same"
+        verdict: AbVerdict = "different" if abs(effect) > 0.001 else "same"
         return Finding(
             verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, pairs=12,
             seconds=10.0, kernels_differ=True,
@@ -123,7 +123,7 @@ def test_the_commit_is_named(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str
     assert first.startswith(f"{hashes['c6'][:10]} made grouped_gemm triton_pointer fwd fp16 2,64,32,16 2.02 % slower")
     assert second == f"  {hashes['c6']} Change c6 (A. Uthor)"
     assert "above 99.9 %" in result.stdout
-    assert "the compiled kernel is another" in result.stdout
+    assert "the compiled kernel differs" in result.stdout
     assert "15 commits on the first-parent line; 3 steps, 5 comparisons, 50 s of measuring" in result.stdout
     assert "15 commits on the first-parent line, 7 of which change kernels" in result.stderr
     assert result.stderr.count("\n") == 6
@@ -161,7 +161,7 @@ def test_tables_have_a_row_for_each_commit(cli: Cli, lab: Lab, line: tuple[Path,
 @pytest.mark.parametrize(
     ("planted", "more", "code", "text"),
     [
-        ({}, (), 0, "no regression to be found: the ends measure the same"),
+        ({}, (), 0, "no regression to find: the ends measure the same"),
         ({"c4": -0.02}, (), 0, "BAD is better than GOOD"),
         ({"c4": -0.02}, ("--direction", "better"), 0, "% faster"),
         ({"c4": 0.02}, ("--direction", "better"), 1, "BAD is worse than GOOD"),
@@ -192,10 +192,10 @@ WRONG, COARSE = SideAccuracy("wrong", 0.01), SideAccuracy("ok", 1e-2)
 @pytest.mark.parametrize(
     ("planted", "spoilt", "more", "code", "texts"),
     [
-        (-0.5, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right; --metric accuracy", "faster (")),
-        (-0.5, WRONG, ("--direction", "better"), 1, ("BAD's result is wrong where GOOD's is right", "result wrong")),
-        (-0.5, WRONG, ("--direction", "either"), 1, ("BAD's result is wrong where GOOD's is right",)),
-        (0.0, WRONG, (), 1, ("BAD's result is wrong where GOOD's is right",)),
+        (-0.5, WRONG, (), 1, ("BAD's result is wrong, and GOOD's is right; --metric accuracy", "faster (")),
+        (-0.5, WRONG, ("--direction", "better"), 1, ("BAD's result is wrong, and GOOD's is right", "result wrong")),
+        (-0.5, WRONG, ("--direction", "either"), 1, ("BAD's result is wrong, and GOOD's is right",)),
+        (0.0, WRONG, (), 1, ("BAD's result is wrong, and GOOD's is right",)),
         (0.5, WRONG, (), 1, ("% slower (64.7 to 65.0), result wrong",)),
         (0.5, WRONG, ("--direction", "better"), 1, ("BAD is worse than GOOD",)),
         (-0.5, COARSE, (), 1, ("BAD's result is less accurate than GOOD's; --metric accuracy",)),
@@ -236,7 +236,7 @@ def test_a_result_that_got_no_worse_keeps_bad_from_nothing(
     result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
     assert result.exit_code == 0
     assert "BAD is better than GOOD" in result.stdout
-    assert ("results of both wrong" if after is WRONG else "result mended") in result.stdout
+    assert ("results of both wrong" if after is WRONG else "result fixed") in result.stdout
 
 
 def test_a_range_that_cannot_be_told_apart_is_not_decided(
@@ -285,13 +285,13 @@ def test_a_log_of_something_else_is_refused(
     for args, word in (
         ((hashes["c0"], hashes["c14"], *CELL, "--resume"), "its bad is"),
         ((hashes["c0"], hashes["c15"], *CELL, "--resume", "--seed", "1"), "its cell is"),
-        ((hashes["c0"], hashes["c15"], *CELL), "exists: --resume goes on with it"),
+        ((hashes["c0"], hashes["c15"], *CELL), "exists: continue its search with --resume"),
     ):
         result = cli("bisect", *args, "--log", log)
         assert result.exit_code == 2
         assert word in result.stderr
     log.write_text("{}\n")
-    assert "is no log of a search" in cli("bisect", "--resume", "--log", log).stderr
+    assert "is not the log of a search" in cli("bisect", "--resume", "--log", log).stderr
     assert "no search to resume" in cli("bisect", "--resume", "--repo", other_repository(tmp_path)).stderr
 
 
@@ -321,8 +321,8 @@ def test_a_history_that_changed_is_not_mixed_with_its_log(line: tuple[Path, dict
     )
     Log(tmp_path / "l", header, resume=False).add(Question("a", "b", "ends"), Finding("same"))
     log = Log(tmp_path / "l", header, resume=True)
-    with pytest.raises(BisectError, match="start anew"):
-        log.known(Question("a", "c", "ends"))
+    with pytest.raises(BisectError, match="start again"):
+        log.replay(Question("a", "c", "ends"))
 
 
 def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path, full_disk: Any) -> None:
@@ -336,7 +336,7 @@ def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path,
     with full_disk(len(before) + 10), pytest.raises(BisectError, match=r"l: cannot be written: .") as failed:
         log.add(question, Finding("same"))
     assert (failed.value.exit_code, path.read_bytes()) == (3, before)
-    assert Log(path, header, resume=True).known(question) == Finding("same")
+    assert Log(path, header, resume=True).replay(question) == Finding("same")
 
 
 def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], stored: Any, make: Any) -> None:
@@ -372,7 +372,7 @@ def test_usage(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: 
         ((), "GOOD and BAD, --package, or --resume"),
         ((hashes["c0"],), "GOOD and BAD"),
         (("nowhere", "HEAD", *CELL), "git knows no commit 'nowhere'"),
-        (("", "HEAD", *CELL), "is no commit"),
+        (("", "HEAD", *CELL), "is not a commit"),
         (("--", "-x", "HEAD"), "nothing to measure"),
         ((hashes["c0"], "HEAD"), "nothing to measure"),
         ((hashes["c0"], "HEAD", *CELL[:4]), "--shape"),
@@ -444,7 +444,7 @@ def test_own_paths_are_those_of_this_project_alone(line: tuple[Path, dict[str, s
 def test_accuracy_is_compared_by_its_error(
     base: tuple[str, float | None], head: tuple[str, float | None], verdict: str, sign: int
 ) -> None:
-    cell, at = AbCell("o", "b", "s", "fp32"), Side("side")
+    cell, at = AbCell("o", "b", "s", "fp32"), AbSide("side")
     sides = {"base_accuracy": SideAccuracy(*base), "head_accuracy": SideAccuracy(*head)}
     found = drive.finding_of_accuracy(AbResult(cell, at, at, "unknown", **sides))  # type: ignore[arg-type]
     assert found.verdict == verdict
@@ -454,12 +454,12 @@ def test_accuracy_is_compared_by_its_error(
 
 def test_a_comparison_of_latencies_keeps_what_became_of_the_result() -> None:
     sides = {"base_accuracy": SideAccuracy("ok", 1e-3), "head_accuracy": WRONG}
-    result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "different", effect=-1.0, **sides)  # type: ignore[arg-type]
+    result = AbResult(AbCell("o", "b", "s", "fp32"), AbSide("a"), AbSide("b"), "different", effect=-1.0, **sides)  # type: ignore[arg-type]
     assert drive.finding_of_latency(result).accuracy == "wrong"
 
 
 def test_interpreted_kernels_are_not_searched_for_latency() -> None:
-    result = AbResult(AbCell("o", "b", "s", "fp32"), Side("a"), Side("b"), "same", timing="interpreted")
+    result = AbResult(AbCell("o", "b", "s", "fp32"), AbSide("a"), AbSide("b"), "same", timing="interpreted")
     with pytest.raises(BisectError, match="interpreted"):
         drive.finding_of_latency(result)
 
@@ -479,13 +479,13 @@ class TestReleases:
                 raise TrackerError("no wheel for this platform")
             return Path("/kept") / packages[0]
 
-        def compare(self: drive.AbComparator, question: Question, base: Side, head: Side) -> Finding:
+        def compare(self: drive.AbComparator, question: Question, base: AbSide, head: AbSide) -> Finding:
             assert base.tree == head.tree == line[0]
             assert base.python == f"/kept/{question.base.replace(' ', '==')}"
             pairs.append((base.title, head.title))
             slow = [float(title.split()[1] >= "3.7.0") * 0.05 for title in (question.base, question.head)]
             effect = slow[1] - slow[0]
-            verdict: Verdict = "different" if effect else "same"
+            verdict: AbVerdict = "different" if effect else "same"
             return Finding(
                 verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1 + effect, pairs=9
             )

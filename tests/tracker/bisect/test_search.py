@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.bisect.hunt import Answer, Commit, History, Settings, hunt
+from groupbench.tracker.bisect.hunt import BisectCommit, BisectResult, History, Settings, hunt
 from groupbench.tracker.bisect.search import (
     Change,
     Finding,
@@ -68,7 +68,7 @@ class World:
         self.random = random.Random(seed)
         names = list(parents)
         self.good, self.bad = good or names[0], names[-1]
-        commits = {name: Commit(name, given, (keys or {}).get(name, name)) for name, given in parents.items()}
+        commits = {name: BisectCommit(name, given, (keys or {}).get(name, name)) for name, given in parents.items()}
         base = base or self.good
         inside = frozenset(self.ancestors(self.bad) - self.ancestors(base))
         self.history = History(commits, self.good, self.bad, base, inside)
@@ -100,7 +100,7 @@ class World:
         measured = effect + self.random.gauss(0, 0.0003)
         return finding(measured, "different" if differs != wrong else "same", seconds=1.0)
 
-    def hunt(self, **given: object) -> tuple[Answer, list[Question], Trace]:
+    def hunt(self, **given: object) -> tuple[BisectResult, list[Question], Trace]:
         trace = Trace()
         chosen = replace(Settings(rates=self.rates), **given)  # type: ignore[arg-type]
         answer, questions = finish(hunt(self.history, chosen, trace), self.compare)
@@ -118,9 +118,9 @@ def test_each_place_of_a_history_of_32_is_named_in_5_steps(where: int) -> None:
     (culprit,) = answer.culprits
     assert culprit.commits == (f"c{where}",)
     assert culprit.parent == f"c{where - 1}"
-    assert trace.asked["ends"] == 1
-    assert trace.asked["step"] <= 5
-    assert trace.asked["confirm"] == 1
+    assert trace.comparisons["ends"] == 1
+    assert trace.comparisons["step"] <= 5
+    assert trace.comparisons["confirm"] == 1
     assert culprit.finding.effect == pytest.approx(0.02, abs=0.002)
     assert answer.unexplained is None
 
@@ -165,7 +165,7 @@ def test_commits_that_do_not_matter_share_a_measurement() -> None:
     answer, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
     assert answer.culprits[0].commits == ("c16",)
     assert answer.culprits[0].parent == "c15"
-    assert trace.asked["step"] <= 2
+    assert trace.comparisons["step"] <= 2
     assert all(q.head in ("c31", "c8", "c16", "c24") for q in questions)
 
 
@@ -362,7 +362,7 @@ def test_a_difference_that_does_not_come_again_is_none() -> None:
 
     answer, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
     assert answer.outcome == "none"
-    assert "did not come again" in answer.message
+    assert "did not appear again" in answer.message
 
 
 def test_a_good_end_that_fails_midway_ends_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, Side
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.cli.pull_request import _cells, _comment, _ends
 from groupbench.tracker.project import PlanEntry, Project, ProjectSettings
@@ -78,7 +78,7 @@ def test_every_entry_for_the_device_is_compared_once() -> None:
 
 
 def test_the_comment_begins_with_the_verdict_and_shows_changes_first() -> None:
-    side = Side("x")
+    side = AbSide("x")
     same = AbResult(AbCell("op", "same", "N=1", "fp32"), side, side, "same")
     slower = AbResult(AbCell("op", "slower", "N=1", "fp32"), side, side, "different", effect=0.1, base_ms=1.0)
     text = _comment([same, slower], 1, "b" * 40, "c" * 40)

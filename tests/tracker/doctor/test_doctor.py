@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.doctor import checkup, gpu
-from groupbench.tracker.doctor.checkup import Finding
+from groupbench.tracker.doctor.checkup import Check
 from groupbench.tracker.store import engine
 
 Cli = Callable[..., Result]
@@ -105,12 +105,12 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "company": ({"ComputeRunningProcesses": [PROCESS]}, ("process", "7 python, 3072 MiB", "ps -fp 7")),
     "company of another container": (
         {"ComputeRunningProcesses": [SimpleNamespace(pid=99, usedGpuMemory=None)]},
-        ("process", "99 of another container", "ps -fp 99"),
+        ("process", "99 (another container or user)", "ps -fp 99"),
     ),
 }
 
 
-def look(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any], error: str | None = None) -> list[Finding]:
+def look(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any], error: str | None = None) -> list[Check]:
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml(list(cards), error))  # type: ignore[arg-type]
     return list(gpu.gpus())
 
@@ -165,7 +165,7 @@ def inventory(**unlike: Any) -> dict[str, Any]:
     return {"device": "cuda", "cuda": "13.0", "packages": packages, "operators": operators} | unlike
 
 
-CARD = [Finding("gpu 0", "model", "H100")]
+CARD = [Check("gpu 0", "model", "H100")]
 SOFTWARE: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "torch without CUDA": (
         inventory(device="cpu", cuda=None),
@@ -205,9 +205,9 @@ def test_a_hidden_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ANSWERS = {
-    "a crash": ("import os; os.abort()", "ended with -6"),
+    "a crash": ("import os; os.abort()", "ended with exit code -6"),
     "an error": ("raise SystemExit('no such thing')", "no such thing"),
-    "no JSON": ("print('hello')", "ended with 0"),
+    "no JSON": ("print('hello')", "ended with exit code 0"),
 }
 
 

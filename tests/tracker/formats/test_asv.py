@@ -151,11 +151,11 @@ def test_a_commit_measured_again_is_another_run(folder: Path) -> None:
     [
         ({"version": 1}, "version 1 of asv's results"),
         ({"results": {"t.time_x": [[1.0, 2.0], [["1"]], "v"]}}, "results.t.time_x: 2 results for 1 combinations"),
-        ({"results": {"t.time_x": [[1.0], [], "v", None, None, *[None] * 6, [["x"]]]}}, "a sample is no number"),
+        ({"results": {"t.time_x": [[1.0], [], "v", None, None, *[None] * 6, [["x"]]]}}, "a sample is not a number"),
         ({"results": {"t.time_x": ["x"]}}, "results.t.time_x: Expected"),
         ({"results": {"t.time_x": [None, [["1"] * 2000] * 3]}}, "8000000000 combinations"),
         ({"commit_hash": None}, "Expected `str`, got `null` - at `commit_hash`"),
-        ({"date": 1e300}, "is no time"),
+        ({"date": 1e300}, "is not a valid time"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], said: str) -> None:

@@ -113,7 +113,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     cli: Cli, filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "Parquet needs pyarrow" in cli("export", tmp_path / "x.parquet").stderr
+    assert "Parquet requires pyarrow" in cli("export", tmp_path / "x.parquet").stderr
     assert list(tmp_path.glob("*.parquet")) == []
 
 

@@ -82,7 +82,7 @@ def test_a_mapping(cli: Cli, write: Any) -> None:
 def test_a_csv_without_a_mapping_names_the_option_and_its_header(cli: Cli, write: Any, name: str) -> None:
     result = cli("import", write([b"op,kernel,t\ngemm,a,100\n"], name))
     assert result.exit_code == 2
-    assert "by --map latency_ms=COLUMN,operator=COLUMN,... (its header is op,kernel,t)" in result.stderr
+    assert "with --map latency_ms=COLUMN,operator=COLUMN,... (its header is op,kernel,t)" in result.stderr
 
 
 def test_a_dry_run_stores_nothing(cli: Cli, db: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
     bad = write([b"?"], "bad.json")
     result = cli("import", SAMPLE, bad, *SAID)
     assert result.exit_code == 2
-    assert "bad.json: is of no known format" in result.stderr
+    assert "bad.json: has no known format" in result.stderr
     assert "the file before it is stored" in result.stderr
     assert len(history(cli)) == 4
 
@@ -116,16 +116,16 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
     ("args", "said"),
     [
         ((), "names no commit; give --commit HASH"),
-        (("--commit", "a"), "holds no date; give --date"),
+        (("--commit", "a"), "contains no date; give --date"),
         ((*SAID, "--format", "nope"), "no format 'nope'; known: records, tritonbench-json"),
         ((*SAID, "--format", "asv"), "missing required field `commit_hash`"),
         ((*SAID, "--format", "google-benchmark"), "missing required field `context`"),
         ((*SAID, "--format", "pytest-benchmark"), "missing required field `benchmarks`"),
         ((*SAID, "--format", "v3"), "line 1: is not JSON"),
         ((*SAID, "--format", "records"), "line 1: "),
-        ((*SAID, "--format", "tritonbench-csv"), "no column BACKEND-latency"),
+        ((*SAID, "--format", "tritonbench-csv"), "no column is named BACKEND-latency"),
         ((*SAID, "--format", "csv"), "no column for the latency"),
-        ((*SAID, "--commit-of", "x"), "--commit-of is one of tritonbench, triton, pytorch, not x"),
+        ((*SAID, "--commit-of", "x"), "--commit-of must be one of tritonbench, triton, pytorch, not x"),
         (("--map", "x"), "'x' is not FIELD=COLUMN"),
         (("--map", "a=b,a=c"), "a is mapped twice"),
         (("--date", "soon"), "is not a date"),

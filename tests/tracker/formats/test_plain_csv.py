@@ -63,15 +63,15 @@ def test_one_bad_sample_spoils_the_cell(write: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "mapping", "said"),
     [
-        ("a,b\n1,2\n", {"latency_ms": "c"}, "no column 'c'; its columns are a, b"),
-        ("a,b\n1,2\n", {"operator": "a"}, "no column for the latency; give --map latency_ms=COLUMN, of a, b"),
+        ("a,b\n1,2\n", {"latency_ms": "c"}, "no column 'c'; columns: a, b"),
+        ("a,b\n1,2\n", {"operator": "a"}, "no column for the latency; give --map latency_ms=COLUMN, one of a, b"),
         ("a,b\n1,2\n", {"latency_ms": "a"}, "line 2: no operator; give --map operator=COLUMN or --operator NAME"),
         ("latency_ms,operator,backend\n1,g\n", {}, "line 2: 2 cells for 3 columns"),
-        ("latency_ms,operator,backend,m\n1,g,b,x\n", {"M": "m"}, "line 2: M 'x' is no whole number"),
-        ("latency_ms,operator,backend,date\n1,g,b,x\n", {}, "line 2: date: 'x' is no date"),
-        ("latency_ms,operator,backend,status\n1,g,b,x\n", {}, "line 2: status 'x' is none of ok, wrong"),
-        ("latency_ms,operator,backend,rms\n1,g,b,x\n", {}, "line 2: rms 'x' is no number"),
-        ("latency_ms,operator,backend\n", {}, "holds no result"),
+        ("latency_ms,operator,backend,m\n1,g,b,x\n", {"M": "m"}, "line 2: M 'x' is not a whole number"),
+        ("latency_ms,operator,backend,date\n1,g,b,x\n", {}, "line 2: date: 'x' is not a date"),
+        ("latency_ms,operator,backend,status\n1,g,b,x\n", {}, "line 2: status 'x' is not one of ok, wrong"),
+        ("latency_ms,operator,backend,rms\n1,g,b,x\n", {}, "line 2: rms 'x' is not a number"),
+        ("latency_ms,operator,backend\n", {}, "contains no results"),
         ("", {}, "is empty"),
     ],
 )
@@ -87,7 +87,7 @@ def test_units(write: Any) -> None:
         (record,) = read(write, "latency_ms,operator,backend\n2,g,a\n", unit=unit)
         assert record.latency is not None
         assert record.latency.bursts_ms == ((pytest.approx(ms),),)
-    with pytest.raises(IngestError, match="--unit weeks is none of s, ms"):
+    with pytest.raises(IngestError, match="--unit weeks is not one of s, ms"):
         read(write, "latency_ms,operator,backend\n2,g,a\n", unit="weeks")
 
 

@@ -91,10 +91,10 @@ def test_an_unversioned_tree_needs_a_commit(write: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"benchmarks": []}, "holds no result"),
+        ({"benchmarks": []}, "contains no results"),
         ({"benchmarks": [{"name": "x", "stats": {}}]}, r"benchmarks\[0\].stats: neither data nor median"),
         ({"benchmarks": [{"name": "x", "stats": {"data": ["1"]}}]}, r"at `benchmarks\[0\].stats.data\[0\]`"),
-        ({"datetime": "soon"}, "datetime: 'soon' is no date"),
+        ({"datetime": "soon"}, "datetime: 'soon' is not a date"),
         ({"machine_info": None}, "at `machine_info`"),
     ],
 )

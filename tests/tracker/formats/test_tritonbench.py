@@ -186,7 +186,7 @@ def test_an_x_that_names_the_whole_shape(write: Any) -> None:
 def test_a_table_does_not_say_on_which_device(write: Any) -> None:
     path = write([b"x_val;a-latency\n1;0.5\n"], "grouped_gemm.csv")
     options = Options(commit="1", date=SAID.date)
-    with pytest.raises(IngestError, match="on which device it was measured; give --gpu NAME or --cpu NAME"):
+    with pytest.raises(IngestError, match="the device it was measured on; give --gpu NAME or --cpu NAME"):
         load(path, options=options)
     (record,) = load(path, options=replace(options, cpu="EPYC")).records
     assert record.latency is not None
@@ -269,8 +269,8 @@ KEY = '"tritonbench_op_fwd[x_1-a]_latency"'
     ("content", "said"),
     [
         ("{", "line 1: is not JSON"),
-        (f'{{{KEY}: "1",\n "other": 1}}', "key 'other' is none of TritonBench's"),
-        ('{"tritonbench_op_fwd[a]-latency-avg": 1.0}', "holds no result of an input"),
+        (f'{{{KEY}: "1",\n "other": 1}}', "key 'other' is not one of TritonBench's"),
+        ('{"tritonbench_op_fwd[a]-latency-avg": 1.0}', "contains no result of an input"),
         (f'{{"metrics": [{KEY}]}}', "Expected `object`, got `array` - at `metrics`"),
         (f'{{{KEY}: "1"}}', "names no commit; give --commit"),
     ],
@@ -286,9 +286,9 @@ def test_what_is_wrong_with_a_json(write: Any, content: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["x_val;a-tflops", "1;2"], "line 1: no column BACKEND-latency"),
+        (["x_val;a-tflops", "1;2"], "line 1: no column is named BACKEND-latency"),
         (["x_val;a-latency", "1;2;3"], "line 2: 3 cells for 2 columns"),
-        (["x_val;a-latency"], "holds no result"),
+        (["x_val;a-latency"], "contains no results"),
     ],
 )
 def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], said: str) -> None:

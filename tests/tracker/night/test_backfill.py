@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.night.backfill import BackfillError, Commit, by_halving, commits_of
+from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_halving, commits_of
 from groupbench.tracker.record import read
 
 COMMITS = 12
@@ -92,7 +92,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def subjects(commits: list[Commit]) -> list[str]:
+def subjects(commits: list[BackfillCommit]) -> list[str]:
     return [commit.subject for commit in commits]
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_range(text: str, history: Path) -> None:
 
 @given(st.integers(1, 70))
 def test_halving_takes_every_commit_once_and_coarse_to_fine(number: int) -> None:
-    commits = [Commit(f"{at:040d}", "") for at in range(number)]
+    commits = [BackfillCommit(f"{at:040d}", "") for at in range(number)]
     order = [int(commit.hash) for commit in by_halving(commits)]
     assert sorted(order) == list(range(number))
     assert set(order[:2]) == {0, number - 1}

@@ -155,7 +155,7 @@ def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: 
 
 
 @pytest.mark.parametrize(
-    ("option", "says"), [("--records=x", "names the folder"), ("--list-backends", "tritonbench --list-backends")]
+    ("option", "says"), [("--records=x", "set the folder with"), ("--list-backends", "tritonbench --list-backends")]
 )
 def test_options_that_are_not_for_a_night(option: str, says: str, tritonbench: Tritonbench) -> None:
     with pytest.raises(click.UsageError, match=says):

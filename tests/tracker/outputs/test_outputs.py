@@ -25,7 +25,7 @@ from groupbench.tracker.outputs import atom as feeds
 from groupbench.tracker.outputs import badge as badges
 from groupbench.tracker.outputs import shield as shields
 from groupbench.tracker.outputs.escape import code, size, slack, words
-from groupbench.tracker.outputs.result import Place, Result, ci_place
+from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
 from groupbench.tracker.outputs.verdict import render as render_json
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import Environment, Kernel
@@ -75,10 +75,10 @@ def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
     )  # fmt: skip
 
 
-def result_of(rows: list[Judged], *, strict: bool = False, text: str = "fix", **given: Any) -> Result:
+def result_of(rows: list[Judged], *, strict: bool = False, text: str = "fix", **given: Any) -> GateResult:
     code = exit_code(rows, strict)
     said = first_line(rows, code, strict=strict, same_commit=False)
-    return Result(Gate(run_row(text), tuple(rows), code, said), strict=strict, **given)
+    return GateResult(Gate(run_row(text), tuple(rows), code, said), strict=strict, **given)
 
 
 TRAPS = (
@@ -89,7 +89,7 @@ TEXTS = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(), max_size=60))
 
 
 @st.composite
-def results(draw: Any) -> Result:
+def results(draw: Any) -> GateResult:
     verdicts = draw(st.lists(st.sampled_from(list(Verdict)), max_size=6))
     rows = [
         judged(pk, verdict, draw(TEXTS), news=News(loud=draw(st.booleans()))) for pk, verdict in enumerate(verdicts)
@@ -97,7 +97,7 @@ def results(draw: Any) -> Result:
     text = draw(TEXTS)
     known = draw(st.booleans())
     rows = [replace(row, alert=alert_row(row.series.pk, text)) if known else row for row in rows]
-    place = Place("https://example.org/o/r") if draw(st.booleans()) else Place()
+    place = CiLocation("https://example.org/o/r") if draw(st.booleans()) else CiLocation()
     alerts = tuple(alert_row(pk, draw(TEXTS)) for pk in range(draw(st.integers(0, 3))))
     return result_of(rows, strict=draw(st.booleans()), text=text, place=place, alerts=alerts)
 
@@ -138,7 +138,7 @@ def rendered(text: str) -> Tags:
     return tags
 
 
-def check_markdown(text: str, result: Result, limit: int) -> Tags:
+def check_markdown(text: str, result: GateResult, limit: int) -> Tags:
     assert size(text) <= limit
     tags = rendered(text)
     known = {"h2", "h3", "p", "strong", "ul", "li", "code", "a", "details", "summary", "table", "thead", "tbody"}
@@ -151,7 +151,7 @@ def check_markdown(text: str, result: Result, limit: int) -> Tags:
 
 
 @given(results())
-def test_any_verdict_is_well_formed_markdown_within_the_limits(result: Result) -> None:
+def test_any_verdict_is_well_formed_markdown_within_the_limits(result: GateResult) -> None:
     check_markdown(summary.render(result), result, 2**20)
     text = comment.render(result)
     check_markdown(text, result, 65_535)
@@ -159,7 +159,7 @@ def test_any_verdict_is_well_formed_markdown_within_the_limits(result: Result) -
 
 
 @given(results())
-def test_any_verdict_is_well_formed_for_programs(result: Result) -> None:
+def test_any_verdict_is_well_formed_for_programs(result: GateResult) -> None:
     check_junit(junit.render(result), result)
     check_sarif(json.loads(sarif.render(result)), result)
     assert json.loads(render_json(result))["exit_code"] == result.gate.exit_code
@@ -169,7 +169,7 @@ def test_any_verdict_is_well_formed_for_programs(result: Result) -> None:
     check_slack(webhook.payload(result))
 
 
-def check_junit(text: str, result: Result) -> ElementTree.Element:
+def check_junit(text: str, result: GateResult) -> ElementTree.Element:
     """Elements and attributes are those that Jenkins' junit-10.xsd knows, counts are right, and red is red."""
     top = ElementTree.fromstring(text)
     allowed = {
@@ -198,7 +198,7 @@ def check_junit(text: str, result: Result) -> ElementTree.Element:
     return top
 
 
-def check_sarif(found: dict[str, Any], result: Result) -> None:
+def check_sarif(found: dict[str, Any], result: GateResult) -> None:
     assert set(found) == {"$schema", "version", "runs"}
     (run,) = found["runs"]
     worse = [row for row in result.gate.rows if row.verdict in ("regressed", "wrong")]
@@ -260,7 +260,7 @@ def test_nothing_is_read_as_markup_in_a_subject() -> None:
 # ---- limits
 
 
-def many(number: int, verdict: Any = "regressed") -> Result:
+def many(number: int, verdict: Any = "regressed") -> GateResult:
     rows = [replace(judged(pk, verdict, "😀" * 500), cause="code") for pk in range(number)]
     return result_of(
         [replace(row, series=series_row(pk, f"b{pk % 50}", "😀" * 300 + str(pk))) for pk, row in enumerate(rows)]
@@ -418,12 +418,12 @@ def test_only_a_change_is_news() -> None:
 
 def test_place_is_what_ci_says() -> None:
     github = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "5"}
-    assert ci_place(github) == Place("https://github.com/o/r", "https://github.com/o/r/actions/runs/5")
+    assert ci_place(github) == CiLocation("https://github.com/o/r", "https://github.com/o/r/actions/runs/5")
     gitlab = {"CI_PROJECT_URL": "https://gitlab.com/o/r", "CI_JOB_URL": "https://gitlab.com/o/r/-/jobs/1"}
     assert ci_place(gitlab).commit("abc") == "https://gitlab.com/o/r/-/commit/abc"
     assert ci_place({"CI_PROJECT_URL": "javascript:alert(1)"}).repository is None
     assert ci_place({"CI_PROJECT_URL": "https://x/)[a"}).repository == "https://x/%29%5Ba"
-    assert ci_place({}) == Place()
+    assert ci_place({}) == CiLocation()
 
 
 # ---- where kernels stand
@@ -557,14 +557,14 @@ def cli_any(cli: Cli, *args: str) -> CliResult:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("nonsense=x",), "no output 'nonsense'; there are: summary"),
+        (("nonsense=x",), "no output format 'nonsense'; known: summary"),
         (("junit",), "junit: needs a file, junit=FILE"),
-        (("junit=-",), "stdout is the verdict's"),
+        (("junit=-",), "stdout already carries the verdict"),
         (("summary",), "GITHUB_STEP_SUMMARY"),
         (("webhook",), "GROUPBENCH_WEBHOOK"),
         (("webhook=ftp://x",), "https://"),
-        (("junit=x", "sarif=./x"), "two outputs cannot be one file"),
-        (("badge=x.png",), "badge=x.png: a badge ends with .svg"),
+        (("junit=x", "sarif=./x"), "two outputs name the same file"),
+        (("badge=x.png",), "badge=x.png: the name must end in .svg"),
     ],
     ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice", "png"],
 )

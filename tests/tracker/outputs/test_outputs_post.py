@@ -270,7 +270,7 @@ def test_a_refusal_says_why_and_never_the_token(cli: Cli, forge: Forge, page: Pa
     forge.plan["GET"] = [(401, {}, {"message": f"Bad credentials {TOKEN}"}, False)]
     result = cli("post", page)
     assert result.exit_code == 2
-    assert "401 Bad credentials ***; is the token right, and still valid?" in result.stderr
+    assert "401 Bad credentials ***; check that the token is correct and still valid" in result.stderr
     no_secret(result)
 
 
@@ -295,7 +295,7 @@ def test_nobody_there(cli: Cli, forge: Forge, page: Path, waits: list[float], mo
     [
         ("GITHUB_TOKEN", "", "post on github needs GITHUB_TOKEN"),
         ("GITHUB_REPOSITORY", "", "--repo or GITHUB_REPOSITORY"),
-        ("GITHUB_REPOSITORY", "../x/y", "is not of the form OWNER/NAME"),
+        ("GITHUB_REPOSITORY", "../x/y", "does not have the form OWNER/NAME"),
         ("GITHUB_REF", "refs/heads/main", "--pr, or a workflow that a pull request started"),
         ("GITHUB_TOKEN", TOKEN + "\r\nX: y", "a character that no token has"),
         ("GITHUB_API_URL", "file:///etc", "does not begin with https://"),
