@@ -306,8 +306,8 @@ for name in ("groupbench.operators.registry", "groupbench.kernels.grouped_gemm")
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "layout")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    said, *missing = done.stdout.splitlines()
-    operators, kernels, measure, tracker = said.split()
+    paths, *missing = done.stdout.splitlines()
+    operators, kernels, measure, tracker = paths.split()
     assert (operators, kernels) == ("mine", "mine"), done.stderr
     assert Path(measure).resolve() == ROOT / "operators" / "measure" / "__init__.py"
     assert Path(tracker).resolve() == ROOT / "tracker" / "__init__.py"

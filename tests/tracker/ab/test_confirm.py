@@ -31,20 +31,20 @@ def commit(night: int) -> str:
 
 
 class FakeBench:
-    """Answers as it is told, and remembers what it was asked."""
+    """Answers as planned, and records the comparisons."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, dict[str, Any]] = {}  # by backend
-        self.asked: list[tuple[str, str, AbCell, float]] = []
+        self.planned: dict[str, dict[str, Any]] = {}  # by backend
+        self.compared: list[tuple[str, str, AbCell, float]] = []
         self.trees: list[Path] = []
         self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
         self.now = 0.0
 
-    def answer(self, verdict: str, effect: float | None = None, backend: str = "triton", **more: Any) -> None:
+    def plan(self, verdict: str, effect: float | None = None, backend: str = "triton", **more: Any) -> None:
         effect = None if effect is None else np.float64(effect)  # as the statistics give it
         interval = {} if effect is None else {"low": effect - 0.002, "high": effect + 0.002, "pairs": 12}
-        self.answers[backend] = {"verdict": verdict, "effect": effect, **interval, **more}
+        self.planned[backend] = {"verdict": verdict, "effect": effect, **interval, **more}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
@@ -70,12 +70,12 @@ class FakeBench:
 
             def compare(self, cell: AbCell) -> AbResult:
                 fake.pythons.append((self.base.python, self.head.python))
-                fake.asked.append((self.base.commit, self.head.commit, cell, self.budget_s))
+                fake.compared.append((self.base.commit, self.head.commit, cell, self.budget_s))
                 fake.now += 50
-                told = fake.answers[cell.backend]
-                if told["verdict"] == "raise":
+                planned = fake.planned[cell.backend]
+                if planned["verdict"] == "raise":
                     raise AbError("no such device: cuda")
-                return AbResult(cell, self.base, self.head, seconds=50.0, **told)
+                return AbResult(cell, self.base, self.head, seconds=50.0, **planned)
 
         monkeypatch.setattr(confirming, "checkout", checkout)
         monkeypatch.setattr(confirming, "Bench", Bench)
@@ -88,9 +88,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     return fake
 
 
-def suspect(make: Any, ms: float = 1.05, nights: int = 6, **given: Any) -> list[Any]:
+def suspect(make: Any, ms: float = 1.05, nights: int = 6, **facts: Any) -> list[Any]:
     """A series that is quiet but for its newest night."""
-    return [*[make(n, ms=1 + 0.001 * (n % 3 - 1), **given) for n in range(nights)], make(nights, ms=ms, **given)]
+    return [*[make(n, ms=1 + 0.001 * (n % 3 - 1), **facts) for n in range(nights)], make(nights, ms=ms, **facts)]
 
 
 def first_line(result: Result) -> str:
@@ -100,13 +100,13 @@ def first_line(result: Result) -> str:
 def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make))
     assert cli("gate").exit_code == 3
-    bench.answer("different", 0.04)
+    bench.plan("different", 0.04)
     done = cli("confirm")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "CONFIRM 1 different")
     assert "different +4.1% (+3.9% .. +4.3%) 005ccccccc..006ccccccc grouped_gemm triton" in done.stdout
-    (asked,) = bench.asked
-    assert asked[:2] == (commit(5), commit(6))
-    assert asked[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
+    (compared,) = bench.compared
+    assert compared[:2] == (commit(5), commit(6))
+    assert compared[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
     result = cli("gate", "--update")
     assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
     assert "A/B of 005ccccccc..006ccccccc: +4.1% (+3.9% to +4.3%) in 12 pairs" in result.stdout
@@ -118,7 +118,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
 
 
 @pytest.mark.parametrize(
-    ("verdict", "effect", "code", "said"),
+    ("verdict", "effect", "code", "text"),
     [
         ("same", 0.001, 0, "A/B: no difference"),
         ("unknown", 0.02, 3, "A/B unknown: too noisy"),
@@ -127,14 +127,14 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     ],
 )
 def test_what_the_gate_makes_of_it(
-    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str, effect: float | None, code: int, said: str
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str, effect: float | None, code: int, text: str
 ) -> None:
     stored(suspect(make))
-    bench.answer(verdict, effect, message="too noisy" if verdict != "different" else None)
+    bench.plan(verdict, effect, message="too noisy" if verdict != "different" else None)
     done = cli("confirm")
     assert done.exit_code == (0 if verdict in ("same", "different") else 3)
     result = cli("gate", "--update")
-    assert (result.exit_code, said in result.stdout) == (code, True)
+    assert (result.exit_code, text in result.stdout) == (code, True)
     assert "unresolved" in result.stdout or code == 0
     assert json.loads(cli("alerts", "--json").stdout) == []
 
@@ -144,7 +144,7 @@ def test_an_ab_that_cannot_tell_hides_no_certain_change(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str
 ) -> None:
     stored(suspect(make))
-    bench.answer(verdict, 0.02 if verdict == "unknown" else None, message="too noisy")
+    bench.plan(verdict, 0.02 if verdict == "unknown" else None, message="too noisy")
     cli("confirm")
     assert cli("gate").exit_code == 3
     stored([make(night, ms=1.05) for night in (7, 8)])
@@ -155,7 +155,7 @@ def test_an_ab_that_cannot_tell_hides_no_certain_change(
 
 def test_an_improvement_is_confirmed_too(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make, ms=0.9))
-    bench.answer("different", -0.1)
+    bench.plan("different", -0.1)
     assert cli("confirm").exit_code == 0
     result = cli("gate")
     assert (result.exit_code, first_line(result)) == (0, "GATE ok: 1 series improved. 1 improved")
@@ -163,7 +163,7 @@ def test_an_improvement_is_confirmed_too(cli: Cli, stored: Stored, make: Any, be
 
 def test_later_nights_are_judged_by_it(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make))
-    bench.answer("same", 0.0)
+    bench.plan("same", 0.0)
     cli("confirm")
     stored([make(7, ms=1.05)])
     assert cli("gate").exit_code == 0  # the commit that was compared is on the same level
@@ -173,12 +173,12 @@ def test_later_nights_are_judged_by_it(cli: Cli, stored: Stored, make: Any, benc
 
 def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make))
-    bench.answer("unknown", 0.02)
+    bench.plan("unknown", 0.02)
     assert cli("confirm").exit_code == 3
     again = cli("confirm")
-    assert (again.exit_code, len(bench.asked)) == (3, 1)
+    assert (again.exit_code, len(bench.compared)) == (3, 1)
     assert "--again" in again.stdout
-    bench.answer("different", 0.05)
+    bench.plan("different", 0.05)
     assert cli("confirm", "--again").exit_code == 0
     assert cli("gate").exit_code == 1
     stored([make(7, ms=1.001)])
@@ -188,9 +188,9 @@ def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, stored: Stored
 def test_the_canary_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored([*suspect(make), *suspect(make, operator="canary", backend="copy")])
     assert "1 unresolved, 1 suspect" in first_line(cli("gate"))
-    bench.answer("different", 0.05)
+    bench.plan("different", 0.05)
     cli("confirm")
-    assert [cell.operator for _, _, cell, _ in bench.asked] == ["grouped_gemm"]
+    assert [cell.operator for _, _, cell, _ in bench.compared] == ["grouped_gemm"]
     result = cli("gate")
     assert (result.exit_code, "code" in result.stdout) == (1, True)
 
@@ -198,7 +198,7 @@ def test_the_canary_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, b
 def test_the_same_kernel_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make, kernels=[{"name": "k", "hash": "one"}]))
     assert "infrastructure" in cli("gate").stdout
-    bench.answer("different", 0.05)
+    bench.plan("different", 0.05)
     cli("confirm")
     result = cli("gate")
     assert (result.exit_code, "compiled kernel unchanged" in result.stdout) == (1, True)
@@ -209,13 +209,13 @@ def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, be
     other = {"environment": {"gpu_uuid": "GPU-2"}}
     stored([*[make(n) for n in range(6)], make(6, ms=1.2, **other)])
     assert cli("gate").exit_code == 4
-    bench.answer("same", 0.0)
+    bench.plan("same", 0.0)
     assert cli("confirm").exit_code == 0
-    assert bench.asked[0][:2] == (commit(5), commit(6))
+    assert bench.compared[0][:2] == (commit(5), commit(6))
     result = cli("gate")
     assert (result.exit_code, "another card; A/B on one card: no difference" in result.stdout) == (0, True)
     stored([make(7, ms=1.2, environment={"gpu_uuid": "GPU-3"})])
-    bench.answer("different", 0.2)
+    bench.plan("different", 0.2)
     assert cli("confirm").exit_code == 0
     assert cli("gate").exit_code == 1
 
@@ -223,7 +223,7 @@ def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, be
 def test_another_driver_is_not(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored([*[make(n) for n in range(6)], make(6, environment={"gpu_uuid": "GPU-2", "driver": "580"})])
     assert "nothing to do" in cli("confirm").stdout
-    assert bench.asked == []
+    assert bench.compared == []
 
 
 def test_dirty_trees_cannot_be_measured_again(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
@@ -250,20 +250,20 @@ def test_what_fails_on_both_sides_is_told_and_tried_again(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench, status: str, advice: bool
 ) -> None:
     stored(suspect(make))
-    said = "both (005, 006): grouped_gemm has no backend 'triton'"
-    bench.answer("failed", message=said, failed_side="both", failed_status=status)
+    message = "both (005, 006): grouped_gemm has no backend 'triton'"
+    bench.plan("failed", message=message, failed_side="both", failed_status=status)
     failed = cli("confirm")
     assert (failed.exit_code, failed.stdout.splitlines()[-1]) == (3, "CONFIRM 1 failed")
-    assert said in failed.stdout
+    assert message in failed.stdout
     assert ("--plugin" in failed.stdout) is advice
     assert "1 suspect" in first_line(cli("gate"))
-    bench.answer("different", 0.04)
+    bench.plan("different", 0.04)
     assert cli("confirm", "--plugin", "my.kernels").stdout.splitlines()[-1] == "CONFIRM 1 different"
 
 
 def test_what_fails_on_one_side_is_kept(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored(suspect(make))
-    bench.answer("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
+    bench.plan("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
     assert cli("confirm").exit_code == 3
     assert "1 earlier comparison gave no decision; see --again" in cli("confirm").stdout
 
@@ -274,7 +274,7 @@ def test_another_machine_says_so_and_stores_nothing(
 ) -> None:
     stored(suspect(make))
     here = {"device": "cuda", "gpu": "NVIDIA B200"}
-    bench.answer(*(("raise",) if wrong == "device" else ("same", 0.0)), head_environment=here)
+    bench.plan(*(("raise",) if wrong == "device" else ("same", 0.0)), head_environment=here)
     done = cli("confirm")
     assert (done.exit_code, "1 cannot be measured on this machine" in done.stdout) == (3, True)
     assert "no such device" in done.stderr or "NVIDIA B200" in done.stderr
@@ -286,22 +286,22 @@ def test_commits_are_checked_out_once_and_the_gravest_come_first(
 ) -> None:
     for number, ms in enumerate((1.05, 0.8, 1.2, 1.1)):
         stored(suspect(make, ms=ms, backend=f"b{number}"))
-        bench.answer("same", 0.0, backend=f"b{number}")
+        bench.plan("same", 0.0, backend=f"b{number}")
     assert cli("confirm").exit_code == 0
-    assert [cell.backend for _, _, cell, _ in bench.asked] == ["b2", "b3", "b0", "b1"]
+    assert [cell.backend for _, _, cell, _ in bench.compared] == ["b2", "b3", "b0", "b1"]
     assert len(bench.trees) == 2
 
 
-def test_a_budget_that_is_spent_is_said(stored: Stored, make: Any, bench: FakeBench, db: Any) -> None:
+def test_a_spent_budget_is_reported(stored: Stored, make: Any, bench: FakeBench, db: Any) -> None:
     for number in range(4):
         stored(suspect(make, ms=1.2 - number / 50, backend=f"b{number}"))
-        bench.answer("same", 0.0, backend=f"b{number}")
+        bench.plan("same", 0.0, backend=f"b{number}")
     with open_store(db, create=False) as store:
         done = confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now)
         assert [row.series.backend for row in done.left_out] == ["b3"]
         assert "1 left out, the budget is spent" in done.text
         assert not done.decided
-        assert [round(budget) for *_, budget in bench.asked] == [60, 60, 20]
+        assert [round(budget) for *_, budget in bench.compared] == [60, 60, 20]
         assert confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now).decided
 
 
@@ -335,9 +335,9 @@ class TestToolchains:
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench, effect: float, verdict: str, code: int
     ) -> None:
         stored([*suspect(make)[:6], make(6, ms=1.05, commit=commit(5), **self.NEW)])
-        bench.answer("different" if effect else "same", effect)
+        bench.plan("different" if effect else "same", effect)
         assert self.confirmed(db, "3.7.1", "3.8.0").text.startswith("CONFIRM 1 ")
-        assert [asked[:2] for asked in bench.asked] == [(commit(5), commit(5))]
+        assert [compared[:2] for compared in bench.compared] == [(commit(5), commit(5))]
         assert bench.pythons == [("python-3.7.1", "python-3.8.0")]
         done = cli("gate", "--json")
         (row,) = json.loads(done.stdout)["series"]
@@ -348,9 +348,9 @@ class TestToolchains:
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
     ) -> None:
         stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
-        bench.answer("different", 0.05)
+        bench.plan("different", 0.05)
         assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM 2 different"
-        assert [asked[:2] for asked in bench.asked] == [(commit(5), commit(5)), (commit(5), commit(6))]
+        assert [compared[:2] for compared in bench.compared] == [(commit(5), commit(5)), (commit(5), commit(6))]
         assert bench.pythons[1] == (sys.executable, sys.executable)
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]
         assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
@@ -359,7 +359,7 @@ class TestToolchains:
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
     ) -> None:
         stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
-        bench.answer("same", 0.0)
+        bench.plan("same", 0.0)
         done = self.confirmed(db, "3.8.0")
         assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]

@@ -60,13 +60,13 @@ def test_releases_of_an_index_and_an_environment_with_one(
         wheel(index, "groupbench_fake_kernels", version)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    said: list[str] = []
+    messages: list[str] = []
     assert releases("groupbench-fake-kernels", "1.9.0", "1.11.0") == ["1.9.0", "1.10.0", "1.11.0"]
     with pytest.raises(ToolchainError, match=r"the index has no groupbench-fake-kernels 3\.0; the newest are: 2\.0\.0"):
         releases("groupbench-fake-kernels", "1.9.0", "3.0")
     for _ in range(2):
-        python = with_packages(["groupbench-fake-kernels==1.10.0"], said.append)
-    assert len(said) == 1 and home in python.parents
+        python = with_packages(["groupbench-fake-kernels==1.10.0"], messages.append)
+    assert len(messages) == 1 and home in python.parents
     code = "import groupbench_fake_kernels as g, msgspec; print(g.version, msgspec.__name__)"
     shown = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["1.10.0", "msgspec"]  # its own, and this interpreter's
@@ -136,11 +136,11 @@ class TestInterpreters:
         old.touch()
         has[str(old)] = msgspec.structs.replace(OLD, driver="any")
         named = {"broken": str(tmp_path / "gone"), "stable": "python"}
-        said: list[str] = []
-        found = Interpreters(named, tmp_path, say=said.append)
+        messages: list[str] = []
+        found = Interpreters(named, tmp_path, say=messages.append)
         assert (found.find(HERE), found.find(OLD)) == (sys.executable, str(old))
         assert found.find(msgspec.structs.replace(OLD, torch="2.9")) is None
-        assert "toolchain broken: " in said[0]
+        assert "toolchain broken: " in messages[0]
 
     def test_a_file_with_other_versions_is_not_installed(
         self, tmp_path: Path, has: dict[str, Environment], commands: list[list[str]]

@@ -219,8 +219,8 @@ def test_a_result_that_got_worse_is_told_whatever_the_latency(
     assert result.exit_code == code, result.output
     assert all(text in result.stdout for text in texts), result.stdout
     assert "better than GOOD" not in result.stdout
-    told = "result wrong" if spoilt is WRONG else "less accurate"
-    assert told in result.stderr  # at the step that saw it
+    phrase = "result wrong" if spoilt is WRONG else "less accurate"
+    assert phrase in result.stderr  # at the step that saw it
     again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more, "--resume", "--json")
     assert (again.exit_code, json.loads(again.stdout)["ends"]["accuracy"]) == (
         *(code, "wrong" if spoilt is WRONG else "less accurate"),
@@ -469,7 +469,7 @@ class TestReleases:
     broken: tuple[str, ...] = ()
 
     @pytest.fixture
-    def asked(self, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    def compared(self, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         """Releases that were compared: 5 % slower from 3.7.0 on; those of `broken` do not install."""
         pairs: list[tuple[str, str]] = []
         monkeypatch.setattr(toolchains, "releases", lambda package, first, last: list(self.VERSIONS))
@@ -495,21 +495,21 @@ class TestReleases:
         monkeypatch.chdir(line[0])
         return pairs
 
-    def test_the_release_is_named(self, cli: Cli, asked: list[tuple[str, str]]) -> None:
+    def test_the_release_is_named(self, cli: Cli, compared: list[tuple[str, str]]) -> None:
         done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
         assert (done.exit_code, done.stdout.splitlines()[0]) == (
             1, "triton 3.7.0 made grouped_gemm triton_pointer fwd fp16 2,64,32,16 5.1 % slower (5.0 to 5.2)",
         ), done.output  # fmt: skip
-        assert asked[0] == ("triton 3.6.0", "triton 3.8.0")
+        assert compared[0] == ("triton 3.6.0", "triton 3.8.0")
         assert "5 releases of triton" in done.stderr and "commit" not in done.stdout
 
-    def test_a_release_that_does_not_install_is_skipped(self, cli: Cli, asked: list[tuple[str, str]]) -> None:
+    def test_a_release_that_does_not_install_is_skipped(self, cli: Cli, compared: list[tuple[str, str]]) -> None:
         self.broken = ("triton==3.6.1",)
         done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
         assert (done.exit_code, done.stdout.startswith("narrowed to one of 2 releases")) == (3, True)
         assert "skipped triton 3.6.1: no wheel for this platform" in done.stdout
         assert cli("bisect", "--resume").stdout == done.stdout  # from the log, without the index
 
-    @pytest.mark.parametrize("given", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
-    def test_usage(self, cli: Cli, asked: list[tuple[str, str]], given: list[str]) -> None:
-        assert cli("bisect", *given, *CELL).exit_code == 2
+    @pytest.mark.parametrize("options", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
+    def test_usage(self, cli: Cli, compared: list[tuple[str, str]], options: list[str]) -> None:
+        assert cli("bisect", *options, *CELL).exit_code == 2

@@ -68,7 +68,7 @@ class World:
         self.random = random.Random(seed)
         names = list(parents)
         self.good, self.bad = good or names[0], names[-1]
-        commits = {name: BisectCommit(name, given, (keys or {}).get(name, name)) for name, given in parents.items()}
+        commits = {name: BisectCommit(name, before, (keys or {}).get(name, name)) for name, before in parents.items()}
         base = base or self.good
         inside = frozenset(self.ancestors(self.bad) - self.ancestors(base))
         self.history = History(commits, self.good, self.bad, base, inside)
@@ -100,11 +100,11 @@ class World:
         measured = effect + self.random.gauss(0, 0.0003)
         return finding(measured, "different" if differs != wrong else "same", seconds=1.0)
 
-    def hunt(self, **given: object) -> tuple[BisectResult, list[Question], Trace]:
+    def hunt(self, **settings: object) -> tuple[BisectResult, list[Question], Trace]:
         trace = Trace()
-        chosen = replace(Settings(rates=self.rates), **given)  # type: ignore[arg-type]
-        answer, questions = finish(hunt(self.history, chosen, trace), self.compare)
-        return answer, questions, trace
+        chosen = replace(Settings(rates=self.rates), **settings)  # type: ignore[arg-type]
+        result, questions = finish(hunt(self.history, chosen, trace), self.compare)
+        return result, questions, trace
 
 
 def straight(n: int) -> dict[str, tuple[str, ...]]:
@@ -113,58 +113,58 @@ def straight(n: int) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("where", range(1, 32))
 def test_each_place_of_a_history_of_32_is_named_in_5_steps(where: int) -> None:
-    answer, _, trace = World(straight(32), {f"c{where}": 0.02}).hunt()
-    assert answer.outcome == "found"
-    (culprit,) = answer.culprits
+    result, _, trace = World(straight(32), {f"c{where}": 0.02}).hunt()
+    assert result.outcome == "found"
+    (culprit,) = result.culprits
     assert culprit.commits == (f"c{where}",)
     assert culprit.parent == f"c{where - 1}"
     assert trace.comparisons["ends"] == 1
     assert trace.comparisons["step"] <= 5
     assert trace.comparisons["confirm"] == 1
     assert culprit.finding.effect == pytest.approx(0.02, abs=0.002)
-    assert answer.unexplained is None
+    assert result.unexplained is None
 
 
 def test_the_pair_is_measured_apart_from_what_found_it() -> None:
-    answer, questions, _ = World(straight(2), {"c1": 0.02}).hunt()
+    result, questions, _ = World(straight(2), {"c1": 0.02}).hunt()
     assert [(q.base, q.head, q.why) for q in questions] == [("c0", "c1", "ends"), ("c0", "c1", "confirm")]
-    assert answer.culprits[0].commits == ("c1",)
+    assert result.culprits[0].commits == ("c1",)
 
 
 def test_no_regression_is_an_answer() -> None:
-    answer, questions, _ = World(straight(32), {}).hunt()
-    assert (answer.outcome, len(questions)) == ("none", 1)
-    assert "no regression" in answer.message
+    result, questions, _ = World(straight(32), {}).hunt()
+    assert (result.outcome, len(questions)) == ("none", 1)
+    assert "no regression" in result.message
 
 
 def test_equal_trees_are_not_measured() -> None:
     world = World(straight(4), {}, keys={f"c{i}": "k" for i in range(4)})
-    answer, questions, _ = world.hunt()
-    assert (answer.outcome, questions) == ("none", [])
+    result, questions, _ = world.hunt()
+    assert (result.outcome, questions) == ("none", [])
 
 
 def test_an_improvement_is_told_and_looked_for_when_asked() -> None:
     world = World(straight(16), {"c5": -0.03})
-    answer, _, _ = world.hunt()
-    assert answer.outcome == "opposite"
-    assert not answer.culprits
+    result, _, _ = world.hunt()
+    assert result.outcome == "opposite"
+    assert not result.culprits
     for direction in ("better", "either"):
-        answer, _, _ = world.hunt(direction=direction)
-        assert answer.outcome == "found"
-        assert answer.culprits[0].commits == ("c5",)
+        result, _, _ = world.hunt(direction=direction)
+        assert result.outcome == "found"
+        assert result.culprits[0].commits == ("c5",)
     assert World(straight(4), {"c2": 0.03}).hunt(direction="better")[0].outcome == "opposite"
 
 
 def test_an_improvement_on_the_way_is_not_blamed() -> None:
-    answer, _, _ = World(straight(16), {"c7": -0.02, "c11": 0.05}).hunt()
-    assert [c.commits for c in answer.culprits] == [("c11",)]
+    result, _, _ = World(straight(16), {"c7": -0.02, "c11": 0.05}).hunt()
+    assert [c.commits for c in result.culprits] == [("c11",)]
 
 
 def test_commits_that_do_not_matter_share_a_measurement() -> None:
     keys = {f"c{i}": f"k{i // 8}" for i in range(32)}
-    answer, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
-    assert answer.culprits[0].commits == ("c16",)
-    assert answer.culprits[0].parent == "c15"
+    result, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
+    assert result.culprits[0].commits == ("c16",)
+    assert result.culprits[0].parent == "c15"
     assert trace.comparisons["step"] <= 2
     assert all(q.head in ("c31", "c8", "c16", "c24") for q in questions)
 
@@ -172,8 +172,8 @@ def test_commits_that_do_not_matter_share_a_measurement() -> None:
 def test_a_tree_that_comes_back_is_known() -> None:
     keys = {f"c{i}": f"k{i}" for i in range(6)}
     keys["c2"] = keys["c0"]  # c2 takes c1 back
-    answer, questions, _ = World(straight(6), {"c3": 0.02}, keys=keys).hunt()
-    assert answer.culprits[0].commits == ("c3",)
+    result, questions, _ = World(straight(6), {"c3": 0.02}, keys=keys).hunt()
+    assert result.culprits[0].commits == ("c3",)
     assert not any(q.head == "c2" for q in questions if q.why == "step")
 
 
@@ -181,22 +181,22 @@ def test_a_tree_that_comes_back_is_known() -> None:
 @pytest.mark.parametrize("broken", [{7}, {3, 4}, {6, 7, 8}])
 def test_commits_that_do_not_build_are_gone_round(where: int, broken: set[int]) -> None:
     world = World(straight(16), {f"c{where}": 0.02}, broken=frozenset(f"c{i}" for i in broken))
-    answer, _, trace = world.hunt()
-    (culprit,) = answer.culprits
+    result, _, trace = world.hunt()
+    (culprit,) = result.culprits
     assert f"c{where}" in culprit.commits
     if where in broken or where - 1 in broken:
-        assert answer.outcome == "narrowed"
+        assert result.outcome == "narrowed"
         assert all(int(name[1:]) in broken or int(name[1:]) - 1 in broken for name in culprit.commits)
     else:
-        assert answer.outcome == "found"
+        assert result.outcome == "found"
     assert set(trace.skipped) <= {f"c{i}" for i in broken}
 
 
 def test_a_long_broken_stretch_costs_few_steps() -> None:
     broken = frozenset(f"c{i}" for i in range(20, 45))
     for where in ("c3", "c60"):
-        answer, _, trace = World(straight(64), {where: 0.02}, broken=broken).hunt()
-        assert answer.culprits[0].commits == (where,)
+        result, _, trace = World(straight(64), {where: 0.02}, broken=broken).hunt()
+        assert result.culprits[0].commits == (where,)
         assert len(trace.skipped) <= 6
 
 
@@ -206,22 +206,22 @@ def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
     def compare(question: Question) -> Finding:
         return finding(-0.02) if question.why == "confirm" else world.compare(question)
 
-    answer, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert answer.outcome != "found"
-    assert not answer.culprits
+    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert result.outcome != "found"
+    assert not result.culprits
 
 
 def test_ends_that_fail_are_named() -> None:
     for broken, word in (("c0", "GOOD"), ("c7", "BAD")):
-        answer, _, _ = World(straight(8), {"c3": 0.02}, broken=frozenset([broken])).hunt()
-        assert answer.outcome == "undecided"
-        assert word in answer.message
-        assert "does not build" in answer.message
+        result, _, _ = World(straight(8), {"c3": 0.02}, broken=frozenset([broken])).hunt()
+        assert result.outcome == "undecided"
+        assert word in result.message
+        assert "does not build" in result.message
 
 
 def test_ends_that_stay_unknown_are_said_to() -> None:
-    answer, questions, _ = World(straight(8), {"c3": 0.02}, unknown=1.0).hunt()
-    assert answer.outcome == "undecided"
+    result, questions, _ = World(straight(8), {"c3": 0.02}, unknown=1.0).hunt()
+    assert result.outcome == "undecided"
     assert [q.budget for q in questions] == [1.0, 2.0]
 
 
@@ -234,28 +234,28 @@ def test_a_step_that_stays_unknown_is_skipped() -> None:
         return world.compare(question)
 
     trace = Trace()
-    answer, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
-    assert answer.culprits[0].commits == ("c5",)
+    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
+    assert result.culprits[0].commits == ("c5",)
     assert "c8" in trace.skipped
     assert [q.budget for q in questions if q.head == "c8" and q.why == "step"] == [1.0, 2.0]
 
 
 def test_of_two_changes_the_larger_is_named_and_the_rest_told() -> None:
     world = World(straight(32), {"c6": 0.02, "c20": 0.04})
-    answer, _, _ = world.hunt()
-    assert [c.commits for c in answer.culprits] == [("c20",)]
-    assert answer.unexplained == pytest.approx(0.02, abs=0.004)
-    answer, _, _ = world.hunt(all=True)
-    assert [c.commits for c in answer.culprits] == [("c20",), ("c6",)]
-    assert answer.unexplained is None
+    result, _, _ = world.hunt()
+    assert [c.commits for c in result.culprits] == [("c20",)]
+    assert result.unexplained == pytest.approx(0.02, abs=0.004)
+    result, _, _ = world.hunt(all=True)
+    assert [c.commits for c in result.culprits] == [("c20",), ("c6",)]
+    assert result.unexplained is None
 
 
 @pytest.mark.parametrize("planted", [{"c4": 0.04, "c12": 0.03, "c20": 0.03}, {"c4": 0.03, "c12": 0.03, "c20": 0.04}])
 def test_the_largest_of_three_is_named_though_half_is_crossed_elsewhere(planted: dict[str, float]) -> None:
-    answer, _, _ = World(straight(32), planted).hunt()
-    assert answer.culprits[0].commits == (max(planted, key=planted.__getitem__),)
-    answer, _, _ = World(straight(32), planted).hunt(all=True)
-    assert {c.commits[0] for c in answer.culprits} == set(planted)
+    result, _, _ = World(straight(32), planted).hunt()
+    assert result.culprits[0].commits == (max(planted, key=planted.__getitem__),)
+    result, _, _ = World(straight(32), planted).hunt(all=True)
+    assert {c.commits[0] for c in result.culprits} == set(planted)
 
 
 def merging() -> dict[str, tuple[str, ...]]:
@@ -291,8 +291,8 @@ def merging() -> dict[str, tuple[str, ...]]:
     ],
 )
 def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
-    answer, questions, _ = World(merging(), {where: 0.02}).hunt()
-    (culprit,) = answer.culprits
+    result, questions, _ = World(merging(), {where: 0.02}).hunt()
+    (culprit,) = result.culprits
     assert (culprit.commits, culprit.merges) == ((where,), merges)
     starts = {"m3": "m1", "b4": "b2"}  # where the branch that a merge brought in begins
     assert [q.base for q in questions if q.why == "branch"] == [starts[merge] for merge in merges]
@@ -300,8 +300,8 @@ def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("where", ["m3", "b4"])
 def test_a_merge_that_is_slow_by_itself_is_named(where: str) -> None:
-    answer, _, _ = World(merging(), {where: 0.02}).hunt()
-    (culprit,) = answer.culprits
+    result, _, _ = World(merging(), {where: 0.02}).hunt()
+    (culprit,) = result.culprits
     assert culprit.commits == (where,)
     assert "the merge itself" in culprit.note
 
@@ -309,15 +309,15 @@ def test_a_merge_that_is_slow_by_itself_is_named(where: str) -> None:
 def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
     parents = {"r": (), "g1": ("r",), "a": ("r",), "b": ("a",), "c": ("b",)}
     world = World(parents, {"b": 0.02}, good="g1", base="r")
-    answer, questions, _ = world.hunt()
-    assert answer.culprits[0].commits == ("b",)
+    result, questions, _ = world.hunt()
+    assert result.culprits[0].commits == ("b",)
     assert [q.why for q in questions][:2] == ["ends", "merge base"]
     fixed = World(parents, {"r": 0.02, "g1": -0.02}, good="g1", base="r")
-    answer, _, _ = fixed.hunt()
-    assert answer.outcome == "undecided"
-    assert "merge base" in answer.message
-    assert "undone on the way" in answer.message
-    assert not answer.culprits
+    result, _, _ = fixed.hunt()
+    assert result.outcome == "undecided"
+    assert "merge base" in result.message
+    assert "undone on the way" in result.message
+    assert not result.culprits
 
 
 def test_many_small_changes_name_nobody() -> None:
@@ -329,10 +329,10 @@ def test_many_small_changes_name_nobody() -> None:
         effect = world.level(question.head) - world.level(question.base)
         return finding(effect, "different" if abs(effect) > 0.004 else "same")
 
-    answer, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert answer.outcome == "undecided"
-    assert not answer.culprits
-    assert "small changes" in answer.message
+    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert result.outcome == "undecided"
+    assert not result.culprits
+    assert "small changes" in result.message
 
 
 @pytest.mark.parametrize("lie", ["c16", "c8", "c24", "c12", "c4"])
@@ -340,18 +340,18 @@ def test_many_small_changes_name_nobody() -> None:
 def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
     world = World(straight(32), {f"c{where}": 0.02}, Rates(0.01, 0.05))
     world.rates = EXACT
-    told: list[str] = []
+    tested: list[str] = []
 
     def compare(question: Question) -> Finding:
-        said = world.compare(question)
-        if question.head == lie and question.why == "step" and not told:
-            told.append(lie)
-            return finding(0.0, "same") if said.verdict == "different" else finding(0.02)
-        return said
+        correct = world.compare(question)
+        if question.head == lie and question.why == "step" and not tested:
+            tested.append(lie)
+            return finding(0.0, "same") if correct.verdict == "different" else finding(0.02)
+        return correct
 
-    answer, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
-    assert answer.outcome == "found"
-    assert answer.culprits[0].commits == (f"c{where}",)
+    result, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
+    assert result.outcome == "found"
+    assert result.culprits[0].commits == (f"c{where}",)
 
 
 def test_a_difference_that_does_not_come_again_is_none() -> None:
@@ -360,9 +360,9 @@ def test_a_difference_that_does_not_come_again_is_none() -> None:
     def compare(question: Question) -> Finding:
         return finding(0.02) if question.why == "ends" else world.compare(question)
 
-    answer, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
-    assert answer.outcome == "none"
-    assert "did not appear again" in answer.message
+    result, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
+    assert result.outcome == "none"
+    assert "did not appear again" in result.message
 
 
 def test_a_good_end_that_fails_midway_ends_it() -> None:
@@ -373,9 +373,9 @@ def test_a_good_end_that_fails_midway_ends_it() -> None:
             return Finding("failed", at="base", message="out of memory")
         return world.compare(question)
 
-    answer, questions = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert answer.outcome == "undecided"
-    assert "out of memory" in answer.message
+    result, questions = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert result.outcome == "undecided"
+    assert "out of memory" in result.message
     assert len(questions) == 3
 
 
@@ -410,9 +410,9 @@ def test_on_any_history_the_right_one_is_named(drawn: tuple[dict[str, tuple[str,
     bad = names[-1]
     inside = sorted(World(parents, {}).history.inside)
     where = chance.choice(inside)
-    answer, _, _ = World(parents, {where: 0.02}).hunt()
-    assert answer.outcome == "found", (bad, answer)
-    assert answer.culprits[0].commits == (where,)
+    result, _, _ = World(parents, {where: 0.02}).hunt()
+    assert result.outcome == "found", (bad, result)
+    assert result.culprits[0].commits == (where,)
 
 
 @given(histories(), st.floats(0, 0.3), st.floats(0, 0.3), st.integers(0, 3))
@@ -425,12 +425,12 @@ def test_it_always_ends_and_never_names_one_that_was_not_confirmed(
     broken = frozenset(name for name in names if chance.random() < share)
     rates = Rates(0.1, 0.2)
     world = World(parents, planted, rates, chance.randrange(2**32), broken, unknown)
-    answer, questions, _ = world.hunt(all=chance.random() < 0.5, direction="either")
-    for culprit in answer.culprits:
+    result, questions, _ = world.hunt(all=chance.random() < 0.5, direction="either")
+    for culprit in result.culprits:
         assert culprit.finding.verdict == "different"
         assert any(q.why == "confirm" for q in questions)
         assert set(culprit.commits) <= set(names)
-    assert (answer.outcome in ("found", "narrowed")) <= bool(answer.culprits)
+    assert (result.outcome in ("found", "narrowed")) <= bool(result.culprits)
 
 
 @pytest.mark.parametrize(("rates", "unknown"), [(Rates(0.01, 0.05), 0.05), (Rates(0.05, 0.1), 0.1)], ids=["ab", "poor"])
@@ -444,13 +444,13 @@ def test_the_confidence_that_is_stated_is_kept(rates: Rates, unknown: float) -> 
         where = f"c{chance.randint(1, n - 1)}"
         broken = frozenset(f"c{i}" for i in range(1, n - 1) if chance.random() < 0.05)
         world = World(straight(n), {where: 0.02}, rates, seed, broken, unknown)
-        answer, _, _ = world.hunt()
-        outcomes[answer.outcome] += 1
-        if answer.outcome in ("found", "narrowed"):
+        result, _, _ = world.hunt()
+        outcomes[result.outcome] += 1
+        if result.outcome in ("found", "narrowed"):
             named += 1
-            assert answer.culprits[0].confidence >= 0.95
-            stated += answer.culprits[0].confidence
-            right += where in answer.culprits[0].commits
+            assert result.culprits[0].confidence >= 0.95
+            stated += result.culprits[0].confidence
+            right += where in result.culprits[0].commits
     error = math.sqrt(max(named - stated, 1.0))
     assert right >= stated - 2 * error, (right, stated, named)
     assert named >= 1000 * (1 - 2.5 * rates.missed - unknown), outcomes
@@ -462,8 +462,8 @@ def test_innocents_are_not_named_where_nothing_changed() -> None:
     for seed in range(2000):
         chance = random.Random(seed)
         world = World(straight(chance.randint(2, 48)), {}, rates, seed)
-        answer, _, _ = world.hunt(direction="either")
-        named += answer.outcome == "found"
+        result, _, _ = world.hunt(direction="either")
+        named += result.outcome == "found"
     assert named <= 2  # the A/B alone would have named 20
 
 
@@ -476,14 +476,14 @@ def test_at_the_rates_of_the_ab_nobody_innocent_is_named() -> None:
         def compare(question: Question, world: World = world) -> Finding:
             return finding(0.02) if question.why == "ends" else world.compare(question)
 
-        answer, _ = finish(hunt(world.history, Settings(rates=rates), Trace()), compare)
-        assert answer.outcome == "none"
+        result, _ = finish(hunt(world.history, Settings(rates=rates), Trace()), compare)
+        assert result.outcome == "none"
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30))
-def test_probabilities_stay_probabilities(n: int, said: list[tuple[int, bool]]) -> None:
+def test_probabilities_stay_probabilities(n: int, levels: list[tuple[int, bool]]) -> None:
     posterior = Posterior(n, Rates())
-    for j, above in said:
+    for j, above in levels:
         posterior.level(min(j, n), above)
     sums = posterior.cumulative()
     assert len(sums) == n + 2
@@ -493,7 +493,7 @@ def test_probabilities_stay_probabilities(n: int, said: list[tuple[int, bool]]) 
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("comparison", "expected"),
     [
         (finding(0.0, "same"), "below"),
         (finding(0.02), "above"),
@@ -510,10 +510,10 @@ def test_probabilities_stay_probabilities(n: int, said: list[tuple[int, bool]]) 
         (Finding("failed"), "failed"),
     ],
 )
-def test_half_of_the_difference_decides(said: Finding, expected: str) -> None:
-    assert side_of(said, 0.02) == expected
-    if said.effect is not None and said.low is not None and said.high is not None:
-        mirrored = replace(said, effect=-said.effect, low=-said.high, high=-said.low)
+def test_half_of_the_difference_decides(comparison: Finding, expected: str) -> None:
+    assert side_of(comparison, 0.02) == expected
+    if comparison.effect is not None and comparison.low is not None and comparison.high is not None:
+        mirrored = replace(comparison, effect=-comparison.effect, low=-comparison.high, high=-comparison.low)
         assert side_of(mirrored, -0.02) == expected
 
 

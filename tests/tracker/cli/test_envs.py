@@ -49,7 +49,7 @@ def test_two_of_them(cli: Cli, three: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["x"], "two environments"),
         (["x", "y"], "no environment 'x'"),
@@ -57,6 +57,6 @@ def test_two_of_them(cli: Cli, three: None) -> None:
         (["%", "%"], "no "),
     ],
 )
-def test_mistakes(cli: Cli, three: None, args: list[str], said: str) -> None:
+def test_mistakes(cli: Cli, three: None, args: list[str], message: str) -> None:
     result = cli("envs", *args)
-    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr

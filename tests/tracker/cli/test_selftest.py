@@ -28,6 +28,6 @@ def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeyp
     ]
 
 
-def test_what_is_tested_must_be_said(cli: Cli) -> None:
+def test_the_tests_must_be_named(cli: Cli) -> None:
     result = cli("selftest")
     assert result.exit_code == 2 and "--integrity" in result.stderr

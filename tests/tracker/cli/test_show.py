@@ -50,11 +50,11 @@ def point(stored: Stored, cli: Cli) -> str:
 
 def test_everything_of_a_point(cli: Cli, point: str) -> None:
     text = cli("show", point).stdout
-    for said in (
+    for expected in (
         *("op", "G=2,M=8", "night-1", "a" * 40, "b" * 10, "Ann", "Faster", "tritonbench --op grouped_gemm"),
         *("H100", "570.1", "setting A", "gemm_kernel", "168", "BLOCK_M=128", "1755", "500.5", "SwPowerCap", "12.5"),
     ):
-        assert said in text, said
+        assert expected in text, expected
     histogram = text.split("samples, ms (6)\n")[1].rstrip("\n").split("\n")
     assert len(histogram) == 10
     assert [line.split()[-1] for line in histogram if "█" in line] == ["2", "1", "3"]

@@ -118,11 +118,11 @@ def look(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any], error: str | N
 def test_a_card_that_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(monkeypatch, GOOD)
     assert {finding.level for finding in found} == {"fact"}
-    told = {finding.name: finding.value for finding in found}
-    assert told["driver"] == "580.159.04" and told["CUDA of the driver"] == "13.0"
-    assert told["model"] == "NVIDIA H100 80GB HBM3, 80 GiB"
-    assert told["compute capability"].startswith("9.0: has TMA")
-    assert told["SM clock"] == "held at 1590 MHz of 1980"
+    facts = {finding.name: finding.value for finding in found}
+    assert facts["driver"] == "580.159.04" and facts["CUDA of the driver"] == "13.0"
+    assert facts["model"] == "NVIDIA H100 80GB HBM3, 80 GiB"
+    assert facts["compute capability"].startswith("9.0: has TMA")
+    assert facts["SM clock"] == "held at 1590 MHz of 1980"
 
 
 @pytest.mark.parametrize(("unlike", "expected"), FAULTS.values(), ids=FAULTS)
@@ -185,10 +185,12 @@ SOFTWARE: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), SOFTWARE.values(), ids=SOFTWARE)
-def test_software_that_is_broken(given: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("packages", "expected"), SOFTWARE.values(), ids=SOFTWARE)
+def test_software_that_is_broken(
+    packages: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (found,) = [finding for finding in checkup._software(given, None, CARD) if finding.level == "broken"]
+    (found,) = [finding for finding in checkup._software(packages, None, CARD) if finding.level == "broken"]
     assert (found.name, expected[1] in found.value, expected[2] in str(found.command)) == (expected[0], True, True)
 
 
@@ -285,11 +287,11 @@ def test_the_answer_comes_first_and_each_command_after_its_fault(cli: Cli, machi
 
 def test_json_has_all(cli: Cli, machine: Any) -> None:
     machine(inventory())
-    told = json.loads(cli("doctor", "--json").stdout)
-    assert told["measures"] is True and told["device"] == "cuda"
-    assert told["operators"] == {"grouped_gemm": ["torch_loop"]}
+    facts = json.loads(cli("doctor", "--json").stdout)
+    assert facts["measures"] is True and facts["device"] == "cuda"
+    assert facts["operators"] == {"grouped_gemm": ["torch_loop"]}
     assert {"area": "gpu 0", "name": "persistence", "value": "off"}.items() <= next(
-        finding.items() for finding in told["findings"] if finding["name"] == "persistence"
+        finding.items() for finding in facts["findings"] if finding["name"] == "persistence"
     )
     for form in ("--csv", "--md"):
         assert "sudo nvidia-smi -i 0 -pm 1" in cli("doctor", form).stdout
@@ -316,6 +318,6 @@ def test_on_this_machine(cli: Cli) -> None:
     """For real: the operators are asked, whatever there is here."""
     result = cli("doctor", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert "torch_loop" in told["operators"]["grouped_gemm"]
-    assert {"torch", "triton", "helion", "SQLite", "load"} <= {finding["name"] for finding in told["findings"]}
+    facts = json.loads(result.stdout)
+    assert "torch_loop" in facts["operators"]["grouped_gemm"]
+    assert {"torch", "triton", "helion", "SQLite", "load"} <= {finding["name"] for finding in facts["findings"]}

@@ -147,7 +147,7 @@ def test_a_commit_measured_again_is_another_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"version": 1}, "version 1 of asv's results"),
         ({"results": {"t.time_x": [[1.0, 2.0], [["1"]], "v"]}}, "results.t.time_x: 2 results for 1 combinations"),
@@ -158,11 +158,11 @@ def test_a_commit_measured_again_is_another_run(folder: Path) -> None:
         ({"date": 1e300}, "is not a valid time"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], message: str) -> None:
     (folder / "box" / "cc.json").write_text(json.dumps(RESULTS | change))
     with pytest.raises(IngestError) as raised:
         load(folder)
-    assert said in raised.value.message
+    assert message in raised.value.message
     assert str(Path("box") / "cc.json") in raised.value.message
 
 

@@ -62,8 +62,8 @@ def filled(stored: Any, make: Any) -> Any:
 
 def test_export_ingest_export_gives_the_same_bytes(cli: Cli, filled: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    said = cli("export", first)
-    assert (said.exit_code, said.stdout, "7 points" in said.stderr) == (0, "", True)
+    done = cli("export", first)
+    assert (done.exit_code, done.stdout, "7 points" in done.stderr) == (0, "", True)
     other = tmp_path / "other.db"
     assert cli("ingest", first, db=other).exit_code == 0
     assert cli("export", second, db=other).exit_code == 0
@@ -159,11 +159,11 @@ def test_v3_is_read_back_by_import(cli: Cli, stored: Any, make: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [("x.txt", "the ending names no format; give --format"), ("none/x.csv", "No such file"), (".", "no format")],
 )
-def test_mistakes_are_one_line(cli: Cli, filled: Any, tmp_path: Path, file: str, said: str) -> None:
-    assert said in cli("export", tmp_path / file if file != "." else file).stderr
+def test_mistakes_are_one_line(cli: Cli, filled: Any, tmp_path: Path, file: str, message: str) -> None:
+    assert message in cli("export", tmp_path / file if file != "." else file).stderr
 
 
 def test_a_file_that_cannot_be_written_whole_is_not_there(cli: Cli, filled: Any, tmp_path: Path) -> None:

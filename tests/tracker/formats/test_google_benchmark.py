@@ -36,9 +36,9 @@ def one(name: str, time: float | None = 10.0, **given: Any) -> dict[str, Any]:
     } | given
 
 
-def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **said: Any) -> tuple[Record, ...]:
+def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **facts: Any) -> tuple[Record, ...]:
     content = json.dumps({"context": context, "benchmarks": benchmarks}).encode()
-    return load(write([content], "bench.json"), options=Options(**said)).records
+    return load(write([content], "bench.json"), options=Options(**facts)).records
 
 
 def test_repetitions_are_bursts(write: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "said"),
+    ("benchmark", "message"),
     [
         (one("a", time_unit="weeks"), r"benchmarks\[0\].time_unit: 'weeks'"),
         (one("a", None), r"benchmarks\[0\]: no real_time"),
@@ -119,8 +119,8 @@ def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
         (one("a", "fast"), r"got `str` - at `benchmarks\[0\].real_time`"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], said: str) -> None:
-    with pytest.raises(IngestError, match=said):
+def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], message: str) -> None:
+    with pytest.raises(IngestError, match=message):
         read(write, benchmark)
 
 

@@ -64,7 +64,7 @@ def test_out_of_memory_is_counted(cli: Cli) -> None:
 
 def test_a_mapping(cli: Cli, write: Any) -> None:
     path = write([b"op,kernel,t\ngemm,a,100\n"], "x.csv")
-    said = (
+    options = (
         "--map",
         "latency_ms=t, operator=op,backend=kernel",
         "--unit",
@@ -74,7 +74,7 @@ def test_a_mapping(cli: Cli, write: Any) -> None:
         "--date",
         "2026-01-31",
     )
-    assert cli("import", path, *said).exit_code == 0
+    assert cli("import", path, *options).exit_code == 0
     assert [r["latency_ms"] for r in history(cli)] == pytest.approx([0.1])
 
 
@@ -113,7 +113,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ((), "names no commit; give --commit HASH"),
         (("--commit", "a"), "contains no date; give --date"),
@@ -132,15 +132,15 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
     ],
     ids=str,
 )
-def test_mistakes_are_one_line(cli: Cli, db: Path, args: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_line(cli: Cli, db: Path, args: tuple[str, ...], message: str) -> None:
     result = cli("import", SAMPLE, *args)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert not db.exists()
 
 
 def test_files_that_are_none(cli: Cli, tmp_path: Path, write: Any) -> None:
-    for path, said in (
+    for path, message in (
         (tmp_path / "none", "No such file"),
         (tmp_path, "no known format"),
         (write([b""], "empty"), "is empty"),
@@ -148,7 +148,7 @@ def test_files_that_are_none(cli: Cli, tmp_path: Path, write: Any) -> None:
         (write([b"[" * 100_000], "deep"), "no known format"),
     ):
         result = cli("import", path, *SAID)
-        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
     deep = write([b'{"a":' * 100_000], "deep.json")
     for name in FORMATS:
         assert cli("import", deep, *SAID, "--format", name).exit_code == 2

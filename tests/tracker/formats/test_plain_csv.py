@@ -14,9 +14,9 @@ from groupbench.tracker.record import Record
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
 
 
-def read(write: Any, text: str, mapping: dict[str, str] | None = None, **said: Any) -> tuple[Record, ...]:
-    given = {"commit": "a", "date": DATE, "mapping": mapping or {}} | said
-    return load(write([text.encode()], "x.csv"), "csv", Options(**given)).records
+def read(write: Any, text: str, mapping: dict[str, str] | None = None, **facts: Any) -> tuple[Record, ...]:
+    values = {"commit": "a", "date": DATE, "mapping": mapping or {}} | facts
+    return load(write([text.encode()], "x.csv"), "csv", Options(**values)).records
 
 
 def test_a_mapping(write: Any) -> None:
@@ -61,7 +61,7 @@ def test_one_bad_sample_spoils_the_cell(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mapping", "said"),
+    ("text", "mapping", "message"),
     [
         ("a,b\n1,2\n", {"latency_ms": "c"}, "no column 'c'; columns: a, b"),
         ("a,b\n1,2\n", {"operator": "a"}, "no column for the latency; give --map latency_ms=COLUMN, one of a, b"),
@@ -75,11 +75,11 @@ def test_one_bad_sample_spoils_the_cell(write: Any) -> None:
         ("", {}, "is empty"),
     ],
 )
-def test_what_is_wrong_is_named(write: Any, text: str, mapping: dict[str, str], said: str) -> None:
-    given: dict[str, Any] = {} if "date" in text else {"date": DATE}
+def test_what_is_wrong_is_named(write: Any, text: str, mapping: dict[str, str], message: str) -> None:
+    values: dict[str, Any] = {} if "date" in text else {"date": DATE}
     with pytest.raises(IngestError) as raised:
-        read(write, text, mapping, **({"date": None} | given))
-    assert said in raised.value.message
+        read(write, text, mapping, **({"date": None} | values))
+    assert message in raised.value.message
 
 
 def test_units(write: Any) -> None:

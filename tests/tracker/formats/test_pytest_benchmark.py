@@ -49,9 +49,9 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def read(write: Any, change: dict[str, Any] | None = None, **said: Any) -> tuple[Record, ...]:
+def read(write: Any, change: dict[str, Any] | None = None, **facts: Any) -> tuple[Record, ...]:
     path = write([json.dumps(DOCUMENT | (change or {})).encode()], "0001.json")
-    return load(path, options=Options(**said)).records
+    return load(path, options=Options(**facts)).records
 
 
 def test_a_file(write: Any) -> None:
@@ -89,7 +89,7 @@ def test_an_unversioned_tree_needs_a_commit(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"benchmarks": []}, "contains no results"),
         ({"benchmarks": [{"name": "x", "stats": {}}]}, r"benchmarks\[0\].stats: neither data nor median"),
@@ -98,6 +98,6 @@ def test_an_unversioned_tree_needs_a_commit(write: Any) -> None:
         ({"machine_info": None}, "at `machine_info`"),
     ],
 )
-def test_what_is_wrong_is_named(write: Any, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(IngestError, match=said):
+def test_what_is_wrong_is_named(write: Any, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(IngestError, match=message):
         read(write, change)

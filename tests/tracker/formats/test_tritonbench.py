@@ -114,18 +114,18 @@ def test_v3_as_a_list_with_samples_and_units(tmp_path: Path) -> None:
 
 def test_the_three_make_one_series() -> None:
     """The same measurement, whichever file it came by, continues one series."""
-    said = Options(commit="1", date=SAID.date, gpu="NVIDIA H100", dtype="bf16", operator="grouped_gemm")
+    facts = Options(commit="1", date=SAID.date, gpu="NVIDIA H100", dtype="bf16", operator="grouped_gemm")
     ways = []
     for path in (JSON, CSV, V3):
-        found = [r.cell for r in load(path, options=said).records if r.cell.shape == "x_val=1024"]
+        found = [r.cell for r in load(path, options=facts).records if r.cell.shape == "x_val=1024"]
         ways.append(sorted(found, key=lambda cell: cell.backend))
     assert len(ways[0]) == 2
     assert ways[0] == ways[1] == ways[2]
 
 
-def rows(write: Any, *lines: str, name: str = "grouped_gemm.csv", **said: Any) -> tuple[Record, ...]:
+def rows(write: Any, *lines: str, name: str = "grouped_gemm.csv", **facts: Any) -> tuple[Record, ...]:
     path = write([("\n".join(lines) + "\n").encode()], name)
-    return load(path, options=Options(commit="1", date=SAID.date, device="cuda", **said)).records
+    return load(path, options=Options(commit="1", date=SAID.date, device="cuda", **facts)).records
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_other_metrics_are_counted(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "operator"),
+    ("name", "facts", "operator"),
     [
         ("grouped_gemm.csv", {}, "grouped_gemm"),
         ("op_fp8_gemm_ab12cd_9.csv", {}, "fp8_gemm"),
@@ -209,8 +209,8 @@ def test_other_metrics_are_counted(write: Any) -> None:
         ("results 1.csv", {"operator": "gemm"}, "gemm"),
     ],
 )
-def test_the_operator_is_in_the_name_of_the_file(write: Any, name: str, said: Any, operator: str) -> None:
-    (record,) = rows(write, "x_val;a-latency", "1;0.1", name=name, **said)
+def test_the_operator_is_in_the_name_of_the_file(write: Any, name: str, facts: Any, operator: str) -> None:
+    (record,) = rows(write, "x_val;a-latency", "1;0.1", name=name, **facts)
     assert record.cell.operator == operator
     assert (record.cell.mode, record.cell.dtype) == (("bwd", "bf16") if "bwd" in name else record_mode(record))
 
@@ -220,7 +220,7 @@ def record_mode(record: Record) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "said"),
+    ("benchmark", "expected"),
     [
         ("grouped_gemm_fwd", ("grouped_gemm", "fwd", None)),
         ("grouped_gemm_bwd", ("grouped_gemm", "bwd", None)),
@@ -231,8 +231,8 @@ def record_mode(record: Record) -> tuple[str, str]:
         ("my_own_name", ("my_own_name", "fwd", None)),
     ],
 )
-def test_names_of_benchmarks(benchmark: str, said: tuple[str, str, str | None]) -> None:
-    assert named(benchmark) == said
+def test_names_of_benchmarks(benchmark: str, expected: tuple[str, str, str | None]) -> None:
+    assert named(benchmark) == expected
 
 
 def test_a_negative_x_and_an_empty_one() -> None:
@@ -266,7 +266,7 @@ KEY = '"tritonbench_op_fwd[x_1-a]_latency"'
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "line 1: is not JSON"),
         (f'{{{KEY}: "1",\n "other": 1}}', "key 'other' is not one of TritonBench's"),
@@ -275,31 +275,31 @@ KEY = '"tritonbench_op_fwd[x_1-a]_latency"'
         (f'{{{KEY}: "1"}}', "names no commit; give --commit"),
     ],
 )
-def test_what_is_wrong_with_a_json(write: Any, content: str, said: str) -> None:
+def test_what_is_wrong_with_a_json(write: Any, content: str, message: str) -> None:
     path = write([content.encode()], "x.json")
     with pytest.raises(IngestError) as raised:
         load(path, "tritonbench-json")
-    assert said in raised.value.message
+    assert message in raised.value.message
     assert raised.value.message.startswith(str(path))
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (["x_val;a-tflops", "1;2"], "line 1: no column is named BACKEND-latency"),
         (["x_val;a-latency", "1;2;3"], "line 2: 3 cells for 2 columns"),
         (["x_val;a-latency"], "contains no results"),
     ],
 )
-def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], said: str) -> None:
-    with pytest.raises(IngestError, match=said):
+def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], message: str) -> None:
+    with pytest.raises(IngestError, match=message):
         rows(write, *lines)
     with pytest.raises(IngestError, match="give --operator"):
         rows(write, "x_val;a-latency", "1;2", name="2026 results.csv")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"metric": {"name": "latency"}}, "line 1: Object missing required field `benchmark_values` - at `metric`"),
         ({"model": 3}, "line 1: Expected `object`, got `int` - at `model`"),
@@ -307,11 +307,11 @@ def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], said: str) -> No
         ({"dependencies": {"pytorch": {"sha": "a"}}}, "no dependency 'tritonbench' to track; known: pytorch"),
     ],
 )
-def test_what_is_wrong_with_a_v3(write: Any, change: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_with_a_v3(write: Any, change: dict[str, Any], message: str) -> None:
     entry = json.loads(V3.read_text().split("\n")[0]) | change
     with pytest.raises(IngestError) as raised:
         load(write([json.dumps(entry).encode()], "v3.jsonl"), "v3", Options(date=SAID.date))
-    assert said in raised.value.message
+    assert message in raised.value.message
 
 
 def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_path: Path) -> None:

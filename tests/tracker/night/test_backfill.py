@@ -176,15 +176,15 @@ def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repositor
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    code, said = repository.run(f"HEAD~{COMMITS}..", "--bisect")
-    assert code == 0, said
-    assert "2 failed" in said or "failed before" in said
+    code, output = repository.run(f"HEAD~{COMMITS}..", "--bisect")
+    assert code == 0, output
+    assert "2 failed" in output or "failed before" in output
     commits = git(repository.folder, "rev-list", "HEAD", f"^HEAD~{COMMITS}").split()
     every = {(commit, f"N={cell}") for commit in commits for cell in range(CELLS)}
     assert repository.stored() == Counter(every)
     assert repository.written() == Counter(every)
-    code, said = repository.run(f"HEAD~{COMMITS}..")
-    assert code == 0 and "10 measured before, 2 failed before" in said
+    code, output = repository.run(f"HEAD~{COMMITS}..")
+    assert code == 0 and "10 measured before, 2 failed before" in output
     assert repository.stored() == Counter(every)
     # Only now: git has a session of its own, so one that the last kill orphaned may have outlived the next run's start.
     assert len(git(repository.folder, "worktree", "list").splitlines()) == 1
@@ -192,8 +192,8 @@ def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repositor
 
 
 def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) -> None:
-    code, said = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
-    assert code == 0 and "2 commits: 2 failed" in said
+    code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
+    assert code == 0 and "2 commits: 2 failed" in output
     with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
         told = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
     assert told == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
@@ -210,15 +210,15 @@ def test_what_does_not_build_is_recorded_and_tried_again_when_asked(repository: 
 
 
 def test_a_budget_leaves_the_rest_for_the_next_time(repository: Repository) -> None:
-    code, said = repository.run("HEAD~5..", "--budget", "1ms")
-    assert code == 3 and "left" in said
-    code, said = repository.run("HEAD~5..")
-    assert code == 0, said
+    code, output = repository.run("HEAD~5..", "--budget", "1ms")
+    assert code == 3 and "left" in output
+    code, output = repository.run("HEAD~5..")
+    assert code == 0, output
     assert set(repository.stored().values()) == {1}
 
 
 def test_an_old_commit_gets_the_benchmark_of_today(repository: Repository) -> None:
     file = repository.folder / "groupbench.toml"
     file.write_text("benchmarks = ['kernel.py']\n" + file.read_text())
-    code, said = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 1}")
-    assert code == 0 and "1 measured" in said
+    code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 1}")
+    assert code == 0 and "1 measured" in output

@@ -72,9 +72,9 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
 ) -> None:
     tritonbench.records = [[make(1)], [make(2)]]
-    code, said = run("night", "--samples", "3")
-    assert code == 0, said
-    assert "GATE ok: nothing to compare with yet. 1 new" in said
+    code, output = run("night", "--samples", "3")
+    assert code == 0, output
+    assert "GATE ok: nothing to compare with yet. 1 new" in output
     assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
         *(
             "summary.md",
@@ -92,8 +92,8 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     assert asked[asked.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
     assert asked[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in asked
     assert tritonbench.paths[0].split(os.pathsep)[0] == str(tmp_path)
-    code, said = run("night")
-    assert code == 0, said
+    code, output = run("night")
+    assert code == 0, output
     first = asked[asked.index("--records") + 1]
     assert tritonbench.asked[1][tritonbench.asked[1].index("--previous") + 1] == first
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-002"
@@ -129,11 +129,11 @@ def test_another_commits_half_night_is_stored_and_a_new_one_begins(
     with pytest.raises(KeyboardInterrupt):
         run("night")
     tritonbench.records, tritonbench.codes = [[], [make(2)]], [4, 0]
-    code, said = run("night")
-    assert code == 0, said
+    code, output = run("night")
+    assert code == 0, output
     files = [asked[asked.index("--records") + 1] for asked in tritonbench.asked]
     assert files[0] == files[1] != files[2]
-    assert "run run-001" in said and "run run-002" in said
+    assert "run run-001" in output and "run run-002" in output
 
 
 def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
         monkeypatch.delenv(name, raising=False)
     Path("groupbench.toml").write_text('post = { number = 7, on = "github", repo = "o/r" }\n' + PROJECT)
     tritonbench.records = [[make(1)]]
-    code, said = run("night")
-    assert code == 0 and "TOKEN" in said, said
+    code, output = run("night")
+    assert code == 0 and "TOKEN" in output, output
 
 
 def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def series_row(pk: int, text: str = "triton_flat", shape: str | None = None) -> 
     return SeriesRow(pk, "grouped_gemm", text, "fwd", "bf16", shape, "builtin", "cooled", "H100", 0, {}, None, None)
 
 
-def judged(pk: int, verdict: Any, text: str = "note", **given: Any) -> Judged:
+def judged(pk: int, verdict: Any, text: str = "note", **facts: Any) -> Judged:
     series, run = series_row(pk, text or "b"), run_row(text)
     point = PointRow(
         pk=pk, series=series, run=run, environment=EnvironmentRow(1, "e", Environment(device="cuda")),
@@ -60,11 +60,11 @@ def judged(pk: int, verdict: Any, text: str = "note", **given: Any) -> Judged:
         repeatable=True, kernel_hash=None, duration_s=3.0,
     )  # fmt: skip
     moved = verdict in ("regressed", "improved", "suspect", "unresolved")
-    told: dict[str, Any] = {"note": text}
+    fields: dict[str, Any] = {"note": text}
     if moved:
-        told |= {"what": "latency", "cause": "code", "effect": Effect(1.0, change=0.05, low=0.04, high=0.06)}
-        told["span"] = Span(run_row(commit="b" * 40), run, text)
-    return Judged(series, Verdict(verdict), None if verdict == "missing" else point, **told | given)
+        fields |= {"what": "latency", "cause": "code", "effect": Effect(1.0, change=0.05, low=0.04, high=0.06)}
+        fields["span"] = Span(run_row(commit="b" * 40), run, text)
+    return Judged(series, Verdict(verdict), None if verdict == "missing" else point, **fields | facts)
 
 
 def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
@@ -75,10 +75,10 @@ def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
     )  # fmt: skip
 
 
-def result_of(rows: list[Judged], *, strict: bool = False, text: str = "fix", **given: Any) -> GateResult:
+def result_of(rows: list[Judged], *, strict: bool = False, text: str = "fix", **facts: Any) -> GateResult:
     code = exit_code(rows, strict)
-    said = first_line(rows, code, strict=strict, same_commit=False)
-    return GateResult(Gate(run_row(text), tuple(rows), code, said), strict=strict, **given)
+    summary_line = first_line(rows, code, strict=strict, same_commit=False)
+    return GateResult(Gate(run_row(text), tuple(rows), code, summary_line), strict=strict, **facts)
 
 
 TRAPS = (
@@ -555,7 +555,7 @@ def cli_any(cli: Cli, *args: str) -> CliResult:
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("targets", "message"),
     [
         (("nonsense=x",), "no output format 'nonsense'; known: summary"),
         (("junit",), "junit: needs a file, junit=FILE"),
@@ -568,10 +568,12 @@ def cli_any(cli: Cli, *args: str) -> CliResult:
     ],
     ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice", "png"],
 )
-def test_usage_is_checked_before_anything_is_judged(cli: Cli, slower: Path, given: tuple[str, ...], said: str) -> None:
-    result = cli("gate", *[text for one in given for text in ("-o", one)])
+def test_usage_is_checked_before_anything_is_judged(
+    cli: Cli, slower: Path, targets: tuple[str, ...], message: str
+) -> None:
+    result = cli("gate", *[text for one in targets for text in ("-o", one)])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_host_is_all_that_is_said_of_an_url() -> None:

@@ -39,7 +39,7 @@ class Forge:
     me: str | None = "me"
     comments: list[dict[str, Any]] = field(default_factory=list)
     plan: dict[str, list[tuple[int, dict[str, str], Any, bool]]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     received: list[Any] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
     links: bool = True
@@ -49,7 +49,9 @@ class Forge:
         key = len(self.comments) + 1
         self.comments.append({"id": key, "body": body, "html_url": f"https://forge/{key}", **who})
 
-    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, dict[str, str], Any]:
+    def respond(
+        self, method: str, path: str, query: dict[str, list[str]], body: Any
+    ) -> tuple[int, dict[str, str], Any]:
         if path.endswith("/user"):
             if self.me is None:
                 return 403, {}, {"message": "Resource not accessible by integration"}
@@ -78,18 +80,18 @@ def forge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forge]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             parts = urlsplit(self.path)
-            state.asked.append(f"{self.command} {self.path}")
+            state.requests.append(f"{self.command} {self.path}")
             state.tokens.add(self.headers.get("PRIVATE-TOKEN") or self.headers.get("Authorization"))
             if self.command != "GET":
                 state.received.append(body)
             planned = state.plan.get(self.command, [])
             if planned:
-                status, headers, answer, done = planned.pop(0)
+                status, headers, body_sent, done = planned.pop(0)
                 if done:
-                    state.answer(self.command, parts.path, parse_qs(parts.query), body)
+                    state.respond(self.command, parts.path, parse_qs(parts.query), body)
             else:
-                status, headers, answer = state.answer(self.command, parts.path, parse_qs(parts.query), body)
-            data = b"ok" if answer is None else json.dumps(answer).encode()
+                status, headers, body_sent = state.respond(self.command, parts.path, parse_qs(parts.query), body)
+            data = b"ok" if body_sent is None else json.dumps(body_sent).encode()
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(name, value)
@@ -149,9 +151,9 @@ def test_a_first_one_is_created_and_a_second_edits_it(cli: Cli, forge: Forge, pa
     assert (second.stdout, "edited" in second.stderr) == ("https://forge/2\n", True)
     assert [entry["body"] for entry in forge.comments] == ["someone's", page.read_text()]
     assert "unchanged" in cli("post", page).stderr
-    assert [line.split()[0] for line in forge.asked].count("PATCH") == 1
-    assert "POST /repos/o/r/issues/7/comments" in forge.asked
-    assert "PATCH /repos/o/r/issues/comments/2" in forge.asked
+    assert [line.split()[0] for line in forge.requests].count("PATCH") == 1
+    assert "POST /repos/o/r/issues/7/comments" in forge.requests
+    assert "PATCH /repos/o/r/issues/comments/2" in forge.requests
     assert forge.tokens == {f"Bearer {TOKEN}"}
 
 
@@ -165,7 +167,7 @@ def test_gitlab(cli: Cli, forge: Forge, page: Path, monkeypatch: pytest.MonkeyPa
     assert cli("post", page).exit_code == 0
     page.write_text(page.read_text() + "more\n")
     assert "edited" in cli("post", page).stderr
-    assert "PUT /api/v4/projects/a%2Fb/merge_requests/3/notes/1" in forge.asked
+    assert "PUT /api/v4/projects/a%2Fb/merge_requests/3/notes/1" in forge.requests
     assert forge.tokens == {TOKEN}
     assert len(forge.comments) == 1
 
@@ -177,7 +179,7 @@ def test_it_is_found_on_a_later_page(cli: Cli, forge: Forge, page: Path, links: 
         forge.add(f"comment {number}", "other")
     forge.add(page.read_text() + "old")
     assert "edited" in cli("post", page).stderr
-    assert sum("page=" in line for line in forge.asked) == 3
+    assert sum("page=" in line for line in forge.requests) == 3
     assert len(forge.comments) == 231
 
 
@@ -279,7 +281,7 @@ def test_the_token_goes_to_no_other_server(cli: Cli, forge: Forge, page: Path) -
     result = cli("post", page)
     assert result.exit_code == 2
     assert "it has moved" in result.stderr
-    assert forge.asked == ["GET /user"]
+    assert forge.requests == ["GET /user"]
 
 
 def test_nobody_there(cli: Cli, forge: Forge, page: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +293,7 @@ def test_nobody_there(cli: Cli, forge: Forge, page: Path, waits: list[float], mo
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("GITHUB_TOKEN", "", "post on github needs GITHUB_TOKEN"),
         ("GITHUB_REPOSITORY", "", "--repo or GITHUB_REPOSITORY"),
@@ -303,13 +305,13 @@ def test_nobody_there(cli: Cli, forge: Forge, page: Path, waits: list[float], mo
     ids=["token", "repository", "traversal", "number", "newline", "file"],
 )
 def test_what_is_missing_is_named(
-    cli: Cli, forge: Forge, page: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    cli: Cli, forge: Forge, page: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(variable, value)
     result = cli("post", page)
     assert result.exit_code == 2
-    assert said in result.stderr
-    assert forge.asked == []
+    assert message in result.stderr
+    assert forge.requests == []
     no_secret(result)
 
 
@@ -337,17 +339,17 @@ def test_the_number_comes_from_the_event(tmp_path: Path, event: dict[str, Any]) 
 def test_a_dry_run_asks_nobody(cli: Cli, forge: Forge, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_TOKEN")
     result = cli("post", page, "--dry-run")
-    assert (result.exit_code, forge.asked) == (0, [])
+    assert (result.exit_code, forge.requests) == (0, [])
     assert result.stdout.startswith(page.read_text())
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "is empty"), (None, "cannot be read")], ids=["empty", "absent"])
-def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: str | None, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("", "is empty"), (None, "cannot be read")], ids=["empty", "absent"])
+def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "x.md").write_text(text)
     result = cli("post", tmp_path / "x.md")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 # ---- the webhook
@@ -362,12 +364,12 @@ def night(stored: Any, make: Any, plain_statistics: None, forge: Forge, monkeypa
 
 def test_only_a_change_is_sent_unless_always(cli: Cli, forge: Forge, night: Any) -> None:
     assert cli("gate", "-o", "webhook").exit_code == 0
-    assert forge.asked == []
+    assert forge.requests == []
     assert cli("gate", "-o", "webhook", "--always").exit_code == 0
-    assert len(forge.asked) == 1
+    assert len(forge.requests) == 1
     night()
     assert cli("gate", "-o", "webhook").exit_code == 1
-    assert forge.asked[1] == f"POST /{HIDDEN}"
+    assert forge.requests[1] == f"POST /{HIDDEN}"
     assert forge.received[1]["text"].startswith("GATE regression: 1 series regressed")
     assert forge.received[1]["blocks"][0]["type"] == "header"
     assert forge.tokens == {None}
