@@ -57,31 +57,31 @@ ALL = [Backend(f.__name__, f, "", operator="doubled") for f in (fast, wrong, cac
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("evaluate")
-    (found / "doubled.py").write_text(OPERATOR)
-    (found / "candidate.py").write_text(CANDIDATE)
-    (found / "alone.py").write_text(OPERATOR + "\n@doubled.backend\ndef mine(x):\n    return 2 * x\n")
-    return found
+    path = tmp_path_factory.mktemp("evaluate")
+    (path / "doubled.py").write_text(OPERATOR)
+    (path / "candidate.py").write_text(CANDIDATE)
+    (path / "alone.py").write_text(OPERATOR + "\n@doubled.backend\ndef mine(x):\n    return 2 * x\n")
+    return path
 
 
 @pytest.fixture(scope="module")
 def evaluator(folder: Path) -> Iterator[Evaluator]:
-    with Evaluator([str(folder / "doubled.py")], device="cpu", min_effect=0.3, budget_s=20) as found:
-        yield found
+    with Evaluator([str(folder / "doubled.py")], device="cpu", min_effect=0.3, budget_s=20) as running:
+        yield running
 
 
 def test_every_backend_of_a_candidate_gets_its_verdict(evaluator: Evaluator, folder: Path) -> None:
-    found = {one.backend: one for one in evaluator.evaluate(f"{folder / 'candidate.py'}:ALL")}
-    fast = found["fast"]
+    evaluations = {one.backend: one for one in evaluator.evaluate(f"{folder / 'candidate.py'}:ALL")}
+    fast = evaluations["fast"]
     assert (fast.verdict, fast.right, fast.honest, fast.against) == ("faster", True, True, "slow")
     assert fast.low and fast.speedup and fast.high and 2 < fast.low < fast.speedup < fast.high
-    assert (found["wrong"].verdict, found["wrong"].first_wrong) == ("wrong", (7,))
-    assert found["wrong"].speedup is None and found["wrong"].blocks == 0, "a wrong result is not timed"
-    assert (found["cached"].verdict, found["cached"].honest) == ("suspicious", False)
-    assert found["raises"].verdict == "failed" and found["raises"].right is None
-    assert (found["raises"].problem or "").startswith("KeyError: 'BLOCK', at ")
-    assert exit_code([fast]) == 0 and exit_code([found["wrong"], found["raises"]]) == 1
-    assert exit_code([found["raises"], fast]) == 3
+    assert (evaluations["wrong"].verdict, evaluations["wrong"].first_wrong) == ("wrong", (7,))
+    assert evaluations["wrong"].speedup is None and evaluations["wrong"].blocks == 0, "a wrong result is not timed"
+    assert (evaluations["cached"].verdict, evaluations["cached"].honest) == ("suspicious", False)
+    assert evaluations["raises"].verdict == "failed" and evaluations["raises"].right is None
+    assert (evaluations["raises"].problem or "").startswith("KeyError: 'BLOCK', at ")
+    assert exit_code([fast]) == 0 and exit_code([evaluations["wrong"], evaluations["raises"]]) == 1
+    assert exit_code([evaluations["raises"], fast]) == 3
 
 
 def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Path) -> None:
@@ -111,12 +111,12 @@ def test_mistakes_say_what_there_is(
 def test_the_command(folder: Path) -> None:
     args = ["evaluate", str(folder / "alone.py"), "--device", "cpu", "--suite", "two", "--min-effect", "30", "--json"]
     done = CliRunner().invoke(main, args)
-    found = json.loads(done.stdout)
-    assert [(one["shape"], one["backend"], one["right"]) for one in found] == [
+    evaluations = json.loads(done.stdout)
+    assert [(one["shape"], one["backend"], one["right"]) for one in evaluations] == [
         ("N=8", "mine", True),
         ("N=16", "mine", True),
     ]
-    assert all("own reference was trusted" in one["note"] for one in found)
+    assert all("own reference was trusted" in one["note"] for one in evaluations)
     assert done.exit_code == 0, done.output
 
 
@@ -139,16 +139,16 @@ def result(**facts: object) -> Evaluation:
 
 def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
     honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
-    found = result(
+    evaluation = result(
         verdict="failed", head_facts=honest, failed_side="head", failed_status="wrong", message="in a timed call: stale"
     )
-    assert (found.verdict, found.honest, found.right) == ("suspicious", False, False)
+    assert (evaluation.verdict, evaluation.honest, evaluation.right) == ("suspicious", False, False)
 
 
 def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
-    found = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
-    assert (found.verdict, found.speedup, found.note) == ("right", None, "accuracy alone was compared")
+    evaluation = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
+    assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
 # log(candidate / against), lower and upper end: what is known when the budget ends
@@ -165,11 +165,11 @@ ENDS = {
 @pytest.mark.parametrize(("low", "high", "verdict"), ENDS.values(), ids=ENDS)
 def test_at_the_end_of_the_budget_the_interval_decides(low: float | None, high: float, verdict: str) -> None:
     facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
-    found = result(
+    evaluation = result(
         verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved"
     )
-    assert found.verdict == verdict
-    assert ("95 %" in (found.note or "")) == (verdict != "unknown")
+    assert evaluation.verdict == verdict
+    assert ("95 %" in (evaluation.note or "")) == (verdict != "unknown")
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "suspicious", "failed", "unknown", "faster"])

@@ -116,9 +116,9 @@ def look(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any], error: str | N
 
 
 def test_a_card_that_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = look(monkeypatch, GOOD)
-    assert {finding.level for finding in found} == {"fact"}
-    facts = {finding.name: finding.value for finding in found}
+    checks = look(monkeypatch, GOOD)
+    assert {finding.level for finding in checks} == {"fact"}
+    facts = {finding.name: finding.value for finding in checks}
     assert facts["driver"] == "580.159.04" and facts["CUDA of the driver"] == "13.0"
     assert facts["model"] == "NVIDIA H100 80GB HBM3, 80 GiB"
     assert facts["compute capability"].startswith("9.0: has TMA")
@@ -128,30 +128,30 @@ def test_a_card_that_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("unlike", "expected"), FAULTS.values(), ids=FAULTS)
 def test_what_spoils_measurements(unlike: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     name, value, command = expected
-    (found,) = [finding for finding in look(monkeypatch, GOOD | unlike) if finding.level != "fact"]
-    assert found.name == name
-    assert value in found.value
-    assert command in str(found.command)
-    assert found.why
+    (check,) = [finding for finding in look(monkeypatch, GOOD | unlike) if finding.level != "fact"]
+    assert check.name == name
+    assert value in check.value
+    assert command in str(check.command)
+    assert check.why
 
 
 def test_an_older_card_and_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     old = {"Name": "Tesla T4", "UUID": "GPU-2", "CudaComputeCapability": (7, 5)}  # and nothing else that it offers
-    found = look(monkeypatch, old, GOOD | {"PersistenceMode": 0})
-    capability = next(finding.value for finding in found if finding.name == "compute capability")
+    checks = look(monkeypatch, old, GOOD | {"PersistenceMode": 0})
+    capability = next(finding.value for finding in checks if finding.name == "compute capability")
     assert capability == "7.5: no TMA, which some kernels need, no fp8"
-    assert [(f.area, "-i 1 " in str(f.command)) for f in found if f.level == "better"] == [("gpu 1", True)]
+    assert [(f.area, "-i 1 " in str(f.command)) for f in checks if f.level == "better"] == [("gpu 1", True)]
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = look(monkeypatch, error="Driver Not Loaded")
-    assert found.level == "fact" and "Driver Not Loaded" in found.value
+    (check,) = look(monkeypatch, error="Driver Not Loaded")
+    assert check.level == "fact" and "Driver Not Loaded" in check.value
 
 
 def test_without_nvidias_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    (found,) = gpu.gpus()
-    assert found.level == "better" and "nvidia-ml-py" in str(found.command)
+    (check,) = gpu.gpus()
+    assert check.level == "better" and "nvidia-ml-py" in str(check.command)
 
 
 # ---- software
@@ -190,20 +190,22 @@ def test_software_that_is_broken(
     packages: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (found,) = [finding for finding in checkup._software(packages, None, CARD) if finding.level == "broken"]
-    assert (found.name, expected[1] in found.value, expected[2] in str(found.command)) == (expected[0], True, True)
+    (check,) = [finding for finding in checkup._software(packages, None, CARD) if finding.level == "broken"]
+    assert (check.name, expected[1] in check.value, expected[2] in str(check.command)) == (expected[0], True, True)
 
 
 def test_software_that_is_whole() -> None:
-    found = list(checkup._software(inventory(), None, CARD))
-    assert not [finding for finding in found if finding.level == "broken"]
-    assert any(finding.value == "2.13.0, CUDA 13.0" for finding in found)
+    checks = list(checkup._software(inventory(), None, CARD))
+    assert not [finding for finding in checks if finding.level == "broken"]
+    assert any(finding.value == "2.13.0, CUDA 13.0" for finding in checks)
 
 
 def test_a_hidden_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = [finding for finding in checkup._software(inventory(device="cpu"), None, CARD) if finding.level == "broken"]
-    assert [finding.command for finding in found] == ["unset CUDA_VISIBLE_DEVICES"]
+    checks = [
+        finding for finding in checkup._software(inventory(device="cpu"), None, CARD) if finding.level == "broken"
+    ]
+    assert [finding.command for finding in checks] == ["unset CUDA_VISIBLE_DEVICES"]
 
 
 ANSWERS = {
@@ -228,9 +230,9 @@ def test_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup.os, "getloadavg", lambda: (50.0, 1.0, 1.0))
     monkeypatch.setattr(checkup, "_read", lambda path: "powersave")
     monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
-    found = {finding.name: finding for finding in checkup._host() if finding.level == "better"}
-    assert {"load", "CPU governor", "C compiler", "git"} <= set(found)
-    assert "cpupower frequency-set -g performance" in str(found["CPU governor"].command)
+    checks = {finding.name: finding for finding in checkup._host() if finding.level == "better"}
+    assert {"load", "CPU governor", "C compiler", "git"} <= set(checks)
+    assert "cpupower frequency-set -g performance" in str(checks["CPU governor"].command)
 
 
 @pytest.mark.parametrize(("threads", "level"), [(None, "fact"), ("1", "fact"), ("8", "better")])
@@ -259,8 +261,8 @@ def test_an_old_database_is_not_migrated_by_looking(tmp_path: Path) -> None:
 
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "data" / "revision_0001.db.gz").read_bytes()))
-    found = checkup._database(str(path))
-    assert found.level == "better" and "0001" in found.value
+    check = checkup._database(str(path))
+    assert check.level == "better" and "0001" in check.value
     assert engine.revision_of(path) == "0001"
 
 
@@ -269,8 +271,8 @@ def test_an_old_database_is_not_migrated_by_looking(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
-    def be(found: dict[str, Any]) -> None:
-        monkeypatch.setattr(checkup, "take_inventory", lambda: (found, None))
+    def be(listing: dict[str, Any]) -> None:
+        monkeypatch.setattr(checkup, "take_inventory", lambda: (listing, None))
         monkeypatch.setitem(sys.modules, "pynvml", Pynvml([GOOD | {"PersistenceMode": 0}]))  # type: ignore[arg-type]
 
     return be
@@ -305,9 +307,9 @@ NOTHING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("found", NOTHING.values(), ids=NOTHING)
-def test_where_nothing_can_be_measured(found: dict[str, Any], cli: Cli, machine: Any) -> None:
-    machine(found)
+@pytest.mark.parametrize("listing", NOTHING.values(), ids=NOTHING)
+def test_where_nothing_can_be_measured(listing: dict[str, Any], cli: Cli, machine: Any) -> None:
+    machine(listing)
     result = cli("doctor")
     assert result.exit_code == 1
     assert result.stdout.startswith("DOCTOR nothing can be measured here")
