@@ -22,7 +22,7 @@ from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Timing, encode
+from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Timing, cut, encode
 
 LONGEST = 500
 """Characters of a name in a record."""
@@ -41,7 +41,7 @@ class PytestSession:
             started=datetime.now(UTC),
             commit=find_commit(None, folder),
             trigger="pytest",
-            command=storable(shlex.join(["pytest", *map(str, arguments)])),
+            command=cut(storable(shlex.join(["pytest", *map(str, arguments)]))),
         )
         self._environments: dict[str, Environment] = {}
         self._names: Counter[tuple[str, str, str]] = Counter()

@@ -32,7 +32,7 @@ from groupbench.operators.vet import vetted
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.kernel_files import FOLDER, KernelFolder
-from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, encode, read
+from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, cut, encode, read
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
 
@@ -104,7 +104,7 @@ class Session:
             commit=commit,
             trigger=storable(self.trigger),
             plan=self.plan,
-            command=storable(" ".join(sys.argv[1:])) or None,
+            command=cut(storable(" ".join(sys.argv[1:]))) or None,
         )
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groupbench.operators.errors import UsageError
 from groupbench.tracker import git
-from groupbench.tracker.record import Commit
+from groupbench.tracker.record import Commit, cut
 
 UNKNOWN = "unknown"
 
@@ -37,9 +37,9 @@ def find_commit(said: str | None, folder: Path | None = None) -> Commit:
     return Commit(
         hash=full,
         parents=tuple(parents.split()),
-        branch=branch or None,
+        branch=cut(branch) or None,
         dirty=bool(status),
         time=datetime.fromtimestamp(int(seconds), UTC),
-        author=author,
-        subject=subject,
+        author=cut(author),
+        subject=cut(subject),
     )

@@ -19,7 +19,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
-from groupbench.tracker.record import PACKAGE, Environment
+from groupbench.tracker.record import PACKAGE, Environment, cut
 
 # Environment variables that change what is compiled or how it runs.
 SETTING_PREFIXES = (
@@ -109,7 +109,7 @@ def detect(device: str) -> Environment:
         tritonbench=_tritonbench(),
         groupbench=_version("groupbench"),
         settings={
-            storable(key): storable(value)
+            storable(key): cut(storable(value))
             for key, value in sorted(os.environ.items())
             if key.startswith(SETTING_PREFIXES) and not key.endswith(PLACES)
         },

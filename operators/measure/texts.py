@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from groupbench.tracker.record import cut
+
 LONGEST = 1000
 """Characters of a message: what a compiler says may fill pages."""
 
@@ -16,7 +18,7 @@ def storable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """A message, storable, its lines with ` / ` between them."""
-    return storable(joined_lines(text))[:LONGEST]
+    return cut(storable(joined_lines(text)), LONGEST)
 
 
 def joined_lines(text: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
 
 from groupbench.tracker.environment import environment_differences, environment_identity, hardware_class
-from groupbench.tracker.record import Environment
+from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT, Environment, RecordError, cut, decode
 
 BASE = Environment(
     device="cuda", gpu="H100", driver="570.1", python="3.11.9", cpu="EPYC", host="a", settings={"X": "1"}
@@ -71,3 +74,39 @@ def test_so_do_its_threads_and_a_record_that_has_none_is_what_it_was() -> None:
 def test_identity_does_not_depend_on_order() -> None:
     one, two = changed(settings={"A": "1", "B": "2"}), changed(settings={"B": "2", "A": "1"})
     assert environment_identity(one) == environment_identity(two)
+
+
+LONG = "x" * (LONGEST_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "longest"),
+    [
+        (("run", "commit", "subject"), LONGEST_TEXT),
+        (("run", "commit", "author"), LONGEST_TEXT),
+        (("run", "plan"), LONGEST_TEXT),
+        (("run", "command"), LONGEST_TEXT),
+        (("environment", "gpu"), LONGEST_TEXT),
+        (("cell", "shape"), LONGEST_TEXT),
+        (("cell", "backend"), LONGEST_NAME),
+        (("message",), LONGEST_TEXT),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_text_has_a_limit(make: Any, path: tuple[str, ...], longest: int) -> None:
+    body = msgspec.to_builtins(make(0))
+    place = body
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = "x" * longest
+    decode(json.dumps(body))
+    place[path[-1]] += "x"
+    with pytest.raises(RecordError, match=rf"length <= {longest} - at `\$\.{'.'.join(path)}`$"):
+        decode(json.dumps(body))
+
+
+def test_what_is_cut_says_so() -> None:
+    assert cut("x" * LONGEST_TEXT) == "x" * LONGEST_TEXT
+    short = cut(LONG)
+    assert len(short) <= LONGEST_TEXT and short.endswith("x ... (51 more characters)")
+    assert short.count("x") == len(LONG) - 51

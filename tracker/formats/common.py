@@ -24,6 +24,7 @@ from groupbench.tracker.record import (
     Run,
     Status,
     Timing,
+    cut,
 )
 
 SHORTEST_HASH = 7
@@ -203,7 +204,7 @@ class Reader(ABC):
                 branch=options.branch or branch,
                 dirty=options.dirty or (dirty and options.commit is None),
                 time=committed if options.commit is None else None,
-                subject=subject if options.commit is None else None,
+                subject=cut(subject) if subject and options.commit is None else None,
             ),
             trigger="import",
             plan=options.plan,
@@ -251,7 +252,7 @@ def make_record(run: Run, environment: Environment, result: ImportedResult, timi
         environment=environment,
         cell=result.cell,
         status=status,
-        message=message,
+        message=None if message is None else cut(message),
         baseline=result.baseline,
         latency=latency,
         accuracy=result.accuracy,

@@ -20,6 +20,7 @@ from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.patterns import starts
+from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
 from groupbench.tracker.verdicts import Verdict
 
@@ -229,6 +230,8 @@ def _move(
     until_time: datetime | None = None,
     until_commit: str | None = None,
 ) -> None:
+    filters.refuse_longer("who", who, LONGEST_NAME)
+    filters.refuse_longer("reason", reason, LONGEST_TEXT)
     alert = session.get_one(Alert, key)
     alert.state, alert.until_time, alert.until_commit = state, until_time, until_commit
     _event(session, key, state, who, reason, now)

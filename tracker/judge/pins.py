@@ -24,9 +24,11 @@ from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Evidence, Judged
+from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.record import LONGEST_NAME
 from groupbench.tracker.stats.thresholds import POOL_FLOOR
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -79,6 +81,8 @@ def pin(session: Session, commit: str, max_slowdown: float, name: str | None, wh
         raise QueryError(f"{state} is a dirty tree; pin a commit instead")
     if max_slowdown <= 0:
         raise QueryError("--max-slowdown must be larger than 0")
+    filters.refuse_longer("name", name, LONGEST_NAME)
+    filters.refuse_longer("who", who, LONGEST_NAME)
     now, name = datetime.now(UTC), name or commit
     for row in session.scalars(select(Pin).where(Pin.name == name, Pin.ended.is_(None))):
         row.ended = now

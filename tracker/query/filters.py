@@ -107,6 +107,12 @@ def unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> l
     return missing
 
 
+def refuse_longer(name: str, text: str | None, longest: int) -> None:
+    """Raise QueryError where a text is longer than is stored."""
+    if text is not None and len(text) > longest:
+        raise QueryError(f"{name} is {len(text):,} characters long; at most {longest:,} are stored")
+
+
 def refuse_unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> None:
     """Raise QueryError for a requested name that is not known, and list the known ones."""
     for text in unknown(name, requested, existing):

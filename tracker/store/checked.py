@@ -19,7 +19,7 @@ from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_identity
 from groupbench.tracker.physics import implausible
-from groupbench.tracker.record import Cell, Environment, Record, RecordError, Run, read
+from groupbench.tracker.record import LARGEST_KERNELS, Cell, Environment, Record, RecordError, Run, read
 from groupbench.tracker.store.points import point_values
 
 Numbered = tuple[int, Record]
@@ -213,7 +213,8 @@ def unstorable(record: Record) -> str | None:
         for instant in (record.run.started, record.run.commit.time):
             if instant is not None:
                 instant.astimezone(UTC)
-        encode(record.kernels)
+        if len(encode(record.kernels)) > LARGEST_KERNELS:
+            return f"kernels take more than {LARGEST_KERNELS >> 10} KiB"
     except OverflowError:
         return "a time is out of range"
     except RecursionError:

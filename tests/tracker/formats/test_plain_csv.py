@@ -9,7 +9,7 @@ import pytest
 
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.formats import Options, load
-from groupbench.tracker.record import Record
+from groupbench.tracker.record import LONGEST_TEXT, Record
 
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -53,6 +53,12 @@ def test_our_own_names_need_no_mapping(write: Any) -> None:
 def test_text_is_a_status(write: Any, cell: str, status: str) -> None:
     (record,) = read(write, f"latency_ms,operator,backend\n{cell},g,a\n")
     assert (record.status, record.latency is not None) == (status, status == "ok")
+
+
+def test_a_long_message_is_cut_and_says_so(write: Any) -> None:
+    (record,) = read(write, f"latency_ms,operator,backend\nno luck {'x' * 2 * LONGEST_TEXT},g,a\n")
+    assert record.message is not None and len(record.message) <= LONGEST_TEXT
+    assert record.message.startswith("no luck x") and record.message.endswith(" more characters)")
 
 
 def test_one_bad_sample_spoils_the_cell(write: Any) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -117,6 +118,20 @@ def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
     assert "acknowledged by Ada: on it" in gate.stdout
     strict = slower("gate", "--strict")
     assert (strict.exit_code, "GATE regression: 1 series" in strict.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(("option", "longest"), [("--who", LONGEST_NAME), ("--reason", LONGEST_TEXT)])
+def test_who_and_why_have_limits(slower: Cli, option: str, longest: int) -> None:
+    given = {"--who": "Ada", "--reason": "on it"}
+    for length, code in ((longest + 1, 2), (longest, 0)):
+        words = [word for pair in (given | {option: "x" * length}).items() for word in pair]
+        result = slower("ack", "1", *words)
+        assert result.exit_code == code, result.stderr
+        if code:
+            name = option.strip("-")
+            assert (
+                result.stderr == f"groupbench: {name} is {length:,} characters long; at most {longest:,} are stored\n"
+            )
 
 
 def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, make: Any) -> None:
