@@ -256,6 +256,6 @@ def make_record(run: Run, environment: Environment, result: ImportedResult, timi
         baseline=result.baseline,
         latency=latency,
         accuracy=result.accuracy,
-        duration_s=result.duration_s,
+        duration_s=result.duration_s if math.isfinite(result.duration_s or 0) else None,
         metrics=dict(result.metrics),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,11 @@ def test_a_folder_without_results(folder: Path, tmp_path: Path) -> None:
         load(folder)
     with pytest.raises(IngestError, match="no known format"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_a_duration_that_is_no_number_is_none(tmp_path: Path, seconds: float) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(RESULTS | {"results": {"bench.time_plain": [[0.5], [], "v1", 1767229100000, seconds]}}))
+    (record,) = load(path, "asv").records
+    assert (record.duration_s, record.status) == (None, "ok")
