@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +109,94 @@ def test_generated_pages_are_current(docs: ModuleType) -> None:
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
     ]
     assert not old, f"{', '.join(old)} of docs/reference: run `{docs.COMMAND}`"
+
+
+NOT_RUN = {
+    "tritonbench": "measures; its options are parsed here",
+    "groupbench ab": "measures two checkouts; tests/tracker/ab",
+    "groupbench accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
+    "groupbench backfill": "measures past commits; the README's story runs it",
+    "groupbench bisect": "measures; the README's story runs it",
+    "groupbench calibrate": "measures for minutes",
+    "groupbench doctor": "its answer depends on the machine; tests/tracker/doctor",
+    "groupbench evaluate": "measures a file that the reader has; tests/tracker/ab",
+    "groupbench explain": "needs the code of two compiled kernels; tests/tracker/cli/test_explain.py",
+    "groupbench gains": "needs canaries of a GPU; tests/tracker/cli/test_gains.py",
+    "groupbench init": "writes files; tests/tracker/cli/test_init.py",
+    "groupbench league": "needs records of a GPU; tests/tracker/compare/test_league.py",
+    "groupbench night": "measures; tests/ci/test_night.py",
+    "groupbench pin": "needs a commit that was measured; tests/tracker/judge/test_pins.py",
+    "groupbench pull-request": "measures two commits; tests/tracker/cli/test_pull_request.py",
+    "groupbench selftest": "tries every cheat; tests/operators/test_integrity.py",
+    "groupbench serve": "serves until it is stopped; tests/tracker/serve",
+    "groupbench tune": "needs a GPU; tests/tracker/cli/test_tune.py",
+    "groupbench unpin": "needs a pin; tests/tracker/judge/test_pins.py",
+}
+"""Commands whose examples are parsed and not run, and why. A page's other examples of `groupbench` run in a test."""
+
+RUN_BY_OTHERS = {
+    *(
+        "ack",
+        "alerts",
+        "close",
+        "commits",
+        "compare",
+        "confirm",
+        "envs",
+        "expect",
+        "export",
+        "backup",
+        "gate",
+        "history",
+    ),
+    *(
+        "import",
+        "ingest",
+        "merge",
+        "pins",
+        "post",
+        "prune",
+        "repair",
+        "report",
+        "runs",
+        "series",
+        "show",
+        "sql",
+        "verify",
+    ),
+}
+"""tests/test_readme.py, test_docs_*.py in tests/tracker/cli, and the tests of report and outputs."""
+
+
+def examples() -> list[str]:
+    """The commands of both programs in the blocks of shell of every page, each once."""
+    lines = []
+    for page in PAGES:
+        for block in re.findall(r"^```(?:bash|console)\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            lines += [line.removeprefix("$ ").partition("  #")[0] for line in block.splitlines()]
+    commands = [part.strip() for line in lines for part in line.split("&&")]
+    return sorted({command for command in commands if re.match(r"(groupbench|tritonbench) ", command)})
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_parses_and_runs_somewhere(example: str) -> None:
+    program, *arguments = shlex.split(example)
+    if program == "tritonbench":
+        from groupbench.operators.cli import command as tritonbench
+
+        assert tritonbench.make_context(program, arguments).params["rest"] == ()
+        return
+    from groupbench.tracker.cli import main as groupbench
+
+    name = arguments.pop(0)
+    assert (name in RUN_BY_OTHERS) != (f"groupbench {name}" in NOT_RUN)
+    command = groupbench.get_command(click.Context(groupbench), name)
+    assert command is not None
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for file in FILE.findall(example):
+            (Path(folder) / file).parent.mkdir(exist_ok=True)
+            (Path(folder) / file).touch()
+        command.make_context(name, arguments, obj="groupbench.db")
+
+
+FILE = re.compile(r"(?<=[ =])[\w./-]+\.(?:db|csv|jsonl?|md|txt|py)\b|\btoken$")

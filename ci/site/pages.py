@@ -27,6 +27,11 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the root and the linked source files."""
     from mkdocs.structure.files import File
 
+    files.append(
+        File.generated(
+            config, "iframe-worker.js", content=Path(__file__).with_name("iframe-worker.js").read_text("utf-8")
+        )
+    )
     pages = {source: (ROOT / source).read_text(encoding="utf-8") for source in ROOT_PAGES}
     for source, text in pages.items():
         files.append(File.generated(config, ROOT_PAGES[source], content=text))
