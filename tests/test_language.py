@@ -43,7 +43,7 @@ UNSWEPT = {
     "tests/data": 1,
     "tests/kernels": 126,
     "tests/operators": 323,
-    "tests/tracker": 300,
+    "tests/tracker": 241,
     "tracker": 26,
     "tracker/report": 128,
     "tracker/serve": 237,

@@ -50,45 +50,49 @@ H100: dict[str, Any] = {
 }
 
 
-def build(night: int = 0, ms: float | None = 1.0, **given: Any) -> Record:
-    """The record of one cell. `night` makes run, commit and time; other names go where they belong."""
+def build(night: int = 0, ms: float | None = 1.0, **fields: Any) -> Record:
+    """Return the record of one cell. `night` sets run, commit and time; other names set the field of that name."""
     run: dict[str, Any] = {
-        "id": given.pop("run", f"run-{night:03d}"),
+        "id": fields.pop("run", f"run-{night:03d}"),
         "started": datetime(2026, 1, 1, 3, tzinfo=UTC) + timedelta(days=night),
         "trigger": "nightly",
-        "plan": given.pop("plan", "nightly"),
-        "commit": {"hash": given.pop("commit", f"{night:03x}" + "c" * 37), **given.pop("commit_facts", {})},
+        "plan": fields.pop("plan", "nightly"),
+        "commit": {"hash": fields.pop("commit", f"{night:03x}" + "c" * 37), **fields.pop("commit_facts", {})},
     }
     cell = {"operator": "grouped_gemm", "backend": "triton", "shape": "G=4,N=1024,K=1024", "dtype": "bf16"}
-    cell |= {name: given.pop(name) for name in list(given) if name in ("operator", "backend", "shape", "dtype", "mode")}
-    cell |= given.pop("cell", {})
-    environment = H100 | given.pop("environment", {})
-    status = given.pop("status", "ok")
+    cell |= {
+        name: fields.pop(name) for name in list(fields) if name in ("operator", "backend", "shape", "dtype", "mode")
+    }
+    cell |= fields.pop("cell", {})
+    environment = H100 | fields.pop("environment", {})
+    status = fields.pop("status", "ok")
     body: dict[str, Any] = {"status": status}
     if status != "ok":
-        body["message"] = given.pop("message", f"it was {status}")
+        body["message"] = fields.pop("message", f"it was {status}")
     if status in ("ok", "wrong"):
         if ms is not None:
             spread = np.random.default_rng(night).normal(1, 0.0005, (5, 7))
-            timing = given.pop("timing", "gpu")
+            timing = fields.pop("timing", "gpu")
             body["latency"] = {"timing": timing, "bursts_ms": (ms * spread).tolist()}
-        body["accuracy"] = {"rms": given.pop("rms", 2e-3), "repeatable": given.pop("repeatable", True)}
-    return msgspec.convert({"schema": 1, "run": run, "environment": environment, "cell": cell, **body, **given}, Record)
+        body["accuracy"] = {"rms": fields.pop("rms", 2e-3), "repeatable": fields.pop("repeatable", True)}
+    return msgspec.convert(
+        {"schema": 1, "run": run, "environment": environment, "cell": cell, **body, **fields}, Record
+    )
 
 
 @pytest.fixture(autouse=True)
 def late_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every night that tests make up is past, whatever this machine's clock says."""
+    """Set the clock so that all nights of the tests are in the past."""
     monkeypatch.setattr("groupbench.tracker.store.checked.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
 
 
 MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
-"""Modules that are about the making of a database; in others a new one is a copy of the session's."""
+"""Modules that test the creation of databases. In all others, a new database is a copy of the session's."""
 
 
 @pytest.fixture(scope="session")
 def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an empty database of each kind is made from: the bytes of a SQLite file, statements of PostgreSQL."""
+    """Return the sources of empty databases: the bytes of a SQLite file, and statements for PostgreSQL."""
     path = tmp_path_factory.mktemp("empty") / "empty.db"
     open_store(path, create=True).close()
     return {"sqlite": path.read_bytes()}
@@ -169,7 +173,7 @@ def backend() -> str:
 
 @pytest.fixture
 def db(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Where a database may be made; there is none yet."""
+    """Yield the place of a database that does not exist yet."""
     if backend == "sqlite":
         yield tmp_path / "t.db"
         return
@@ -249,9 +253,9 @@ def _lacks_postgresql() -> str | None:
 
 
 def _postgresql_programs() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
+    return programs[-1].parent if programs else Path(on_path).parent if on_path else None
 
 
 def _psql(server: str, statement: str) -> None:
@@ -322,10 +326,10 @@ def stored(cli: Callable[..., Result], write: Callable[..., Path], db: Database)
 
 @pytest.fixture
 def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the statistics a rule that is easy to foresee, for tests of what is made of their answers.
+    """Replace the statistics by a simple rule, for tests of the code that uses their findings.
 
-    The newest results of an environment, if all are more than 2 % above or below the median before: two or more
-    are a change, one is a suspect. Fewer than three before are too few.
+    If the newest results of an environment are all more than 2 % above or below the median before, two or more are a
+    change, and one is a suspect. Fewer than three results before are too few.
     """
     from groupbench.tracker.stats import scan
 
@@ -339,11 +343,11 @@ def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
             effect = float(np.median(now) - np.median(before))
             if (np.sign(effect) * (now - np.median(before))).min() > max(0.02, history.min_effect):
                 place = int(alike[len(log) - after])
-                found = {"index": place, "first": int(alike[len(log) - after - 1]), "last": place, "effect": effect}
-                found["low"] = effect - 0.005
-                found |= {"high": effect + 0.005, "before": float(np.median(before))}
+                change = {"index": place, "first": int(alike[len(log) - after - 1]), "last": place, "effect": effect}
+                change["low"] = effect - 0.005
+                change |= {"high": effect + 0.005, "before": float(np.median(before))}
                 verdict = "changed" if after > 1 else "suspect"
-                return scan.SeriesFinding(verdict=verdict, **found, **rest, n_before=len(before), n_after=after)
+                return scan.SeriesFinding(verdict=verdict, **change, **rest, n_before=len(before), n_after=after)
         verdict = "ok" if n >= 3 else "insufficient" if n else "new"
         return scan.SeriesFinding(verdict=verdict, **none, **rest, n_before=n, n_after=0)
 
@@ -365,7 +369,7 @@ CHROMIUM_ARGS = (
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """A real browser. Where there is none the test is skipped aloud, or fails if GROUPBENCH_BROWSER=required."""
+    """Yield a real browser. Without one, the test is skipped, or fails if GROUPBENCH_BROWSER=required."""
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     missing = None
     if importlib.util.find_spec("playwright") is None:
@@ -388,7 +392,7 @@ def chromium() -> Iterator[Browser]:
 def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
     """Open a URL or a file in a tab of its own; keywords are those of playwright's `new_context`.
 
-    In the end no tab may have said an error, nor asked for anything outside of this machine.
+    At the end, no tab may have logged an error or requested anything from outside this machine.
     """
     errors: list[str] = []
     contexts = []

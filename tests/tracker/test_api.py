@@ -113,8 +113,8 @@ def test_compare(tracker: Any, write: Any, make: Any) -> None:
 
 
 def test_sql(tracker: Any, reader: Callable[..., Any]) -> None:
-    with open_tracker(reader()) as theirs:
-        assert theirs.sql("SELECT count(*) AS n FROM run").flat() == [{"n": 4}]
+    with open_tracker(reader()) as reading:
+        assert reading.sql("SELECT count(*) AS n FROM run").flat() == [{"n": 4}]
 
 
 def test_pandas(tracker: Any) -> None:

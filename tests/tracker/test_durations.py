@@ -39,7 +39,7 @@ def test_a_plain_number_is_of_the_options_unit() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "m", "1x", "1h30", "h1", "nan", "inf", "1 2", "-5m", "0x1s", "1_0m", "１h30"])
-def test_what_is_no_duration(text: str) -> None:
+def test_texts_that_are_not_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration; give for example 90s, 20m or 1h30m"):
         seconds(text)
 

@@ -48,7 +48,7 @@ def test_a_number_would_be_seen(text: str) -> None:
     assert list(literals(ast.parse(text))) == [1]
 
 
-def test_codes_that_scripts_rely_on_stay_what_they_are() -> None:
+def test_codes_that_scripts_rely_on_do_not_change() -> None:
     assert {code.name: int(code) for code in ExitCode} == {
         "OK": 0,
         "FAILED": 1,

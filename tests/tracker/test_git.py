@@ -54,7 +54,7 @@ UNANSWERED = {
 
 
 @pytest.mark.parametrize(("folder", "args"), UNANSWERED.values(), ids=UNANSWERED)
-def test_what_git_refuses_is_an_error_to_run_and_none_to_ask(
+def test_a_failing_command_raises_in_run_and_is_none_in_ask(
     repository: Path, folder: str, args: tuple[str, ...]
 ) -> None:
     where = repository.parent / folder
@@ -96,7 +96,7 @@ def test_a_commit_is_found_by_any_name(repository: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "--all", "a\0b", "first..second", "first:file", "nothing"])
-def test_what_is_no_commit_has_no_hash(repository: Path, name: str) -> None:
+def test_names_that_are_not_commits_have_no_hash(repository: Path, name: str) -> None:
     assert git.rev_parse(name, repository) is None
 
 

@@ -12,7 +12,7 @@ from groupbench.tracker.record import Cell, Record
 from groupbench.tracker.store.schema import Series
 
 
-def test_a_stored_identity_stays_what_it_is(make: Callable[..., Record]) -> None:
+def test_a_stored_identity_does_not_change(make: Callable[..., Record]) -> None:
     assert series_identity(make()) == "a2134aff72ec04e45e52363df0d493ae"
 
 

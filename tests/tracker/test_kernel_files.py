@@ -20,7 +20,7 @@ def code(number: int, size: int = 4000) -> Code:
     )  # fmt: skip
 
 
-def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+def test_stored_code_is_read_back(tmp_path: Path) -> None:
     folder = KernelFolder(tmp_path / "kernels")
     assert folder.get("0" * 16) is None
     folder.add([code(1), code(2), code(1)])
@@ -29,7 +29,7 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     assert folder.size() == sum(file.stat().st_size for file in (tmp_path / "kernels").iterdir())
 
 
-def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
+def test_stored_code_is_not_written_again(tmp_path: Path) -> None:
     folder = KernelFolder(tmp_path)
     folder.add([code(1)])
     (file,) = tmp_path.iterdir()
@@ -39,12 +39,12 @@ def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hash_", [None, "", "../../etc/passwd", "ABC", "0" * 16])
-def test_a_hash_that_is_none_is_no_file(hash_: str | None, tmp_path: Path) -> None:
+def test_an_invalid_hash_is_not_a_file(hash_: str | None, tmp_path: Path) -> None:
     assert KernelFolder(tmp_path).get(hash_) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"no xz", b"\xfd7zXZ\x00broken"])
-def test_a_damaged_file_is_no_kernel(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_a_kernel(content: bytes, tmp_path: Path) -> None:
     (tmp_path / f"{1:016x}.xz").write_bytes(content)
     assert KernelFolder(tmp_path).get(f"{1:016x}") is None
 

@@ -68,7 +68,7 @@ def nights(cli: Cli, write: Callable[..., Path], make: Callable[..., Record], fu
         pytest.param({"": 1.0}, "length", id="no name"),
     ],
 )
-def test_a_record_refuses_what_is_no_value(held: dict[str, Any], problem: str, make: Callable[..., Record]) -> None:
+def test_a_record_refuses_invalid_values(held: dict[str, Any], problem: str, make: Callable[..., Record]) -> None:
     line = json.loads(encode(make())) | {"metrics": held}
     with pytest.raises(RecordError, match=problem):
         decode(json.dumps(line))
@@ -230,7 +230,7 @@ def test_a_change_is_found_on_its_first_night(
         assert f"holes {before:g} → {after:g}" in cli("gate").stdout
 
 
-def test_nothing_is_said_of_quiet_nights(nights: Callable[..., str], cli: Cli) -> None:
+def test_quiet_nights_are_not_listed(nights: Callable[..., str], cli: Cli) -> None:
     nights(lambda night: {"effort": 3.0, "holes": 8.0, "width": 0.5}, 25)
     for night in range(4, 25):
         rows = rows_of(cli, "--run", f"run-{night:03d}")
@@ -298,9 +298,9 @@ def test_the_tables_of_a_measurement_have_it(further: None, make: Callable[..., 
 def kernels(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> Callable[..., None]:
     """Store a night for each value of a metric that compiled kernels tell."""
 
-    def store(name: str, values: list[float], **given: Any) -> None:
+    def store(name: str, values: list[float], **fields: Any) -> None:
         for night, value in enumerate(values):
-            done = cli("ingest", write([make(night, metrics={name: value}, **given)]))
+            done = cli("ingest", write([make(night, metrics={name: value}, **fields)]))
             assert done.exit_code == 0, done.output
 
     return store
@@ -317,7 +317,7 @@ def kernels(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -
         pytest.param("registers", [168, 255], None, id="registers alone"),
     ],
 )
-def test_what_a_compiled_kernel_tells_is_judged_on_the_first_night(
+def test_facts_of_a_compiled_kernel_are_judged_on_the_first_night(
     name: str, values: list[float], verdict: str | None, kernels: Callable[..., None], cli: Cli
 ) -> None:
     kernels(name, values)
@@ -325,7 +325,7 @@ def test_what_a_compiled_kernel_tells_is_judged_on_the_first_night(
     assert verdicts == ([(name, verdict)] if verdict else [])
 
 
-def test_a_value_that_goes_to_and_fro_is_told_once(kernels: Callable[..., None], cli: Cli) -> None:
+def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: Cli) -> None:
     values = [4, 3, 4, 3, 4, 3, 4, 3]
     kernels("stages", values)
     verdicts = [
@@ -338,7 +338,7 @@ def test_a_value_that_goes_to_and_fro_is_told_once(kernels: Callable[..., None],
     assert (row["verdict"], row["now"]) == ("suspect", 2)
 
 
-def test_the_same_commit_is_no_change_of_it(kernels: Callable[..., None], cli: Cli) -> None:
+def test_the_same_commit_is_not_a_change(kernels: Callable[..., None], cli: Cli) -> None:
     kernels("spills", [0, 96], commit="c" * 40)
     assert "spills" not in {row["what"] for row in rows_of(cli)}
 
@@ -351,7 +351,7 @@ def test_the_same_commit_is_no_change_of_it(kernels: Callable[..., None], cli: C
         pytest.param(-0.1, ("stages", "ok"), 0, id="faster"),
     ],
 )
-def test_an_ab_of_the_latency_decides_what_fewer_stages_mean(
+def test_an_ab_of_the_latency_decides_about_fewer_stages(
     effect: float, ab_verdict: tuple[str, str], code: int, kernels: Callable[..., None], cli: Cli, db: Any
 ) -> None:
     from datetime import UTC, datetime

@@ -65,7 +65,7 @@ def test_a_databases_url_is_no_path() -> None:
     )
 
 
-def test_plugins_of_a_command_line_come_on_top() -> None:
+def test_plugins_of_a_command_line_are_added() -> None:
     assert Project(ProjectSettings(plugins=("a.A", "b.B"))).plugins(("c.C", "a.A")) == ("a.A", "b.B", "c.C")
 
 
@@ -91,6 +91,6 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
-def test_what_it_may_not_hold(text: str, says: str, tmp_path: Path) -> None:
+def test_invalid_contents(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=says):
         project.load(write(tmp_path, f"{text}\n{MEASURE}"))

@@ -62,7 +62,7 @@ def test_the_processor_counts_where_it_is_the_device() -> None:
     assert hardware_class(Environment(device="cpu")) == "unknown cpu"
 
 
-def test_so_do_its_threads_and_a_record_that_has_none_is_what_it_was() -> None:
+def test_threads_differ_and_a_record_without_them_keeps_its_identity() -> None:
     old = Environment(device="cpu", cpu="EPYC")
     one, two = (msgspec.structs.replace(old, cpu_threads=count) for count in (1, 2))
     assert len({environment_identity(environment) for environment in (old, one, two)}) == 3

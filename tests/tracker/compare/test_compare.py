@@ -56,7 +56,7 @@ def test_each_verdict(cli: Cli, stored: Stored, make: Any) -> None:
     assert "driver 570.1 → 2" in text.stdout
 
 
-def test_force_compares_unlike_environments_and_says_so(cli: Cli, stored: Stored, make: Any) -> None:
+def test_force_compares_different_environments_with_a_note(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, ms=1.1, environment={"driver": "2"})])
     refused = cli("compare", "000", "001")
     assert refused.exit_code == 4
@@ -77,7 +77,7 @@ def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: 
     assert row["ratio"] == pytest.approx(1 / 1.002, rel=1e-3)
 
 
-def test_one_burst_of_one_run_says_nothing(cli: Cli, stored: Stored, make: Any) -> None:
+def test_one_burst_of_one_run_has_no_verdict(cli: Cli, stored: Stored, make: Any) -> None:
     def bare(night: int, ms: float) -> Any:
         record = make(night)
         return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
@@ -109,7 +109,7 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
     assert sides("abc2", "abc2+") == (two, two + "+")
     assert sides("previous", "latest") == (two, two + "+")
     assert sides("main", "topic") == (one, two)
-    for bad, said in {
+    for bad, message in {
         ("abc", "abc1"): "ambiguous: abc100000000, abc200000000",
         ("abc1", "abc1"): "the same commit",
         ("x", "abc1"): "no commit or branch 'x'",
@@ -117,7 +117,7 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
         ("+", "abc2"): "no commit",
     }.items():
         result = cli("compare", *bad)
-        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
 def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
@@ -166,7 +166,7 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     assert "geometric mean of slow" in listed.stderr
 
 
-def test_what_tells_no_noise_has_no_interval(cli: Cli, stored: Stored, make: Any) -> None:
+def test_without_noise_estimates_there_is_no_interval(cli: Cli, stored: Stored, make: Any) -> None:
     def bare(night: int, ms: float) -> Any:
         record = make(night)
         return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))

@@ -29,7 +29,7 @@ def code(ttgir: str = TTGIR, ptx: str = PTX, source: str = "def gemm():\n    pas
     return Code(hash="a" * 16, name="gemm", source=source, ttgir=ttgir, ptx=ptx)
 
 
-def test_names_layouts_registers_and_labels_are_no_difference() -> None:
+def test_names_layouts_registers_and_labels_do_not_differ() -> None:
     renamed = TTGIR.replace("%x", "%37").replace("%c0", "%c0_i32_5").replace("blocked1", "blocked7")
     registers = PTX.replace("%r2", "%r7").replace("%r1", "%r6").replace("BB0_2", "BB0_9").replace("<9>", "<12>")
     assert compare(code(), code(renamed, registers)) == []
@@ -54,6 +54,6 @@ def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:
     assert [diff.language for diff in compare(code(), code(swapped))] == ["ttgir"]
 
 
-def test_what_one_side_lacks_is_not_compared() -> None:
+def test_a_language_missing_on_one_side_is_not_compared() -> None:
     assert compare(code(), Code(hash="b" * 16, name="gemm", ptx=PTX)) == []
     assert normalised("source", "a\n\n  b  \n") == ["a", "  b"]

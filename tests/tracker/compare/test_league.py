@@ -46,7 +46,7 @@ def test_the_fastest_is_first_and_others_are_behind_it() -> None:
     assert bounds is not None and bounds.low < 1.2 < bounds.high
 
 
-def test_what_cannot_be_told_apart_is_level_and_both_have_won() -> None:
+def test_indistinguishable_backends_are_level_and_both_win() -> None:
     records = [build(0, 1.0, backend="a"), build(0, 1.0005, backend="b"), build(0, 1.1, backend="c")]
     assert {standing.backend: standing.won for standing in table_of(*records).standings} == {"a": 1, "b": 1, "c": 0}
     assert "a (level)" in page(league(points_of(records)))
@@ -59,9 +59,9 @@ def test_wrong_and_missing_results_win_nothing_and_are_counted() -> None:
         build(0, 3.0, backend="cheat", shape="s"), build(0, None, backend="b", shape="t", status="oom"),
         build(0, 1.0, backend="a", shape="t"), build(0, 1.5, backend="cheat", shape="t"),
     )  # fmt: skip
-    found = {standing.backend: standing for standing in table.standings}
-    assert (found["cheat"].won, found["cheat"].matches, found["cheat"].wrong) == (0, 2, 1)
-    assert (found["b"].absent, found["b"].wrong) == (1, 0)
+    by_backend = {standing.backend: standing for standing in table.standings}
+    assert (by_backend["cheat"].won, by_backend["cheat"].matches, by_backend["cheat"].wrong) == (0, 2, 1)
+    assert (by_backend["b"].absent, by_backend["b"].wrong) == (1, 0)
     text = page([table])
     assert "0 of 2 (1 wrong)" in text and "| oom |" in text and "| wrong |" in text
 
@@ -126,10 +126,10 @@ def test_the_page_of_an_h100_has_wins_losses_and_where_they_are_from() -> None:
     tables = league(points_of(records))
     text = page(tables)
     (table,) = [t for t in tables if (t.operator, t.dtype) == ("grouped_gemm", "bf16")]
-    found = {standing.backend: standing for standing in table.standings}
-    assert found["triton_flat"].matches == len(table.matches) > 20
-    assert 1 < found["torch_grouped_mm"].behind.ratio < 1.5
-    assert found["torch_loop"].won > 0  # a loss of ours is in the same table
+    by_backend = {standing.backend: standing for standing in table.standings}
+    assert by_backend["triton_flat"].matches == len(table.matches) > 20
+    assert 1 < by_backend["torch_grouped_mm"].behind.ratio < 1.5
+    assert by_backend["torch_loop"].won > 0  # a loss of ours is in the same table
     assert "driver 580" in text and "torch 2.11.0" in text and "commit `" in text
     for block in text.split("\n\n"):
         if block.startswith("| "):

@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read(cli: Cli, write: Any, make: Any, content: by
     assert "a.jsonl" in result.stderr
 
 
-def test_what_is_the_same_is_not_compared(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
+def test_identical_sides_are_not_compared(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
     a = write([make()], "a.jsonl")
     assert "are the same" in cli("compare", a, a).stderr
     stored([make()])

@@ -60,7 +60,7 @@ def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> N
     assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed alerts\n")
 
 
-def test_an_alert_says_what_changed(slower: Cli, db: Any) -> None:
+def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
     (alert,) = listed(slower)
     assert (alert["state"], alert["metric"], alert["cause"], alert["commits"]) == (
         *("new", "latency", "code"),
@@ -291,7 +291,7 @@ def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: An
 
 
 @pytest.mark.sqlite
-def test_a_wrong_result_fails_whatever_its_alert_says(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_wrong_result_fails_despite_its_alert(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong")])
     assert "1 opened (1)" in cli("gate", "--update").stderr
     assert cli("ack", "1", *WHO).exit_code == 0
@@ -377,7 +377,7 @@ class TestKeeping:
         assert judged("merge", other).exit_code == 0
         assert len(listed(judged)[0]["events"]) == 3
 
-    def test_prune_keeps_what_an_alert_rests_on(self, judged: Cli, stored: Stored, make: Any, db: Any) -> None:
+    def test_prune_keeps_the_points_of_an_alert(self, judged: Cli, stored: Stored, make: Any, db: Any) -> None:
         stored([make(night, ms=1.05) for night in range(8, 300)])
         result = judged("prune", "--apply", "--every", "60")
         assert "2 evidence" in result.stdout
@@ -387,7 +387,7 @@ class TestKeeping:
             assert (alert.base_run.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
         assert judged("gate").exit_code == 0
 
-    def test_verify_tells_what_is_missing(self, judged: Cli, db: Any) -> None:
+    def test_verify_reports_missing_events(self, judged: Cli, db: Any) -> None:
         with open_store(db, create=False) as store, store.write() as session:
             for event in session.scalars(select(AlertEvent)):
                 session.delete(event)
@@ -410,7 +410,7 @@ def test_two_gates_at_once_open_one_alert(slower: Cli, db: Any) -> None:
 
 
 @pytest.mark.sqlite
-def test_what_was_confirmed_once_is_no_suspect_again(
+def test_a_confirmed_regression_stays_one(
     slower: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from groupbench.tracker.stats import scan

@@ -77,7 +77,7 @@ def test_of_a_result_the_same_compiled_kernel_does_not_clear_the_code(after: Fac
     assert note in str(cause.note)
 
 
-def test_a_dirty_tree_is_no_proof_of_the_same_code() -> None:
+def test_a_dirty_tree_does_not_prove_the_same_code() -> None:
     dirty = State("a" * 40, True)
     assert find_cause(facts(dirty, "old"), facts(dirty, "new")).word == "code"
 
@@ -91,7 +91,7 @@ def test_many_differences_are_counted() -> None:
     assert "5 more" in str(find_cause(BEFORE, facts(kernels=kernel(**{f"c{i}": 1 for i in range(7)}))).note)
 
 
-def test_what_became_of_the_compiled_kernel_is_named() -> None:
+def test_the_change_of_the_compiled_kernel_is_named() -> None:
     before = facts(OLD, "old", kernels=(Kernel(name="gemm", hash="a", spills=0, registers=168),))
     after = facts(hash_="new", kernels=(Kernel(name="gemm", hash="b", spills=24, registers=255),))
     assert find_cause(before, after).note == "compiled kernel changed: 96 B spilled; 168 registers → 255"

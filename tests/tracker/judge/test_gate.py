@@ -60,7 +60,7 @@ def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
     assert "torch" not in result.stdout
 
 
-def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_suspect_exits_with_3_and_names_the_next_command(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=1.03)])
     result = cli("gate")
     assert result.exit_code == 3
@@ -69,7 +69,7 @@ def test_a_suspect_is_3_and_told_how_to_decide(cli: Cli, stored: Stored, make: A
     assert "+3.0%" in result.stdout
 
 
-def test_a_row_says_between_which_commits(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_row_names_the_commits_of_the_change(cli: Cli, stored: Stored, make: Any) -> None:
     facts = {"subject": "Tiles: other ones", "author": "A. N. Other"}
     stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *[make(n, ms=1.05) for n in (7, 8)]])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
@@ -96,7 +96,7 @@ def test_dirty_trees_of_one_commit_are_not_the_same_code(cli: Cli, stored: Store
     assert cli("gate").exit_code == 1
 
 
-def test_the_same_compiled_kernel_is_no_regression_without_an_ab(cli: Cli, stored: Stored, make: Any) -> None:
+def test_the_same_compiled_kernel_is_a_regression_only_by_an_ab(cli: Cli, stored: Stored, make: Any) -> None:
     kernels = [{"name": "k", "hash": "one"}]
     slower = [make(night, ms=1.05, kernels=kernels) for night in (6, 7, 8)]
     stored([*quiet(make, 6, kernels=kernels), *slower])
@@ -177,14 +177,14 @@ def test_a_probability_is_a_latencys(cli: Cli, stored: Stored, make: Any) -> Non
     assert (row["what"], row["p"], row["q"]) == ("accuracy", None, None)
 
 
-def test_drift_is_counted_and_told(cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_is_counted_and_listed(cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from groupbench.tracker.stats import scan
 
     plain = scan.scan
 
     def drifting(histories: Any, **_: Any) -> Any:
         effect = {"effect": 0.04, "low": 0.03, "high": 0.05, "before": 0.0}
-        return [replace(found, verdict="drift", **effect) for found in plain(histories)]
+        return [replace(finding, verdict="drift", **effect) for finding in plain(histories)]
 
     stored(quiet(make, 9))
     monkeypatch.setattr(scan, "scan", drifting)
@@ -242,7 +242,7 @@ def test_a_noisy_latency_off_its_level_is_not_called_ok(cli: Cli, stored: Stored
     )
 
 
-def test_a_faster_kernel_is_0_and_told(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_faster_kernel_exits_with_0_and_is_listed(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=0.9), make(7, ms=0.9)])
     result = cli("gate")
     assert result.exit_code == 0
@@ -283,7 +283,7 @@ def test_a_wrong_result_is_of_the_first_commit_that_has_it(
     assert again["commits"] == row["commits"]  # however long ago
 
 
-def test_a_result_that_became_wrong_in_another_environment_says_so(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_result_that_became_wrong_in_another_environment_is_noted(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong", environment={"driver": "580.1"}, message="12 % outside")])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert (row["cause"], row["note"]) == ("code and toolchain", "12 % outside; driver 570.1 → 580.1")
@@ -360,7 +360,7 @@ def test_a_changed_environment_is_4_and_named(cli: Cli, stored: Stored, make: An
     assert "power_limit_w 700 → 350, and the code changed: 1 series moved by +100.0%; 1 slower" in result.stdout
 
 
-def test_one_reason_for_many_series_is_told_once(cli: Cli, stored: Stored, make: Any) -> None:
+def test_one_reason_for_many_series_is_listed_once(cli: Cli, stored: Stored, make: Any) -> None:
     """The line names the next command if the new machine is only another card of the model."""
     nights = [make(night, backend=backend) for night in range(5) for backend in ("a", "b", "c")]
     other = {"gpu_uuid": "GPU-other"}
@@ -441,7 +441,7 @@ def test_lost_repeatability_is_1(cli: Cli, stored: Stored, make: Any) -> None:
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("ms", [0.95, 1.05], ids=["improved", "regressed"])
-def test_a_change_of_long_ago_is_no_news(cli: Cli, stored: Stored, make: Any, ms: float) -> None:
+def test_an_old_change_is_not_news(cli: Cli, stored: Stored, make: Any, ms: float) -> None:
     """The statistics find the newest change at any age, but after twenty results it is no longer news."""
     stored([*quiet(make, 6), *[make(night, ms=ms) for night in range(6, 28)]])
     for night, code in ((8, 1), (25, 1), (26, 0), (27, 0)):
@@ -489,12 +489,12 @@ def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, m
     assert (rows["copy"]["verdict"], rows["late"]["verdict"], rows["late"]["cause"]) == ("suspect", "regressed", "code")
 
 
-def test_a_wrong_night_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
+def test_wrong_nights_are_not_history(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*[make(night, ms=0.1, status="wrong") for night in range(5)], *[make(n) for n in range(5, 9)]])
     assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 ok"
 
 
-def test_the_accuracy_of_wrong_nights_is_no_history(cli: Cli, stored: Stored, make: Any) -> None:
+def test_the_accuracy_of_wrong_nights_is_not_history(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*[make(n, status="wrong", rms=1.0) for n in range(5)], *[make(n) for n in range(5, 8)], make(8, rms=0.01)])
     assert cli("gate").exit_code == 1
 
@@ -515,7 +515,7 @@ def test_a_wrong_result_is_the_codes_whatever_the_canary(cli: Cli, stored: Store
     assert cli("gate").exit_code == 1
 
 
-def test_the_same_commit_again_is_said(cli: Cli, stored: Stored, make: Any) -> None:
+def test_the_same_commit_again_is_noted(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0, commit="a" * 40), make(1, commit="a" * 40)])
     assert "same commit as the previous run" in first_line(cli("gate"))
     stored([make(2, commit="a" * 40, commit_facts={"dirty": True})])

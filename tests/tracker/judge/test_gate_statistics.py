@@ -101,7 +101,7 @@ def test_accuracy_is_judged_by_its_own_history(cli: Cli, stored: Stored, make: A
         ), night
 
 
-def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_canary_points_at_the_machine_whatever_the_code(cli: Cli, stored: Stored, make: Any) -> None:
     """The newest night is of the same commit as the one before, on a machine that became slower."""
     rng = np.random.default_rng(5)
     for backend, operator in (("copy", "canary"), ("triton", "grouped_gemm")):
@@ -124,7 +124,7 @@ def test_a_canary_tells_of_the_machine_whatever_the_code(cli: Cli, stored: Store
         (0.95, 1.1, "regressed", "code"),
     ],
 )
-def test_a_canary_explains_what_moved_the_same_way(
+def test_a_canary_explains_changes_in_the_same_direction(
     cli: Cli, stored: Stored, make: Any, machine: float, kernel: float, verdict: str, cause: str
 ) -> None:
     rng = np.random.default_rng(5)
@@ -145,7 +145,7 @@ def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Store
         assert (code, [name for name, row in rows.items() if row["verdict"] == "suspect"]) == (3, ["b3"])
 
 
-def test_a_night_back_on_the_level_before_is_no_regression(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_night_back_on_the_level_before_is_not_a_regression(cli: Cli, stored: Stored, make: Any) -> None:
     """The statistics still see the newer level; its alert closes, and reopens with the next slow night."""
     made = nights(make, 34, {"b3": (25, 1.05)})
     kept = [r for r in made if (r.cell.backend, r.run.id) != ("b3", "run-032")]
@@ -205,7 +205,7 @@ def gate_rows(cli: Cli, *args: str) -> list[tuple[str, str, int | None]]:
     ]
 
 
-def test_an_alert_is_told_once_beside_a_change_of_long_ago(cli: Cli, stored: Stored, make: Any) -> None:
+def test_an_alert_is_listed_once_next_to_an_old_change(cli: Cli, stored: Stored, make: Any) -> None:
     """Faster long ago, and less accurate now."""
     stored(levels(make, (30, 1.0, 2e-3), (30, 0.8, 2e-3), (3, 0.8, 9e-3)))
     first = cli("gate", "--update")
@@ -220,7 +220,7 @@ def test_the_gravest_of_two_changes_is_the_verdict_on_a_series(cli: Cli, stored:
         assert gate.judge_run(session, find_run(session, None)).by_series == {1: "regressed"}
 
 
-def test_what_nobody_dealt_with_is_not_hidden_by_what_is_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:
+def test_an_acknowledged_alert_does_not_hide_an_open_one(cli: Cli, stored: Stored, make: Any) -> None:
     made = levels(make, (30, 1.0, 2e-3), (120, 1.1, 2e-3), (4, 1.1, 9e-3))
     stored(made[:36])
     assert "1 opened (1)" in cli("gate", "--update").stderr

@@ -70,7 +70,7 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
     assert Counter(row["verdict"] for row in rows) == {"suspect": 15, "ok": 9, "insufficient": 80}
 
 
-def test_a_suspect_that_nobody_confirmed_stays_one_and_dates_back(h100: Cli) -> None:
+def test_an_unconfirmed_suspect_stays_one_and_keeps_its_date(h100: Cli) -> None:
     code, rows = verdicts(h100, run_of(5))
     assert code == 3
     (slower,) = [row for row in rows if row["verdict"] == "suspect" and row["change"] > 0]

@@ -34,8 +34,8 @@ NOTHING = ChangeEvidence()
 def edges(ms: list[float], evidence: ChangeEvidence = NOTHING, environment: list[int] | None = None) -> list[int]:
     """Places of the first results of all levels."""
     commits = {100 + i: f"c{i}" for i in range(len(ms))}
-    (found,) = levels_of([past(ms, environment)], ["gpu"], [False], [evidence], commits)
-    return [level.first - 100 for level in found.levels]
+    (result,) = levels_of([past(ms, environment)], ["gpu"], [False], [evidence], commits)
+    return [level.first - 100 for level in result.levels]
 
 
 def different(base: int, head: int, verdict: str = "different") -> Compared:
@@ -60,7 +60,7 @@ def alert(at: int, state: str = "new", metric: str = "latency") -> Any:
     ],
     ids=["A/B", "A/B over several", "A/B same", "A/B of another commit", "fixed", "open", "accuracy"],
 )
-def test_what_ends_a_level_besides_history(evidence: ChangeEvidence, expected: list[int]) -> None:
+def test_levels_end_by_other_evidence_than_history(evidence: ChangeEvidence, expected: list[int]) -> None:
     assert edges(SIX_SEVEN_TWO, evidence) == expected
 
 
@@ -75,7 +75,7 @@ def test_another_environment_ends_a_level() -> None:
     assert edges([1.0] * 8, environment=[0] * 3 + [1] * 5) == [0, 3]
 
 
-def test_few_results_far_apart_are_no_level() -> None:
+def test_few_results_far_apart_are_not_a_level() -> None:
     assert edges([0.0963, 0.3218, 0.3225]) == []
 
 

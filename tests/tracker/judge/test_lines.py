@@ -105,7 +105,7 @@ def test_backfilled_commits_take_their_place(stored: Any, measured: Callable[...
         assert not line.unknown
 
 
-def test_an_old_commit_is_judged_against_what_came_before_it(
+def test_an_old_commit_is_judged_by_the_commits_before_it(
     stored: Any, measured: Callable[..., Record], db: Any
 ) -> None:
     stored(main_line(measured))
@@ -122,7 +122,7 @@ def test_a_branch_continues_its_merge_bases_history(stored: Any, measured: Calla
     assert judged(db, "run-031.00q")[:2] == (0, "ok")
 
 
-def test_a_merged_branch_is_no_part_of_the_main_line(stored: Any, measured: Callable[..., Record], db: Any) -> None:
+def test_a_merged_branch_is_not_part_of_the_main_line(stored: Any, measured: Callable[..., Record], db: Any) -> None:
     plain = main_line(measured)
     plain[15] = measured(15, 15, parents=[commit_of(14), commit_of(12, "b")])
     stored([*plain, measured(14.5, 12, branch="b", ms=2.0)])
@@ -130,9 +130,7 @@ def test_a_merged_branch_is_no_part_of_the_main_line(stored: Any, measured: Call
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["a clone", "a shallow clone"])
-def test_git_knows_what_the_database_does_not(
-    stored: Any, measured: Callable[..., Record], db: Any, complete: bool
-) -> None:
+def test_git_fills_gaps_of_the_database(stored: Any, measured: Callable[..., Record], db: Any, complete: bool) -> None:
     """Nights measure every other commit: no parent that is stored leads from one to the one before."""
 
     def first_parents(commit: str) -> tuple[Sequence[str], bool] | None:
@@ -150,7 +148,7 @@ def test_git_knows_what_the_database_does_not(
         assert line_of(session, run).unknown == 25
 
 
-def test_without_ancestry_time_decides_and_is_said_to(
+def test_without_ancestry_time_decides_with_a_note(
     cli: Cli, stored: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +160,7 @@ def test_without_ancestry_time_decides_and_is_said_to(
     assert notes == ["ancestry unknown: earlier runs ordered by time, possibly including other branches"]
 
 
-def test_with_ancestry_nothing_is_said(cli: Cli, stored: Any, measured: Callable[..., Record]) -> None:
+def test_with_ancestry_there_is_no_note(cli: Cli, stored: Any, measured: Callable[..., Record]) -> None:
     stored([measured(night, night) for night in range(8)])
     assert cli("gate").stderr == ""
 
@@ -191,7 +189,7 @@ def test_git_gives_the_first_parents(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- copies
 
 
-def test_the_same_samples_under_other_runs_are_no_evidence(
+def test_the_same_samples_under_other_runs_do_not_count(
     cli: Cli, stored: Any, measured: Callable[..., Record], db: Any
 ) -> None:
     """One slow night, stored under six more run ids, proves as much as one slow night."""
@@ -205,7 +203,7 @@ def test_the_same_samples_under_other_runs_are_no_evidence(
     assert note == "6 results ignored: same samples as in another run of the same commit"
 
 
-def test_the_same_accuracy_is_no_copy(stored: Any, make: Any, db: Any) -> None:
+def test_the_same_accuracy_is_not_a_copy(stored: Any, make: Any, db: Any) -> None:
     facts = {"commit": "a" * 40, "ms": None}
     stored([make(night, run=f"r{night}", **facts) for night in range(4)])
     with open_store(db, create=False) as store, store.read() as session:

@@ -79,7 +79,7 @@ def test_the_size_is_of_the_newest_against_the_last_ones_before() -> None:
 
 @pytest.mark.usefixtures("plain_statistics")
 class TestGate:
-    def test_the_series_goes_on_and_every_size_is_told(self, cli: Cli, stored: Stored, make: Any) -> None:
+    def test_the_series_continues_and_every_effect_is_listed(self, cli: Cli, stored: Stored, make: Any) -> None:
         stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in "abc"])
         stored(
             [
@@ -162,9 +162,9 @@ class TestGate:
         assert codes == [4, 4, 4, 0]
 
     def test_a_baseline_that_got_faster_is_named(self, cli: Cli, stored: Stored, make: Any) -> None:
-        def night(number: int, base: float, **given: Any) -> list[Any]:
-            own = [make(number, ms=wobble(number), backend=backend, **given) for backend in ("flat", "pointer")]
-            return [make(number, ms=base * wobble(number), backend="torch_grouped_mm", baseline=True, **given), *own]
+        def night(number: int, base: float, **fields: Any) -> list[Any]:
+            ours = [make(number, ms=wobble(number), backend=backend, **fields) for backend in ("flat", "pointer")]
+            return [make(number, ms=base * wobble(number), backend="torch_grouped_mm", baseline=True, **fields), *ours]
 
         stored([record for number in range(6) for record in night(number, 1.0)])
         stored([record for number in (6, 7) for record in night(number, 0.93, environment={"torch": "2.14.0"})])
@@ -239,9 +239,12 @@ class TestAB:
         sides = [software_identity(record.environment) for record in (made[0], make(6, **NEW))]
         with open_store(db, create=False) as store, store.write() as session:
             run = find_run(session, None)
-            for said, ends, details in ((toolchains, (base, base), {"toolchains": sides}), (commits, (base, head), {})):
-                if said is not None:
-                    word, effect = said
+            for compared, ends, details in (
+                (toolchains, (base, base), {"toolchains": sides}),
+                (commits, (base, head), {}),
+            ):
+                if compared is not None:
+                    word, effect = compared
                     measured = datetime(2026, 2, 1, tzinfo=UTC)
                     interval = {"effect": effect, "low": effect - 0.001, "high": effect + 0.001, "pairs": 12}
                     comparisons.store(session, 1, Compared(*ends, word, measured, **interval, details=details))

@@ -69,11 +69,11 @@ QUIET = {
 
 
 @pytest.mark.parametrize("nights", QUIET.values(), ids=QUIET)
-def test_what_is_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
+def test_some_series_are_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
     assert judged(stored, [make(night, **fields) for night, fields in nights]).ab_base is None
 
 
-def test_a_commit_in_between_that_was_measured_twice_is_no_base(make: Any, stored: Any) -> None:
+def test_a_commit_in_between_that_was_measured_twice_is_not_a_base(make: Any, stored: Any) -> None:
     """The same commit measured again does not hide the commit before."""
     again = f"{2:03x}" + "c" * 37
     row = judged(stored, [make(1), make(2, 1.5), make(3, 1.5, commit=again)])

@@ -67,13 +67,13 @@ def test_sizes(text: str, yes: list[int], no: list[int]) -> None:
         "M=٣",
     ],
 )
-def test_what_is_no_size_is_named(text: str) -> None:
+def test_an_invalid_size_is_named(text: str) -> None:
     with pytest.raises(QueryError, match=r"'"):
         sizes(text)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
-def test_an_expression_means_what_it_says(value: int, a: int, b: int) -> None:
+def test_an_expression_selects_by_its_sizes(value: int, a: int, b: int) -> None:
     low, high = sorted((a, b))
     dims = {"M": value}
     assert all_hold(sizes(f"M={low}..{high}"), dims) == (low <= value <= high)
@@ -145,7 +145,7 @@ def test_blanks_between_sizes() -> None:
     assert [unnamed_sizes(text) for text in ("", "4,", "-4,8", "4 8", "4,٣", "4,*")] == [None] * 6
 
 
-def test_what_looks_like_a_date() -> None:
+def test_texts_that_look_like_dates() -> None:
     assert [looks_like_date(text) for text in ("2026-01-31", "7d", "abc1", "main", "2026")] == [
         True,
         True,

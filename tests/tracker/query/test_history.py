@@ -26,7 +26,7 @@ def test_by_series_then_time(cli: Cli, stored: Stored, make: Any) -> None:
     assert [(r["backend"], r["run"]) for r in rows(cli)] == [(b, f"run-00{n}") for b in ("a", "z") for n in (0, 1, 2)]
 
 
-def test_a_line_says_what_was_measured(cli: Cli, stored: Stored, make: Any) -> None:
+def test_a_row_has_the_measured_values(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0, cell={"flops": 10**12}), make(1, ms=1.1, commit_facts={"dirty": True})])
     text = cli("history").stdout.split("\n")
     assert "2026-01-01 03:00" in text[1]
@@ -50,7 +50,7 @@ def test_changes_are_within_an_environment_and_changes_of_it_are_named(cli: Cli,
     assert "driver 570.1 → 580.2" in cli("history").stdout
 
 
-def test_interpreted_is_no_speed(cli: Cli, stored: Stored, make: Any) -> None:
+def test_interpreted_timings_are_not_speeds(cli: Cli, stored: Stored, make: Any) -> None:
     fields = {"timing": "interpreted", "cell": {"flops": 10**12}}
     stored([make(0, **fields), make(1, ms=2.0, **fields)])
     assert [(r["timing"], r["tflops"], r["change"]) for r in rows(cli)] == [("interpreted", None, None)] * 2
@@ -97,7 +97,7 @@ def test_shapes(cli: Cli, stored: Stored, make: Any, pattern: str, expected: lis
 
 
 @pytest.mark.parametrize("shape", ["%", "G=_,M=1,N=1", "' OR 1=1 --", "8,32768,4096,7168", "1024", "n1024", ""])
-def test_a_shape_that_none_has_is_told_which_there_are(cli: Cli, stored: Stored, make: Any, shape: str) -> None:
+def test_an_unknown_shape_lists_the_known_ones(cli: Cli, stored: Stored, make: Any, shape: str) -> None:
     stored([make(shape=text) for text in (*SHAPES, "x" * 5000)])
     result = cli("history", "--shape", SHAPES[0], "--shape", shape)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -140,7 +140,7 @@ def test_filters(cli: Cli, stored: Stored, make: Any) -> None:
         assert sorted(r["run"] for r in rows(cli, *args)) == sorted(f"run-00{n}" for n in runs), args
 
 
-def test_changes_are_told_against_what_the_filter_hides(cli: Cli, stored: Stored, make: Any) -> None:
+def test_changes_are_relative_to_hidden_points_too(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, ms=1.1), make(2, ms=1.1)])
     (row,) = rows(cli, "--commit", "001")
     assert row["change"] == pytest.approx(0.1, rel=1e-2)

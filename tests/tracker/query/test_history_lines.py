@@ -102,7 +102,7 @@ def test_a_commit_measured_again_stays_among_its_neighbours(cli: Cli, stored: St
     assert runs == ["run-000", "run-001", "run-003", "run-002"]
 
 
-def test_unknown_ancestry_is_by_time_and_says_so(cli: Cli, stored: Stored, measured: Any) -> None:
+def test_unknown_ancestry_is_by_time_with_a_note(cli: Cli, stored: Stored, measured: Any) -> None:
     stored([measured(2, "a"), measured(0, "c"), measured(1, "b")])
     assert listed(cli) == ["c", "b", "a"]
     assert "ancestry unknown" in cli("history").stderr

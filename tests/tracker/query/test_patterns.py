@@ -15,7 +15,7 @@ PATTERNS = st.text(alphabet="ab[\n.*?", max_size=8)
 
 
 @given(text=TEXTS, pattern=PATTERNS)
-def test_a_pattern_fits_what_a_regular_expression_says(text: str, pattern: str) -> None:
+def test_a_pattern_matches_like_a_regular_expression(text: str, pattern: str) -> None:
     expression = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
     assert any_pattern([pattern])(text) == (re.fullmatch(expression, text, re.DOTALL) is not None)
 

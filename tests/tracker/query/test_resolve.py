@@ -45,10 +45,10 @@ def session(stored: Any, make: Any, db: Any) -> Iterator[Session]:
     ],
 )
 def test_stored_words_are_resolved_without_asking(session: Session, word: str, state: State) -> None:
-    def asked(name: str) -> str | None:
+    def refuse(name: str) -> str | None:
         raise AssertionError(f"asked about {name}")
 
-    assert resolve_commit(session, word) == resolve_commit(session, word, asked) == state
+    assert resolve_commit(session, word) == resolve_commit(session, word, refuse) == state
 
 
 def test_an_unknown_word_is_looked_up(session: Session) -> None:

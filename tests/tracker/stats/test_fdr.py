@@ -17,7 +17,7 @@ def test_as_scipy_has_it(p: list[float]) -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 3))
-def test_what_was_not_tested_counts_for_nothing(p: list[float], missing: int) -> None:
+def test_untested_hypotheses_do_not_count(p: list[float], missing: int) -> None:
     q = adjusted([*p, *[np.nan] * missing])
     np.testing.assert_array_equal(q[: len(p)], adjusted(p))
     assert np.isnan(q[len(p) :]).all()

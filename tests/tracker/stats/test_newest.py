@@ -92,7 +92,7 @@ def test_a_suspect_of_one_point_stands_while_later_points_agree_and_falls_with_o
     assert not news(night(y))[20:].any()
 
 
-def test_what_stands_does_not_depend_on_a_later_night() -> None:
+def test_a_standing_suspect_does_not_depend_on_a_later_night() -> None:
     """The history as of a night gives the same verdict for good: nothing that came after it is looked at."""
     rng = np.random.default_rng(11)
     y = rng.uniform(0.001, 0.005, (20, 1)) * rng.normal(0, 1, (20, 30))
@@ -102,7 +102,7 @@ def test_what_stands_does_not_depend_on_a_later_night() -> None:
     assert np.all(seen[1:] >= seen[:-1])
 
 
-def test_what_may_have_got_faster_needs_more_evidence() -> None:
+def test_a_possible_improvement_needs_more_evidence() -> None:
     y = np.random.default_rng(12).normal(0, 0.01, (400, 41))
     slower, faster = y.copy(), y.copy()
     slower[:200, -1] += 0.032
@@ -113,7 +113,7 @@ def test_what_may_have_got_faster_needs_more_evidence() -> None:
     assert news(turned)[:200].mean() > 0.35
 
 
-def test_an_outlier_that_is_back_is_no_suspect() -> None:
+def test_an_outlier_that_is_back_is_not_a_suspect() -> None:
     y = np.random.default_rng(4).normal(0, 0.005, (50, 31))
     y[:, -2] += 0.2
     assert news(night(y[:, :-1])).all()
@@ -151,7 +151,7 @@ def _histories(y: Floats) -> list[SeriesHistory]:
     return [SeriesHistory(row, np.full(n, math.nan), np.zeros(n, np.int64), np.arange(n)) for row in y]
 
 
-def test_a_finding_says_since_when_and_in_which_direction() -> None:
+def test_a_finding_has_its_start_and_direction() -> None:
     y = np.random.default_rng(8).normal(0, 0.002, (3, 30))
     y[0, -4:] -= 0.1
     y[1, -2:] += 0.1
@@ -173,7 +173,7 @@ def test_a_record_is_beyond_all_that_the_series_has_shown() -> None:
     assert seen[:, -1].tolist() == [True, False, False, False]
 
 
-def test_the_distance_of_a_record_grows_with_what_is_known() -> None:
+def test_the_distance_of_a_record_depends_on_the_number_of_results() -> None:
     assert math.isinf(record_distance(2))
     assert record_distance(3) > record_distance(4) > record_distance(5)
     assert record_distance(3, gross=True) < 10

@@ -72,7 +72,7 @@ def test_autocorrelation(rho: float) -> None:
     assert closer.mean() == pytest.approx(rho, abs=0.06)
 
 
-def test_a_handful_of_points_says_nothing_of_autocorrelation() -> None:
+def test_a_few_points_do_not_determine_autocorrelation() -> None:
     assert shrunk(np.array([0.8]), np.array([8]))[0] < 0.35
     assert shrunk(np.array([0.8]), np.array([200]))[0] > 0.6
     alike = shrunk(np.array([0.8, *[0.3] * 30]), np.full(31, 10))
@@ -105,7 +105,7 @@ def test_a_quiet_series_among_noisy_ones_stays_quiet() -> None:
     assert moderated[0] < 4e-4
 
 
-def test_a_narrow_core_is_no_heavy_tail() -> None:
+def test_a_narrow_core_is_not_a_heavy_tail() -> None:
     """Residuals within 1.5 sigma do not affect the tail, whatever their distribution."""
     inside = np.random.default_rng(9).normal(0, 0.4, (50, 100)).clip(-1.4, 1.4)
     likelihood = noise.tail_likelihood(inside, everything(inside))
@@ -173,8 +173,8 @@ def test_the_partition_is_the_best_of_all(n: int, seed: int, penalty: float) -> 
         if all(b - a >= MIN_SEGMENT for a, b in zip((0, *starts[:-1]), starts, strict=False))
     ]
     best = min(cost(starts) for starts in legal)
-    found = partition(y[None], penalty)[0]
-    assert cost(found) <= best + 1e-9
+    starts_of = partition(y[None], penalty)[0]
+    assert cost(starts_of) <= best + 1e-9
 
 
 def test_outliers_are_tamed_and_runs_at_the_end_stay() -> None:

@@ -230,7 +230,7 @@ def test_a_slow_trend_is_drift() -> None:
     assert verdicts(findings).count("changed") <= 3
 
 
-def test_an_earlier_step_blinds_nobody() -> None:
+def test_an_earlier_step_does_not_hide_a_later_one() -> None:
     y = gauss(12, 1, 100)[0]
     y[60:] += 2.0
     stepped = y.copy()
@@ -253,7 +253,7 @@ def test_all_changes_of_a_series() -> None:
     )
 
 
-def test_intervals_hold_what_they_promise() -> None:
+def test_intervals_have_their_coverage() -> None:
     y = gauss(14, 300, 80)
     y[:, 60:] += 0.04
     findings = [f for f in scan([history(one) for one in y], alpha=0.01) if f.verdict == "changed"]
@@ -280,7 +280,7 @@ def test_young_series_borrow_from_their_pool() -> None:
     assert np.std([one.sigma for one in pooled]) < 0.3 * np.std([alone(one).sigma for one in y])
 
 
-def test_what_is_missing_must_be_left_out() -> None:
+def test_missing_values_must_be_left_out() -> None:
     with pytest.raises(ValueError, match="leave out"):
         scan([history(np.array([1.0, math.nan, 1.0, 1.0, 1.0]))])
     with pytest.raises(ValueError, match="differ in length"):

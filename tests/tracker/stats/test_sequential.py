@@ -61,7 +61,7 @@ def run(blocks: list[float], rule: Rule = RULE) -> sequential.Decision:
 
 @pytest.mark.parametrize("name", ["gaussian", "heavy", "drifting", "bimodal", "outliers", "constant"])
 @pytest.mark.parametrize("latency", ["0.62 ms", "0.10 ms"])
-def test_like_sides_are_hardly_ever_different(noise: ModuleType, name: str, latency: str) -> None:
+def test_an_a_a_comparison_is_hardly_ever_different(noise: ModuleType, name: str, latency: str) -> None:
     placement, burst, bursts, _ = noise.LATENCIES[latency]
     drawn = noise.NOISES[name](np.random.default_rng(7), 2000, 60, placement, burst / math.sqrt(bursts))
     verdicts, _ = decide_many(drawn, RULE)
@@ -78,7 +78,7 @@ def test_alpha_holds_over_all_looks_where_nothing_else_ends_them() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_differs_is_found_with_its_direction(noise: ModuleType, sign: int) -> None:
+def test_a_difference_is_found_with_its_direction(noise: ModuleType, sign: int) -> None:
     placement, burst, _, _ = noise.LATENCIES["0.62 ms"]
     drawn = noise.gaussian(np.random.default_rng(5), 300, 60, placement, burst) + sign * 0.01
     verdicts, blocks = decide_many(drawn, RULE)
@@ -102,7 +102,7 @@ def test_blocks_without_noise_that_are_alike_are_the_same(value: float) -> None:
     assert decision.low <= value <= decision.high
 
 
-def test_equal_blocks_are_no_certainty_below_the_clocks_tick() -> None:
+def test_equal_blocks_below_the_clocks_tick_are_not_certain() -> None:
     """At 13 us a tick is 0.25 %, and an equal reading is no more exact than that."""
     ticking = Rule(floor=0.0, min_effect=0.002, resolution=0.0025)
     assert run([0.0] * MAX_BLOCKS, ticking).verdict == "continue"
@@ -175,7 +175,7 @@ def test_many_comparisons_at_once_are_decided_as_one_by_one(seed: int, effect: f
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_blocks_that_are_no_numbers_are_refused(bad: float) -> None:
+def test_blocks_that_are_not_numbers_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         decide([0.0, bad], RULE)
 
@@ -228,7 +228,7 @@ def test_bursts_a_block_are_those_that_waste_least(facts: tuple[float, float, fl
     assert waste(bursts) <= 1.05 * min(waste(b) for b in range(1, 9))
 
 
-def test_components_are_told_apart() -> None:
+def test_components_are_separated() -> None:
     random = np.random.default_rng(4)
     blocks = random.normal(0, 0.003, (400, 1)) + random.normal(0, 0.002, (400, 2))
     placement, burst = components(blocks.tolist())
@@ -248,17 +248,17 @@ def recorded() -> Iterator[tuple[str, Rule, list[float]]]:
         yield entry["head"]["title"], rule, [head - base for base, head in zip(*sides, strict=True)]
 
 
-def test_a_gpu_s_like_sides_are_never_called_different_and_what_is_planted_is() -> None:
-    found: dict[str, Counter[str]] = {}
+def test_a_a_comparisons_of_a_gpu_are_never_different_and_planted_differences_are() -> None:
+    counts_of: dict[str, Counter[str]] = {}
     for title, rule, blocks in recorded():
         looks = (decide(blocks[:number], rule).verdict for number in range(1, len(blocks) + 1))
         verdict = next((verdict for verdict in looks if verdict != "continue"), "continue")
-        found.setdefault(title, Counter())[verdict] += 1
-    assert found["like"].total() == 190
-    assert found["like"]["different"] == 0
-    assert found["like"]["same"] >= 170, "most of them take a few seconds"
+        counts_of.setdefault(title, Counter())[verdict] += 1
+    assert counts_of["like"].total() == 190
+    assert counts_of["like"]["different"] == 0
+    assert counts_of["like"]["same"] >= 170, "most of them take a few seconds"
     for planted in ("0.5 % at 0.3 ms", "1 % at 0.15 ms", "2 % at 0.15 ms", "3 % at 10 us"):
-        verdicts = found[f"planted {planted}"]
+        verdicts = counts_of[f"planted {planted}"]
         assert verdicts["same"] == 0, planted
         # The latency that the rule is made from was another when the comparison began: a look more may be wanted.
         assert verdicts["different"] >= 0.95 * verdicts.total() > 14, planted

@@ -63,7 +63,7 @@ class TestPools:
         assert judge_pools([1.0], [0.001], [1.05], [0.001], timing="gpu").verdict == "regressed"
         assert judge_pools([1.0], [0.02], [1.05], [0.02], timing="gpu").verdict == "ok"
 
-    def test_one_run_without_spread_says_nothing(self) -> None:
+    def test_one_run_without_spread_is_unresolved(self) -> None:
         judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
         assert (judged.verdict, judged.threshold) == ("unresolved", None)
         assert judged.relative_change == pytest.approx(0.5)

@@ -170,7 +170,7 @@ def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, mak
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_noise_in_a_database_is_told_by_verify_or_hit_nothing(
+def test_noise_in_a_database_is_reported_by_verify_or_hit_nothing(
     cli: Cli, db: Path, write: Any, make: Any, seed: int
 ) -> None:
     cli("ingest", night(write, make, 0))
@@ -191,7 +191,7 @@ def test_noise_in_a_database_is_told_by_verify_or_hit_nothing(
         assert db.with_name("after.jsonl").read_bytes() == db.with_name("before.jsonl").read_bytes()
 
 
-def test_a_row_that_was_altered_is_told_by_verify(cli: Cli, stored: Any, make: Any) -> None:
+def test_an_altered_row_is_reported_by_verify(cli: Cli, stored: Any, make: Any) -> None:
     path = stored([make(), make(1)])
     for change, message in (
         ("UPDATE point SET rms = 0.5 WHERE id = 1", "point 1 does not match its hash"),
@@ -262,7 +262,9 @@ def test_a_wait_for_another_writer_ends_in_one_line(
         open_store(path.with_name("none.db"), create=False)
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next(
+    cli: Cli, stored: Any, make: Any, tmp_path: Path
+) -> None:
     """A folder that another process works in stays, and so does one with anything else in it."""
     stored([make()])
     abandoned, busy, foreign, later = (tmp_path / f".copy.db.{name * 8}" for name in "abcd")

@@ -74,7 +74,7 @@ def all_records(path: Path) -> list[Record]:
         return list(stored_records(session))
 
 
-def test_twice_changes_nothing_and_says_so(cli: Cli, write: Any, make: Any, db: Path) -> None:
+def test_ingesting_twice_changes_nothing(cli: Cli, write: Any, make: Any, db: Path) -> None:
     file = write([make(), make(backend="torch", status="oom")])
     first = cli("ingest", file)
     assert first.exit_code == 0
@@ -179,7 +179,7 @@ def test_each_record_is_decoded_hashed_and_packed_once(
 
 
 @pytest.mark.parametrize("in_memory", [1, 1 << 20], ids=["on disk", "in memory"])
-def test_what_is_staged_comes_back_as_it_was(make: Any, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
+def test_staged_records_come_back_unchanged(make: Any, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
     monkeypatch.setattr(checks, "_IN_MEMORY", in_memory)
     monkeypatch.setattr(checks, "BATCH", 4)
     lines = [
@@ -215,9 +215,7 @@ def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored:
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["stored between", "one stream"])
-def test_what_a_run_had_not_reached_gives_way_to_its_result(
-    cli: Cli, write: Any, make: Any, db: Path, split: bool
-) -> None:
+def test_a_skipped_cell_gives_way_to_its_result(cli: Cli, write: Any, make: Any, db: Path, split: bool) -> None:
     begun = [make(backend="torch"), make(status="skipped", message="the budget was over")]
     gone_on = [make(backend="torch"), make()]
     files = [write(begun, "begun"), write(gone_on, "gone-on")] if split else [write(begun + gone_on)]
@@ -226,9 +224,7 @@ def test_what_a_run_had_not_reached_gives_way_to_its_result(
     assert {record.cell.backend: record.status for record in all_records(db)} == {"torch": "ok", "triton": "ok"}
 
 
-def test_a_result_stays_where_the_run_is_told_to_have_stopped_before_it(
-    cli: Cli, write: Any, make: Any, stored: Any, db: Path
-) -> None:
+def test_a_result_stays_if_a_later_line_skips_its_cell(cli: Cli, write: Any, make: Any, stored: Any, db: Path) -> None:
     stored([make()])
     before = tables(db)
     result = cli("ingest", write([make(status="skipped", message="the budget was over")]))
@@ -275,7 +271,7 @@ def test_later_facts_fill_in_a_bare_commit(stored: Any, make: Any, db: Path) -> 
     assert commit.time is not None and commit.time.year == 2026
 
 
-def test_facts_of_a_commit_alone_are_no_contradiction(stored: Any, make: Any, db: Path) -> None:
+def test_further_facts_of_a_commit_are_not_a_contradiction(stored: Any, make: Any, db: Path) -> None:
     stored([make()])
     stored([make(commit_facts={"subject": "later"})])
     assert all_records(db)[0].run.commit.subject == "later"
@@ -337,7 +333,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize(("name", "value"), IMPOSSIBLE.items(), ids=IMPOSSIBLE)
-def test_what_cannot_be_is_refused_by_its_line(
+def test_an_impossible_record_is_refused_by_its_line(
     cli: Cli, write: Any, make: Any, db: Path, name: str, value: object
 ) -> None:
     line = json.loads(encode(make()))
@@ -362,7 +358,7 @@ def test_what_cannot_be_is_refused_by_its_line(
     ],
     ids=["zeros", "all wrong", "config", "no latency", "subject", "shape", "backslash"],
 )
-def test_what_is_odd_and_can_be_is_stored(stored: Any, make: Any, db: Path, fields: dict[str, Any]) -> None:
+def test_odd_but_possible_records_are_stored(stored: Any, make: Any, db: Path, fields: dict[str, Any]) -> None:
     stored([make(**fields)])
     assert all_records(db) == [rounded(make(**fields))]
 
@@ -510,7 +506,7 @@ def test_each_record_keeps_the_amounts_that_it_gave(empty_databases: Any, make: 
     assert [record.cell for record in exported] == [record.cell for record in ingested]
 
 
-def test_a_size_that_a_series_lacked_is_what_filters_find_it_by(cli: Cli, write: Any, make: Any) -> None:
+def test_filters_use_a_size_that_the_series_lacked_at_first(cli: Cli, write: Any, make: Any) -> None:
     assert cli("ingest", write([make(0)])).exit_code == 0
     assert cli("ingest", write([make(1, cell={"dims": {"M": 4096}, "flops": 10**12})])).exit_code == 0
     assert json.loads(cli("series", "--where", "M>=4096", "--json").stdout)[0]["flops"] == 10**12

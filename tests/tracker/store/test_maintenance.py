@@ -107,7 +107,7 @@ def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
     ],
     ids=["result", "statistic", "series", "orphan", "name", "environment", "kernels"],
 )
-def test_verify_tells_what_was_altered(cli: Cli, stored: Any, make: Any, db: Any, change: str, message: str) -> None:
+def test_verify_reports_altered_values(cli: Cli, stored: Any, make: Any, db: Any, change: str, message: str) -> None:
     stored([make(0, kernels=[{"name": "k"}]), make(1), make(0, backend="b", ms=2.0)])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text(change))
@@ -118,7 +118,7 @@ def test_verify_tells_what_was_altered(cli: Cli, stored: Any, make: Any, db: Any
 
 
 @pytest.mark.sqlite
-def test_verify_tells_of_a_broken_reference(cli: Cli, stored: Any, make: Any) -> None:
+def test_verify_reports_a_broken_reference(cli: Cli, stored: Any, make: Any) -> None:
     path = stored([make(), make(1)])
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM run WHERE id = 1")
@@ -138,7 +138,7 @@ def test_verify_shows_no_more_than_it_should(cli: Cli, stored: Any, make: Any, d
     assert "only the first 3" in result.stdout
 
 
-def test_merge_adds_what_is_missing_and_is_idempotent(
+def test_merge_adds_missing_points_and_is_idempotent(
     cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path
 ) -> None:
     stored([make(0), make(1)])
@@ -181,7 +181,7 @@ def test_merge_refuses_a_contradiction_and_adds_nothing(
 
 
 @pytest.mark.sqlite
-def test_merge_of_what_is_not_there_makes_nothing(cli: Cli, db: Path, tmp_path: Path) -> None:
+def test_merge_of_a_missing_database_creates_nothing(cli: Cli, db: Path, tmp_path: Path) -> None:
     assert "no such database" in cli("merge", tmp_path / "none.db").stderr
     assert not db.exists()
 

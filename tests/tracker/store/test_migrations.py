@@ -119,7 +119,7 @@ def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: 
     assert "0 points added, 12 already known" in result.stdout
 
 
-def test_a_copy_is_left_beside_it(cli: Cli, old: Path) -> None:
+def test_a_migration_leaves_a_copy(cli: Cli, old: Path) -> None:
     before = dump(old)
     assert cli("runs", db=old).exit_code == 0
     copy = old.with_name("old.db.backup-0001")
@@ -167,7 +167,7 @@ def test_a_migration_that_dies_in_the_middle_leaves_the_old_database(
         assert len(list(stored_records(session))) == 12
 
 
-def test_an_old_database_that_cannot_be_migrated_says_so(cli: Cli, old: Path) -> None:
+def test_an_old_database_that_cannot_be_migrated_is_an_error(cli: Cli, old: Path) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("UPDATE point SET kernels = 'no JSON' WHERE id = 3")
     before = dump(old)
@@ -242,16 +242,16 @@ def layout(path: Path) -> dict[str, Any]:
         def ask(statement: str) -> list[Any]:
             return connection.execute(statement).fetchall()
 
-        said: dict[str, Any] = {name: ask(f"PRAGMA {name}") for name in ("page_size", "journal_mode")}
-        said["revision"] = ask("SELECT * FROM alembic_version")
+        contents: dict[str, Any] = {name: ask(f"PRAGMA {name}") for name in ("page_size", "journal_mode")}
+        contents["revision"] = ask("SELECT * FROM alembic_version")
         for kind, name, table in ask("SELECT type, name, tbl_name FROM sqlite_master"):
             if kind == "index":
-                said[name] = (table, ask(f'PRAGMA index_xinfo("{name}")'))
+                contents[name] = (table, ask(f'PRAGMA index_xinfo("{name}")'))
                 continue
             unique = [tuple(row[1:]) for row in ask(f'PRAGMA index_list("{name}")')]
             keys = [tuple(row[2:]) for row in ask(f'PRAGMA foreign_key_list("{name}")')]
-            said[name] = (ask(f'PRAGMA table_info("{name}")'), sorted(keys), sorted(unique))
-        return said
+            contents[name] = (ask(f'PRAGMA table_info("{name}")'), sorted(keys), sorted(unique))
+        return contents
 
 
 def test_a_store_of_memory_is_migrated_without_a_copy() -> None:

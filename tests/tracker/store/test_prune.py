@@ -26,8 +26,8 @@ DRIVER = {"driver": "580.2"}
 def nights_of(db: Any, backend: str = "triton") -> list[int]:
     with open_store(db, create=False) as store, store.read() as session:
         query = select(Run.uuid).join(Point, Point.run_id == Run.id).join(Series, Point.series_id == Series.id)
-        found = session.scalars(query.where(Series.backend == backend).order_by(Run.started))
-        return [int(name.removeprefix("run-")) for name in found]
+        starts = session.scalars(query.where(Series.backend == backend).order_by(Run.started))
+        return [int(name.removeprefix("run-")) for name in starts]
 
 
 def test_a_dry_run_changes_nothing_and_counts(cli: Cli, stored: Any, make: Any, db: Any) -> None:
@@ -39,7 +39,7 @@ def test_a_dry_run_changes_nothing_and_counts(cli: Cli, stored: Any, make: Any, 
     assert nights_of(db) == list(range(200))
 
 
-def test_one_night_a_week_stays_of_what_is_old(cli: Cli, stored: Any, make: Any, db: Any) -> None:
+def test_one_old_night_a_week_stays(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night) for night in range(200)])
     assert cli("prune", "--apply").exit_code == 0
     left = nights_of(db)
@@ -98,7 +98,7 @@ def test_evidence_stays(opened: Store, make: Any) -> None:
     assert {"run-007", "run-008"} <= left
 
 
-def test_what_nothing_refers_to_any_more_goes_with_it(cli: Cli, stored: Any, make: Any, db: Any) -> None:
+def test_unreferenced_rows_are_removed_too(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     kernel = {"name": "k", "hash": "h"}
     stored([make(night, kernels=[{**kernel, "registers": night}]) for night in range(150)])
     cli("prune", "--apply", "--compact")
@@ -125,7 +125,7 @@ def test_a_clock_that_ran_ahead_ages_nothing(opened: Store, make: Any) -> None:
         assert plan_pruning(session, now=now).removed == 0
 
 
-def test_a_database_that_nobody_feeds_does_not_fade(opened: Store, make: Any) -> None:
+def test_a_database_without_new_runs_loses_nothing(opened: Store, make: Any) -> None:
     ingest(opened, enumerate((make(night) for night in range(60)), 1), "file")
     with opened.read() as session:
         assert plan_pruning(session, now=datetime(2040, 1, 1, tzinfo=UTC)).removed == 0

@@ -99,7 +99,7 @@ def test_a_damaged_value_loses_its_row_alone(cli: Cli, path: Path) -> None:
         ("UPDATE series SET checksum = 1 WHERE id = 2", "series 2"),
     ],
 )
-def test_what_follows_from_other_values_is_computed_again(cli: Cli, path: Path, change: str, message: str) -> None:
+def test_derived_values_are_computed_again(cli: Cli, path: Path, change: str, message: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(change)
     assert message in cli("verify").stdout
@@ -141,7 +141,7 @@ def test_it_overwrites_nothing(cli: Cli, path: Path, damaged: str, new: str) -> 
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_cannot_be_repaired(cli: Cli, path: Path) -> None:
+def test_a_file_that_is_not_a_database_cannot_be_repaired(cli: Cli, path: Path) -> None:
     text = path.with_name("text")
     text.write_text("hello " * 2000)
     assert cli("repair", text, path.with_name("new.db")).exit_code in (2, 3)

@@ -27,6 +27,6 @@ def test_migrations_make_the_tables_of_the_schema(opened: Store) -> None:
             assert None not in names
 
 
-def test_every_column_says_what_it_means() -> None:
+def test_every_column_has_a_meaning() -> None:
     silent = [str(column) for table in Base.metadata.tables.values() for column in table.columns if not column.doc]
     assert silent == []

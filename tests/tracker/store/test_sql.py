@@ -45,7 +45,7 @@ def test_values_are_never_part_of_the_statement(cli: Cli, path: Path) -> None:
     assert cli("sql", statement).exit_code == 2
 
 
-def test_bytes_are_told_by_their_number(cli: Cli, path: Path) -> None:
+def test_blobs_are_shown_by_their_size(cli: Cli, path: Path) -> None:
     assert "<3 bytes>" in cli("sql", "SELECT x'010203' AS b").stdout
     assert json.loads(cli("sql", "SELECT x'010203' AS b", "--json").stdout) == [{"b": "AQID"}]
 
@@ -110,7 +110,7 @@ def test_mistakes_are_one_line(cli: Cli, path: Path, statement: str, message: st
     assert message in result.stderr
 
 
-def test_a_file_that_is_no_database(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(cli: Cli, tmp_path: Path) -> None:
     assert "no such database" in cli("sql", "SELECT 1", db=tmp_path / "none.db").stderr
     assert not (tmp_path / "none.db").exists()
     text = tmp_path / "text"
