@@ -68,10 +68,16 @@ class FurtherRule:
         self.steps: dict[int, list[_Step]] = {}
         metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
         rows = self._read(metrics)
+        scattered = sum(metric.rule == "scatter" for metric in metrics)
         for metric in metrics:
             pasts = self._pasts(metric, rows)
-            find = _exact_steps if metric.rule == "exact" else _scattered_steps
-            for point, step in find(metric, pasts):
+            # The chance of a false suspect is that of the night, so the metrics share it.
+            steps = (
+                _exact_steps(metric, pasts)
+                if metric.rule == "exact"
+                else _scattered_steps(metric, pasts, Q / scattered)
+            )
+            for point, step in steps:
                 self.steps.setdefault(point.pk, []).append(step)
 
     def places(self, point: PointRow) -> list[int]:
@@ -206,8 +212,10 @@ def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
     return len(recent) > FLIPS and any(not metric.worse(level, levels[-1]) for level in earlier)
 
 
-def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
-    """Yield the changes found by statistics."""
+def _scattered_steps(
+    metric: Metric, pasts: Iterable[tuple[PointRow, Past]], q: float
+) -> Iterator[tuple[PointRow, _Step]]:
+    """Yield the changes found by statistics. q: chance of any false suspect in a nightly run of 20 quiet series."""
     points_and_pasts = list(pasts)
     least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
     worse: Literal[1, -1] = -1 if metric.better == "higher" else 1
@@ -217,7 +225,7 @@ def _scattered_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> 
         )
         for point, past in points_and_pasts
     ]
-    for (point, past), finding in zip(points_and_pasts, scans.scan(histories, q=Q), strict=True):
+    for (point, past), finding in zip(points_and_pasts, scans.scan(histories, q=q), strict=True):
         step = _step_found(metric, past, finding) if moved(finding) else None
         if step is not None:
             yield point, step

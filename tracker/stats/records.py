@@ -2,7 +2,8 @@
 
 A record is many standard deviations from the mean of the series' own earlier points, and farther out than any of them.
 The standard deviation includes outliers, so a series with outliers needs a larger record. Pools and tails estimated
-from other series play no role, so that a gate never misses a large change because of them.
+from other series play no role, so that a gate never misses a large change because of them. A series with many results
+has shown its outliers: fewer standard deviations suffice there, if the point is several times as far out as any before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ RECORD = 19.0
 """Distance of a record in true sigma."""
 CHANCE = 1e-3
 """Chance of a false record in the youngest series."""
+SETTLED = 30
+"""Number of earlier results that show how far a series' outliers reach, so that less is a record."""
+SETTLED_RECORD, FARTHER = 10.0, 3.0
+"""A record of such a series: standard deviations, and multiple of its farthest earlier result."""
 BACK = 0.4
 """Fraction of a record's distance below which a later result counts as back."""
 
@@ -70,7 +75,12 @@ def records(
     reach = np.where((distance > gross[:, None]) & (earlier < MIN_SEGMENT), reach[1], reach[0])
     highest, lowest = np.maximum.accumulate(y, axis=1)[:, places - 1], np.minimum.accumulate(y, axis=1)[:, places - 1]
     outside = (y[:, places] > highest) | (y[:, places] < lowest)
-    seen[:, places - n] = outside & (distance > reach * scatter)
+    widest = np.maximum(
+        np.maximum.accumulate(recent, axis=1)[:, places - begin - 1] - level,
+        level - np.minimum.accumulate(recent, axis=1)[:, places - begin - 1],
+    )
+    settled = (earlier >= SETTLED) & (distance > SETTLED_RECORD * scatter) & (distance > FARTHER * widest)
+    seen[:, places - n] = outside & ((distance > reach * scatter) | settled)
     return seen
 
 

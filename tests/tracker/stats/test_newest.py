@@ -173,6 +173,19 @@ def test_a_record_is_beyond_all_that_the_series_has_shown() -> None:
     assert seen[:, -1].tolist() == [True, False, False, False]
 
 
+def test_a_series_that_has_shown_its_outliers_needs_less_for_a_record() -> None:
+    y = np.random.default_rng(9).normal(0, 0.001, (3, 41))
+    y[:, 3] = 0.004
+    y[:2, -1] = 0.014  # some 12 standard deviations
+    y[1, 3] = 0.006  # a third of that was seen before
+    y[2, 21:] = y[2, :20]
+    y[2, 20] = 0.014  # as far, but after 20 results
+    error = np.zeros(y.shape)
+    seen = records(y, error, np.full(3, 0.0003), np.full(3, 0.05), 0)
+    assert seen[:, -1].tolist() == [True, False, False]
+    assert not seen[2].any()
+
+
 def test_the_distance_of_a_record_depends_on_the_number_of_results() -> None:
     assert math.isinf(record_distance(2))
     assert record_distance(3) > record_distance(4) > record_distance(5)
