@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import subprocess
 from importlib import resources
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import click
 from groupbench.tracker import git
 from groupbench.tracker.cli.options import OPERATOR
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
@@ -26,7 +28,8 @@ IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupben
 def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     """Write groupbench.toml, a benchmark from a template and a CI workflow, in this folder of a repository.
 
-    Existing files are kept. Files that runs write are added to .gitignore.
+    Existing files are kept. Files that runs write are added to .gitignore. An operator of groupbench's own, such as
+    grouped_gemm, needs no benchmark: the nightly run is configured for it, and none is written.
     """
     if not operator.isidentifier() or keyword.iskeyword(operator):
         raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
@@ -36,7 +39,13 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     prefix = "" if within == "." else f"{within}/"
     bench = benchmark or f"bench_{operator}.py"
     words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix}
-    written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
+    if _is_ours(operator):
+        if benchmark:
+            problem = f"--operator {operator} is groupbench's own and brings its benchmark"
+            raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
+        written = [_write(folder / NAME, "own_operator.toml", words)]
+    else:
+        written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
     ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
     if ci == "github":
         # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
@@ -52,6 +61,13 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     for command in (f"tritonbench --op {operator}", "git add -A && git commit -m 'Measure with groupbench'",
                     "groupbench night", "groupbench backfill HEAD~20.. --bisect"):  # fmt: skip
         say(f"  {command}")
+
+
+def _is_ours(operator: str) -> bool:
+    """Return whether groupbench has an operator of this name. Without its measuring side, nothing is known."""
+    command = [*PROGRAM, "--list-backends", "--op", operator, "--host", "builtin"]
+    # Not in this folder, whose plugins are not groupbench's.
+    return subprocess.run(command, capture_output=True, cwd="/").returncode == 0
 
 
 def _write(path: Path, template: str, words: dict[str, str]) -> str | None:

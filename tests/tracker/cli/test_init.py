@@ -48,6 +48,17 @@ def test_it_writes_what_a_night_reads(repository: Path) -> None:
     }
 
 
+def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
+    done = run("--operator", "grouped_gemm", "--ci", "none")
+    found = project.load()
+    assert found.settings.plugins == found.settings.benchmarks == ()
+    assert [entry.operator for entry in found.settings.measure] == ["grouped_gemm"]
+    assert files(repository) == {"groupbench.toml", ".gitignore"}
+    assert "tritonbench --op grouped_gemm" in done.output
+    refused = CliRunner().invoke(init, ["--operator", "grouped_gemm", "--benchmark", "bench.py"])
+    assert refused.exit_code == 2 and "--operator grouped_gemm is groupbench's own" in refused.output
+
+
 def test_the_workflow_is_short_and_calls_the_action(repository: Path) -> None:
     run()
     text = (repository / ".github/workflows/groupbench.yml").read_text()
