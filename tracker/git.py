@@ -87,6 +87,16 @@ def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) 
         return None
 
 
+def require_repository(folder: str | os.PathLike[str]) -> None:
+    """Raise GitError with one clear line unless a folder is in a git repository."""
+    try:
+        run(folder, "rev-parse", "--show-toplevel")
+    except GitError as error:
+        if "not a git repository" not in error.reason:
+            raise
+        raise GitError(f"{folder} is not in a git repository; run this command in a checkout", error.reason) from error
+
+
 def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     """Return the full hash of any name that git resolves to a commit (tag, branch, HEAD~3), or None."""
     if not name:

@@ -32,6 +32,13 @@ def test_the_output_is_returned(repository: Path) -> None:
     assert git.run(repository, "log", "--format=%s") == "second\nfirst\n"
 
 
+def test_a_folder_without_git_is_one_clear_line(tmp_path: Path, repository: Path) -> None:
+    git.require_repository(repository)
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(git.GitError, match="plain is not in a git repository; run this command in a checkout"):
+        git.require_repository(tmp_path / "plain")
+
+
 def test_standard_input_is_passed_on(repository: Path) -> None:
     assert (
         git.run(repository, "cat-file", "--batch-check=%(objecttype)", stdin="first\nfirst:file\n") == "commit\nblob\n"

@@ -19,7 +19,7 @@ class BisectError(TrackerError):
 
 def folder_of(folder: Path) -> Path:
     """Return the full path of a folder in a checkout. Raises GitError if it is not in one."""
-    git.run(folder, "rev-parse", "--show-toplevel")
+    git.require_repository(folder)
     return folder.resolve()
 
 

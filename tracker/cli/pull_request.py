@@ -114,6 +114,7 @@ def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
     from groupbench.tracker import git
     from groupbench.tracker.ab.worktree import resolve
 
+    git.require_repository(folder)
     first, last = resolve(folder, base), resolve(folder, head)
     common = (git.ask(folder, "merge-base", first, last) or "").strip()
     if not common:

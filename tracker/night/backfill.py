@@ -50,6 +50,7 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
     first, _, last = text.partition("..")
     if not first or last.startswith("."):
         raise BackfillError(f"{text!r} is not a range of commits, such as v1.0..main or HEAD~20..")
+    git.require_repository(folder)
     ends = [git.rev_parse(name, folder) for name in (first, last or "HEAD")]
     for name, commit in zip((first, last or "HEAD"), ends, strict=True):
         if commit is None:

@@ -136,6 +136,15 @@ def test_another_commits_half_night_is_stored_and_a_new_one_begins(
     assert "run run-001" in output and "run run-002" in output
 
 
+def test_without_git_it_says_that_no_commit_can_be_named(
+    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    tritonbench.records = [[make(1)], [make(2)]]
+    assert 'results are stored under the commit "unknown"' in run("night")[1]
+    assert "no git commit here" not in run("night", "--commit", "0123abcd")[1]
+
+
 def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_path: Path) -> None:
     tritonbench.codes = [2]
     with pytest.raises(measuring.Unmeasured):
