@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import printable
@@ -85,6 +85,8 @@ def explain(
         write_json(_json(explanation, kernels))
     else:
         _write(explanation, kernels, lines, form)
+    if explanation.reason:
+        say(explanation.reason)
     comparable = explanation.groups or explanation.same
     context.exit(ExitCode.OK if comparable else ExitCode.INCOMPLETE)
 

@@ -87,6 +87,18 @@ class Explanation:
     same: int  # cells with the same kernels on both sides
     unknown: int  # cells with unknown kernels on one side
     environment: tuple[str, ...]  # differences between the sides' environments
+    on_cpu: int = 0  # cells with unknown kernels that ran on a CPU
+
+    @property
+    def reason(self) -> str | None:
+        """Return why there is nothing to explain and what to do, or None if there is something."""
+        if self.groups or self.same:
+            return None
+        if not self.unknown:
+            return "nothing to explain: A and B share no correct result; `groupbench compare` lists what each has"
+        if self.on_cpu == self.unknown:
+            return "nothing to explain: kernels have no machine code on a CPU; measure both sides on a GPU"
+        return "nothing to explain: no kernels are recorded; they are only for what Triton or Helion compiles"
 
     @property
     def head(self) -> str:
@@ -121,7 +133,8 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
     )  # fmt: skip
     same = sum(not cell.changed and all(map(bool, cell.kernels)) for cell in cells)
     unknown = sum(not all(cell.kernels) for cell in cells)
-    return Explanation(a.title, b.title, tuple(ordered), same, unknown, tuple(environment))
+    on_cpu = sum(not all(cell.kernels) and cell.after.timing in ("cpu", "interpreted") for cell in cells)
+    return Explanation(a.title, b.title, tuple(ordered), same, unknown, tuple(environment), on_cpu)
 
 
 def _key(point: PointRow, against: str | None) -> tuple[str, ...]:

@@ -81,6 +81,23 @@ def test_the_same_commit_twice_is_no_change(stored: None, cli: Cli) -> None:
     assert done.exit_code == 3 or "0 cells with different kernels" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("timing", "said"),
+    [
+        ("interpreted", "no machine code on a CPU"),
+        ("cpu", "no machine code on a CPU"),
+        ("gpu", "no kernels are recorded"),
+    ],
+)
+def test_it_says_why_there_is_nothing_to_explain(
+    cli: Cli, write: Callable[..., Path], make: Callable[..., Record], timing: str, said: str
+) -> None:
+    cli("ingest", write([make(0, timing=timing), make(1, timing=timing)]))
+    done = cli("explain", "previous", "latest")
+    assert done.exit_code == 3
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_one_backend_is_explained_by_another(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:
     cells = [make(0, backend=name, kernels=[msgspec.to_builtins(k)]) for name, k in (("one", OLD), ("other", NEW))]
     cli("ingest", write(cells))
