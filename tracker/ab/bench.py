@@ -257,8 +257,9 @@ class _Comparison:
             process.who: (side.get("flops") or 0, side.get("min_bytes") or 0)
             for process, side in zip(self.sides, prepared, strict=True)
         }
+        interpreted = "interpreted" in (base["timing"], head["timing"])
         self._keep(
-            timing=base["timing"],
+            timing="interpreted" if interpreted else base["timing"],
             base_accuracy=_accuracy(base),
             head_accuracy=_accuracy(head),
             base_hash=_hash(base["kernels"]),
@@ -270,11 +271,11 @@ class _Comparison:
         if bench.times_right_alone and head["problem"] is not None:
             self._unload()
             return self._ended("different", message="not timed: the result is wrong")
-        if "interpreted" in (base["timing"], head["timing"]):
+        if interpreted:
             self._unload()
             equal = self.result.accuracy_change == "same"
             verdict: AbVerdict = "same" if equal else "different"
-            return self._ended(verdict, message="interpreted kernels have no latency: only accuracy was compared")
+            return self._ended(verdict, message="speed was not measured: interpreted kernels have no latency")
         if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
             self._unload()
             return self._ended("same", message="not timed: the compiled kernels and their configs are equal")

@@ -176,3 +176,23 @@ def test_at_the_end_of_the_budget_the_interval_decides(low: float | None, high: 
 def test_what_to_try_can_be_pasted(verdict: str) -> None:
     for command in to_try(verdict, CELL, "cuda", "/a b.py"):  # type: ignore[arg-type]
         assert "'/a b.py'" in command and command.split()[0] in ("tritonbench", "groupbench")
+
+
+def test_an_interpreted_candidate_is_right_or_wrong_and_not_timed(tmp_path: Path) -> None:
+    """The baseline is torch's and has a speed on a CPU; what Triton's interpreter runs has none."""
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text("""
+from groupbench.operators.catalog.vector_add import prepare_triton
+from groupbench.operators.operator import Backend
+
+def off(given):
+    run = prepare_triton(given)
+    return lambda: run() + 1
+
+ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off)]
+""")
+    with Evaluator(device="cpu", budget_s=3.0, timeout_s=120.0) as evaluator:
+        right, wrong = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
+    assert (right.verdict, right.right, right.speedup) == ("right", True, None)
+    assert right.note is not None and "speed was not measured" in right.note
+    assert (wrong.verdict, wrong.right, wrong.speedup) == ("wrong", False, None)
