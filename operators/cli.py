@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -104,14 +103,7 @@ def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
     folders = found.python_path() if found.settings.plugins else []
     os.environ |= project.add_to_path(folders, dict(os.environ))  # for the processes that measure
     sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
-    plugins = found.plugins(options["plugins"])
-    if options["plan"] or found.folder == Path.cwd():
-        return plugins
-    ours = found.settings.plugins  # a file's name is relative to the folder of groupbench.toml
-    return tuple(
-        str(found.folder / name) if name in ours and (".py" in name or name.endswith(".json")) else name
-        for name in plugins
-    )
+    return (found.plugins if options["plan"] else found.placed_plugins)(options["plugins"])
 
 
 def _rivals(options: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +282,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         options["samples"],
         idle_s=options["idle"],
         cudagraph=options["cudagraph"],
+        test_only=options.get("test_only", False),
     )
     named = plan.named(options["ops"], options["only"], options["skip"], plugins)
     return [

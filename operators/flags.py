@@ -18,7 +18,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     **{flag: {"mode": mode} for flag, mode in MODES.items()},
     "--fwd-no-grad": {"mode": "fwd"},
     "--simple-output": {"quiet": True},
-    "--test-only": {"bursts": 1, "samples": 1},
+    "--test-only": {"bursts": 1, "samples": 1, "test_only": True},
 }
 ALWAYS = ("--force", "--bypass-fail", "--gpu-telemetry", "--isolate")
 """What this host does anyway."""

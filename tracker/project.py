@@ -127,6 +127,11 @@ class Project:
         """Return the file's plugins, followed by those of a command line."""
         return tuple(dict.fromkeys((*self.settings.plugins, *further)))
 
+    def placed_plugins(self, further: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the plugins; the file's own Python and JSON files are relative to its folder."""
+        own = (self.place(name) if ".py" in name or name.endswith(".json") else name for name in self.settings.plugins)
+        return tuple(dict.fromkeys((*own, *further)))
+
     def python_path(self) -> list[str]:
         """Return the folders in which Python finds the plugins; none without a file."""
         if self.file is None:

@@ -48,6 +48,7 @@ class Protocol:
     idle_s: float = 0.3
     warm_s: float = 1.0
     cudagraph: bool = False
+    test_only: bool = False  # one sample says that a backend runs; it belongs to no series of latencies
 
     def __post_init__(self) -> None:
         if self.name not in ("cooled", "sustained"):
@@ -63,6 +64,8 @@ class Protocol:
             parts.append(f"idle={self.idle_s:g}s")
         if self.cudagraph:
             parts.append("cudagraph")
+        if self.test_only:
+            parts.append("test-only")
         return "+".join(parts)
 
 

@@ -15,7 +15,7 @@ from groupbench.operators.errors import UsageError
     [
         (["--bwd"], {"mode": "bwd"}),
         (["--fwd-bwd", "--simple-output"], {"mode": "fwd_bwd", "quiet": True}),
-        (["--test-only"], {"bursts": 1, "samples": 1}),
+        (["--test-only"], {"bursts": 1, "samples": 1, "test_only": True}),
         (["--repcnt", "7", "--sleep=0.5"], {"samples": 7, "idle": 0.5}),
         (["--force", "--bypass-fail"], {}),
     ],

@@ -97,9 +97,8 @@ def evaluate(context: click.Context, candidate: str, as_json: bool, **options: A
     from groupbench.tracker.ab.evaluate import Evaluator, exit_code
 
     project = this_project(context)
-    project_plugins = (project.place(name) if name.endswith(".py") else name for name in project.plugins())
     with Evaluator(
-        tuple(dict.fromkeys((*project_plugins, *options.pop("plugins")))),
+        project.placed_plugins(options.pop("plugins")),
         device=options.pop("device"),
         budget_s=options.pop("budget"),
         min_effect=options.pop("min_effect"),

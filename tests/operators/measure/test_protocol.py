@@ -16,6 +16,7 @@ LABELS = {
     "rest is": (Protocol(idle_s=1.5), "cooled+idle=1.5s"),
     "no rest is": (Protocol(idle_s=0), "cooled+idle=0s"),
     "a CUDA graph is": (Protocol(cudagraph=True), "cooled+cudagraph"),
+    "a test alone is": (Protocol(test_only=True), "cooled+test-only"),
     "sustained": (Protocol("sustained"), "sustained"),
     "sustained on a CUDA graph": (Protocol("sustained", cudagraph=True), "sustained+cudagraph"),
     "all": (Protocol(idle_s=2, cudagraph=True), "cooled+idle=2s+cudagraph"),
