@@ -19,9 +19,9 @@ from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
-from groupbench.tracker.query.patterns import starts
+from groupbench.tracker.query.resolve import commit_hash
 from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
-from groupbench.tracker.store.schema import Alert, AlertEvent, Commit, Series
+from groupbench.tracker.store.schema import Alert, AlertEvent, Series
 from groupbench.tracker.verdicts import Verdict
 
 
@@ -212,11 +212,11 @@ def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime 
         if when <= now:
             raise QueryError(f"{text!r} is in the past; give a future date, a duration such as 30d, or a commit")
         return when, None
-    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, text)).limit(2))) if text else []
-    hash_ = hashes[0] if len(hashes) == 1 else git.rev_parse(text)
+    hash_ = commit_hash(session, text, git.rev_parse)
     if hash_ is None:
-        problem = "is ambiguous" if hashes else "is neither a date nor a commit that the database or git knows"
-        raise QueryError(f"{text!r} {problem}; give 2026-01-31, 30d or a hash")
+        raise QueryError(
+            f"{text!r} is neither a date nor one commit that the database or git knows; give 2026-01-31, 30d or a hash"
+        )
     return None, hash_
 
 

@@ -69,9 +69,7 @@ def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) ->
     if row is not None:
         return State(*row)
     prefix = text.removesuffix("+")
-    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, prefix)).limit(6))) if prefix else []
-    if prefix in hashes:
-        hashes = [prefix]
+    hashes = _stored_hashes(session, prefix)
     if not hashes:
         hashes = [_looked_up(session, text, prefix, lookup)]
     if len(hashes) > 1:
@@ -83,6 +81,18 @@ def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) ->
     if dirty not in trees:
         raise QueryError(f"commit {prefix!r} has no run of a dirty tree")
     return State(hashes[0], dirty)
+
+
+def commit_hash(session: Session, text: str, lookup: Lookup) -> str | None:
+    """Return the full hash of a commit that need not be measured: from the database, else from `lookup`."""
+    hashes = _stored_hashes(session, text)
+    return hashes[0] if len(hashes) == 1 else lookup(text)
+
+
+def _stored_hashes(session: Session, prefix: str) -> list[str]:
+    """Return the stored hashes with a prefix, at most six; only the exact one if it exists."""
+    hashes = list(session.scalars(select(Commit.hash).where(starts(Commit.hash, prefix)).limit(6))) if prefix else []
+    return [prefix] if prefix in hashes else hashes
 
 
 def _newest_states(session: Session, word: str) -> State:

@@ -22,7 +22,7 @@ from groupbench.tracker.query.patterns import matches
 from groupbench.tracker.query.points import environment_rows, points_where
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
-from groupbench.tracker.query.runs import not_after, run_rows
+from groupbench.tracker.query.runs import NEWEST_FIRST, not_after, run_rows
 from groupbench.tracker.query.series import names, series_rows
 from groupbench.tracker.serve.asked import NotFound, told
 from groupbench.tracker.store.chunks import chunks
@@ -118,7 +118,7 @@ class Result:
 
 def newest_runs(session: Session, number: int, until: RunRow | None = None) -> list[int]:
     """Keys of runs, the newest first."""
-    statement = select(Run.id).order_by(Run.started.desc(), Run.id.desc()).limit(number)
+    statement = select(Run.id).order_by(*NEWEST_FIRST).limit(number)
     if until is not None:
         statement = statement.where(not_after(until))
     return list(session.scalars(statement))
@@ -146,7 +146,7 @@ def recent_results(
 
 
 def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
-    order = func.row_number().over(partition_by=Point.series_id, order_by=(Run.started.desc(), Run.id.desc()))
+    order = func.row_number().over(partition_by=Point.series_id, order_by=NEWEST_FIRST)
     ranked = select(Point.id.label("id"), order.label("place")).join(Run, Point.run_id == Run.id)
     ranked = ranked.where(Point.series_id.in_(keys))
     if until is not None:
@@ -176,7 +176,7 @@ def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
 def newest_points(session: Session, series: SeriesRow, number: int) -> list[PointRow]:
     """Of one series, the oldest first."""
     newest = select(Point.id).join(Run, Point.run_id == Run.id).where(Point.series_id == series.pk)
-    keys = session.scalars(newest.order_by(Run.started.desc(), Run.id.desc()).limit(number))
+    keys = session.scalars(newest.order_by(*NEWEST_FIRST).limit(number))
     return points(session, list(keys))
 
 
@@ -230,7 +230,7 @@ def find_runs(
 ) -> tuple[int, list[RunRow]]:
     """(how many there are, those of one page) the newest first."""
     number = session.scalar(select(func.count()).select_from(Run).join(Commit).where(*where)) or 0
-    statement = select(Run.id).join(Commit).where(*where).order_by(Run.started.desc(), Run.id.desc())
+    statement = select(Run.id).join(Commit).where(*where).order_by(*NEWEST_FIRST)
     keys = list(session.scalars(statement.limit(limit).offset(offset)))
     rows = run_rows(session, keys)
     return number, [rows[key] for key in keys]
