@@ -150,7 +150,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
         assert "the same command continues this run" in err
-        kept = f"the interrupted run is kept; to begin another, remove {checkout.folder / 'records'}"
+        kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
         for option, code, says in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
             printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
             assert (printed.returncode, says in printed.stderr) == (code, True), printed.stderr
