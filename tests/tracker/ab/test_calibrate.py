@@ -1,4 +1,4 @@
-"""What calibration makes of comparisons of like sides."""
+"""The summary of A/A comparisons by `groupbench calibrate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate is right, honest and faster, or the answer says what it is instead."""
+"""`groupbench evaluate` finds a candidate correct, honest and faster, or reports the problem."""
 
 from __future__ import annotations
 

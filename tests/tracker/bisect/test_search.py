@@ -1,4 +1,4 @@
-"""The search: simulated comparisons, wrong as often as the A/B says, on histories with merges, skips and rests."""
+"""The search, with simulated comparisons at the error rates of the A/B, on histories with merges and skips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come in a file, however odd: each is stored exactly or refused by its line, and the store stays whole."""
+"""Odd values in a file: each is stored exactly or refused with its line, and the database stays intact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cli = Callable[..., Result]
 
 
 def held(db: Any) -> list[Record]:
-    """What a sound database holds."""
+    """Check an intact database and return its content."""
     with open_store(db, create=False) as store, store.read() as session:
         assert list(verify(session)) == []
         return list(stored_records(session))

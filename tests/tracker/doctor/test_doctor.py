@@ -1,4 +1,4 @@
-"""`groupbench doctor`: what it finds, and that each thing to mend comes with its command. The GPUs are made up."""
+"""`groupbench doctor`: its checks, each problem with the command that fixes it. The GPUs are simulated."""
 
 from __future__ import annotations
 

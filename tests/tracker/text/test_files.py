@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, and never in the place of what is no file."""
+"""Files that commands write: completely or not at all, and never in place of a pipe or device."""
 
 from __future__ import annotations
 
