@@ -17,11 +17,12 @@ import random
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -67,7 +68,23 @@ BURST_TO_PLACEMENT = 2.0
 their placement."""
 
 
-class Bench:
+class Closing(ABC):
+    """A context manager whose end is `close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what was started."""
+
+
+class Bench(Closing):
     """Compares two sides, with one long-lived process for each. A context manager.
 
     budget_s      wall time for one comparison, including preparation
@@ -106,14 +123,6 @@ class Bench:
         self.times_right_alone = times_right_alone
         self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End both sides. The next comparison starts new ones."""

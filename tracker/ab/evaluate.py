@@ -11,10 +11,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-from groupbench.tracker.ab.bench import Bench
+from groupbench.tracker.ab.bench import Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
@@ -64,7 +63,7 @@ class Evaluation:
     to_try: list[str] = field(default_factory=list)
 
 
-class Evaluator:
+class Evaluator(Closing):
     """Evaluates candidates in processes that it keeps. A context manager.
 
     plugins  trusted plugins of operators other than groupbench's own
@@ -90,14 +89,6 @@ class Evaluator:
             times_right_alone=True,
             progress=progress,
         )
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all processes."""
