@@ -105,6 +105,8 @@ class _AsvReader(Reader):
         self.results = results = convert(load_json(data), AsvResults)
         if results.version != 2:
             raise FormatError(f"has version {results.version} of asv's results; only version 2 is supported")
+        if "result" not in results.result_columns:
+            raise FormatError("result_columns does not name a column `result`")
         self.benchmarks = benchmarks
         self.columns = {
             name: convert(dict(zip(results.result_columns, row, strict=False)), AsvColumns, f"results.{name}")

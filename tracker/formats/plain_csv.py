@@ -8,6 +8,7 @@ bursts. Text instead of a latency becomes a status.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,7 +173,7 @@ def _result(lines: _Lines, scale: float) -> ImportedResult:
 def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the header, and the other lines with their numbers."""
     text = text_lines(data)
-    lines = csv.reader(text.splitlines(keepends=True), delimiter=_delimiter(text.split("\n", 1)[0]))
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.split("\n", 1)[0]))
     try:
         table = [(lines.line_num, [cell.strip() for cell in cells]) for cells in lines if cells]
     except csv.Error as error:

@@ -13,6 +13,7 @@ file's name, which TritonBench writes as `op_NAME_….csv` or `NAME.csv`, or fro
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
 
 def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the header, and the other lines with their numbers."""
-    lines = csv.reader(text_lines(data).splitlines(keepends=True), delimiter=";")
+    lines = csv.reader(io.StringIO(text_lines(data), newline=""), delimiter=";")
     try:
         table = [(lines.line_num, cells) for cells in lines if cells]
     except csv.Error as error:

@@ -185,3 +185,10 @@ def test_a_duration_that_is_no_number_is_none(tmp_path: Path, seconds: float) ->
     path.write_text(json.dumps(RESULTS | {"results": {"bench.time_plain": [[0.5], [], "v1", 1767229100000, seconds]}}))
     (record,) = load(path, "asv").records
     assert (record.duration_s, record.status) == (None, "ok")
+
+
+def test_a_file_without_results_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(RESULTS | {"result_columns": ["value", *COLUMNS[1:]]}))
+    with pytest.raises(IngestError, match=r"does not name a column `result`$"):
+        load(path, "asv")

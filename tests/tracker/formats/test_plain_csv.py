@@ -55,6 +55,12 @@ def test_text_is_a_status(write: Any, cell: str, status: str) -> None:
     assert (record.status, record.latency is not None) == (status, status == "ok")
 
 
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1e", "\x85", "\u2028"])
+def test_lines_end_where_csv_says(write: Any, character: str) -> None:
+    (record,) = read(write, f"latency_ms,operator,backend\n1.5,g,a{character}b\n")
+    assert record.cell.backend == f"a{character}b"
+
+
 def test_a_long_message_is_cut_and_says_so(write: Any) -> None:
     (record,) = read(write, f"latency_ms,operator,backend\nno luck {'x' * 2 * LONGEST_TEXT},g,a\n")
     assert record.message is not None and len(record.message) <= LONGEST_TEXT
