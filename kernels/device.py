@@ -49,12 +49,12 @@ class Device:
 
     @property
     def hopper(self) -> bool:
-        """Whether it has wgmma and setmaxnreg, which no later GPU has."""
+        """Return whether it has wgmma and setmaxnreg, which no later GPU has."""
         return self.capability[0] == 9
 
     @property
     def operands_in_shared_memory(self) -> bool:
-        """Whether tensor cores read operands from shared memory (wgmma, tcgen05), and not from registers (mma)."""
+        """Return whether tensor cores read operands from shared memory (wgmma, tcgen05), not from registers (mma)."""
         return self.vendor == "cpu" or self.capability[0] in (9, 10, 11)
 
     @property
@@ -63,12 +63,12 @@ class Device:
 
     @property
     def clusters(self) -> bool:
-        """Whether programs of a cluster share memory and TMA multicasts to them."""
+        """Return whether programs of a cluster share memory and TMA multicasts to them."""
         return self.capability[0] in (9, 10, 11)
 
     @property
     def chains(self) -> bool:
-        """Whether a launch may begin before the one in front has ended (programmatic dependent launch)."""
+        """Return whether a launch may begin before the one in front has ended (programmatic dependent launch)."""
         return self.capability >= (9, 0)
 
     def room(self, per_sm: int = 1) -> int:

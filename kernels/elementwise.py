@@ -153,7 +153,7 @@ def prepare_add(
 
 
 def same_order(x: Tensor, y: Tensor) -> bool:
-    """Whether x and y, of one shape, are flat arrays whose i-th elements belong together."""
+    """Return whether x and y, of one shape, are flat arrays whose i-th elements belong together."""
     strides = [(size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]
     others = [stride for size, stride in zip(y.shape, y.stride(), strict=True) if size != 1]
     expected = 1

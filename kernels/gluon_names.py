@@ -7,7 +7,7 @@
 | `barrier`     | `gl.thread_barrier` (3.6)     | `gl.barrier`                  | `gl.barrier`    |
 | `reinterpret` | `memory._reinterpret`         | `memory._reinterpret`         | `memory.reinterpret` |
 
-Raises ImportError where Triton has none of these names: Gluon is experimental, and a newer one may differ again.
+Raises ImportError if Triton has none of these names: Gluon is experimental, and a newer one may differ again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from groupbench.kernels.device import Device
 
 
 def _first(owner: Any, *names: str) -> Any:
-    """The first of these attributes that `owner` has. Raises ImportError where it has none."""
+    """The first of these attributes that `owner` has. Raises ImportError if it has none."""
     for name in names:
         if hasattr(owner, name):
             return getattr(owner, name)
@@ -42,7 +42,7 @@ def reinterpret(memory: Any, dtype: Any, shape: Any, layout: Any, _semantic: Any
 
 
 def not_hopper(device: Device) -> str | None:
-    """Why the kernels that are written in Gluon cannot run on a device, or None where they can."""
+    """Return why the kernels that are written in Gluon cannot run on a device, or None where they can."""
     if device.vendor == "cpu":
         return "Gluon has no interpreter"
     return None if device.hopper else f"its instructions are Hopper's, and this GPU is {device.arch}"

@@ -26,7 +26,7 @@ class _Blocks:
 
 
 def illegal(config: helion.Config, dtype: torch.dtype, device: Device) -> str | None:
-    """Why a config whose block sizes are those of a tile's sides and of a step along K cannot be compiled for a GPU."""
+    """Return why a config with block sizes of a tile and a step along K cannot be compiled for a GPU; else None."""
     first, second, depth, *_ = config.block_sizes
     return illegal_tile(first, second, depth, config.num_stages, dtype, device)
 

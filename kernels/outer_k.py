@@ -65,7 +65,7 @@ def default_config(device: Device, dtype: torch.dtype) -> OuterKConfig:
 
 
 def illegal(config: OuterKConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU, or None where it can."""
+    """Return why a config cannot be compiled for a GPU, or None if it can."""
     return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
 
 

@@ -140,7 +140,7 @@ def describe(error: BaseException) -> str:
 
 
 def _fatal(error: Exception) -> bool:
-    """Whether it is about the GPU's memory or context."""
+    """Return whether it is about the GPU's memory or context."""
     import torch
 
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in FATAL)

@@ -1,9 +1,9 @@
-"""One command at a time on a device: `python -m groupbench.operators.alone COMMAND ...`.
+"""Run one command at a time on a device: `python -m groupbench.operators.alone COMMAND ...`.
 
-Two that measure on one GPU at the same time spoil each other's numbers. Whoever holds the lock of a device is named in
-its file, /tmp/groupbench-DEVICE.lock; the lock itself is the kernel's (filelock's flock, which works over NFS too),
-goes with the process that holds it, however that ends, and is inherited by what it starts. Containers share it where
-they share the folder that GROUPBENCH_LOCKS names.
+Two measurements on one GPU at the same time disturb each other. The file /tmp/groupbench-DEVICE.lock names the holder
+of the lock. The lock itself is the operating system's (filelock's flock, which also works over NFS): it is released
+when its process ends, in whatever way, and child processes inherit it. Containers share the lock if they share the
+folder named by GROUPBENCH_LOCKS.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from groupbench.tracker.text.wording import printable
 POLL_S = 1.0
 LONGEST_WAIT_S = 600_000.0
 SIGNED = b'{"pid": '
-"""With what each file of a lock begins, unless it is empty."""
+"""The first bytes of every lock file that is not empty."""
 
 LONGEST = 300
-"""Characters of each word that a lock's file says of its holder."""
+"""Characters shown of each field in a lock file."""
 
 
 class Busy(GroupbenchError):
-    """Another process measures on this device: says which."""
+    """Another process is measuring on this device. The message names the process."""
 
     exit_code = ExitCode.BUSY
 
 
-def device_name(asked: str) -> str:
-    """The UUID of the GPU that would be measured on, or cpu-HOST. Raises GroupbenchError."""
+def device_name(device: str) -> str:
+    """Return the UUID of the GPU to measure on, or cpu-HOST. Raises GroupbenchError."""
     from groupbench.operators.measure.environment import resolve_device
 
-    if resolve_device(asked) == "cpu":
+    if resolve_device(device) == "cpu":
         return f"cpu-{platform.node() or 'here'}"
     from groupbench.operators import executor
 
@@ -58,13 +58,13 @@ def lock_file(device: str) -> Path:
 
 
 _HELD: list[object] = []
-"""Locks of this process. Each lasts as long as the process, since nothing releases it."""
+"""Locks of this process. They are never released, so they last as long as the process."""
 
 
 def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
-    """Hold the device for this process and what it starts, until they end. Returns the lock's file.
+    """Lock the device for this process and its children, until they end. Returns the lock file.
 
-    Raises Busy once `wait_s` seconds are over, UsageError where no lock can be made.
+    Raises Busy if the device is still locked after `wait_s` seconds, UsageError if the lock file cannot be used.
     """
     import filelock
 
@@ -83,37 +83,37 @@ def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
             path,
             timeout=wait_s,
             poll_interval=POLL_S,
-            mode=0o666,  # whoever measures next on this card may be another user
+            mode=0o666,  # the next user of this GPU may be another account
             thread_local=False,
-            fallback_to_soft=False,  # a lock that outlives its holder would stop the next night
+            fallback_to_soft=False,  # a lock that outlives its holder would block the next nightly run
             preserve_lock_file=True,
             on_acquired=lambda handle: _sign(handle, path, holder),
         )
         lock.acquire()
     except filelock.Timeout:
-        raise Busy(f"{device} is measured on by {_holder(path)}") from None
+        raise Busy(f"{device} is in use by {_holder(path)}") from None
     except OSError as error:
-        raise UsageError(f"cannot lock {path}: {error.strerror}; GROUPBENCH_LOCKS names another folder") from error
+        raise UsageError(f"cannot lock {path}: {error.strerror}; set GROUPBENCH_LOCKS to another folder") from error
     _HELD.append(lock)
     return path
 
 
 def _sign(handle: int, path: Path, holder: dict[str, object]) -> None:
-    """Write who holds the lock into its file. Raises UsageError, and changes nothing, where the file is another's."""
-    kind = "a pipe, a device or the like" if not stat.S_ISREG(os.fstat(handle).st_mode) else ""
+    """Write the holder into the lock file. Raises UsageError, and writes nothing, if it is not a lock file."""
+    kind = "not a regular file" if not stat.S_ISREG(os.fstat(handle).st_mode) else ""
     if not kind and not SIGNED.startswith(os.pread(handle, len(SIGNED), 0)):
-        kind = "a file of something else"
+        kind = "not a lock file"
     if kind:
-        raise UsageError(f"cannot lock {path}: it is {kind}; remove it, or name another folder by GROUPBENCH_LOCKS")
+        raise UsageError(f"cannot lock {path}: it is {kind}; remove it, or set GROUPBENCH_LOCKS to another folder")
     os.ftruncate(handle, 0)
     os.pwrite(handle, json.dumps(holder).encode() + b"\n", 0)
     os.set_inheritable(handle, True)  # the lock lasts as long as any process that has inherited it
 
 
 def _holder(path: Path) -> str:
-    """Who has the lock, and what to do: its taker, or what is left of it where that was killed.
+    """Return who holds the lock and how to proceed: the process that took it, or its children if that was killed.
 
-    The file's text may be anybody's: it is shortened, and what steers a terminal is taken out.
+    Anyone can write the file, so its text is shortened and stripped of terminal control characters.
     """
     later = "; try again later, or wait"
     try:
@@ -123,15 +123,15 @@ def _holder(path: Path) -> str:
         taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"another process{later}"
-    if host != platform.node():  # its processes are not among ours
+    if host != platform.node():  # its processes are not visible here
         return taker + later
     holders = _holders(path)
     left = [holder for holder, parent in holders.items() if parent not in holders]
     if pid in holders:
         return taker + later
-    if not left:  # another user's, or a system that does not tell
+    if not left:  # another user's process, or a system without /proc
         over = not Path(f"/proc/{pid}").exists()
-        return taker + (", which is over, but not all that it started" if over else "") + later
+        return taker + (", which has ended, but left processes running" if over else "") + later
     pids = " ".join(map(str, left))
     return f"pid {pids}: {_command(left[0])}, which {taker} started and left behind; wait, or end it: kill {pids}"
 
@@ -145,12 +145,12 @@ def _read(path: Path) -> bytes:
 
 
 def _holders(path: Path) -> dict[int, int]:
-    """{process: its parent} of all here that have the lock of this file, as far as this user may look.
+    """Return {process: its parent} of the processes here that hold the lock, as far as this user may see them.
 
-    A process that waits has the file open too: the kernel's notes on each open file name the lock.
+    A waiting process has the file open too, so /proc/PID/fdinfo is searched for the lock.
     """
     file = path.lstat()
-    found = {}
+    holders = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             for link in (process / "fd").iterdir():
@@ -159,28 +159,28 @@ def _holders(path: Path) -> dict[int, int]:
                     continue
                 if "FLOCK" in (process / "fdinfo" / link.name).read_text():
                     status = (process / "stat").read_text()
-                    found[int(process.name)] = int(status.rpartition(")")[2].split()[1])
-        except OSError:  # another user's, or over
+                    holders[int(process.name)] = int(status.rpartition(")")[2].split()[1])
+        except OSError:  # another user's process, or one that has ended
             continue
-    return found
+    return holders
 
 
 def _command(pid: int) -> str:
     try:
         return printable(shlex.join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]))
     except OSError:
-        return "a command that is over"
+        return "a command that has ended"
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user that has no name
+    except (KeyError, OSError):  # a container's user may have no name
         return str(os.getuid())
 
 
 def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
-    """Become the command, holding the device. Raises GroupbenchError."""
+    """Lock the device and replace this process by the command. Raises GroupbenchError."""
     environment = dict(os.environ)  # before `device_name`, which may set up Triton's interpreter for itself
     path = take(device_name(device), command, wait_s)
     try:
@@ -190,7 +190,7 @@ def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
 
 
 def _wait(text: str) -> float:
-    """Seconds of a duration. Raises argparse.ArgumentTypeError."""
+    """Parse a duration to seconds. Raises argparse.ArgumentTypeError."""
     try:
         return durations.seconds(text, "m")
     except ValueError as error:
@@ -200,8 +200,8 @@ def _wait(text: str) -> float:
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="python -m groupbench.operators.alone",
-        description="Run a command while nothing else of groupbench measures on the device.",
-        epilog=f"Exit codes: the command's; {ExitCode.BUSY} another holds the device, 2 usage.",
+        description="Run a command while no other groupbench process measures on the device.",
+        epilog=f"Exit codes: the command's; {ExitCode.BUSY} another process holds the device, 2 usage error.",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument(
@@ -209,17 +209,17 @@ def main() -> NoReturn:
         type=_wait,
         default=0.0,
         metavar="DURATION",
-        help="for the one before to end, such as 20m; a plain number is minutes",
+        help="wait this long for the device, such as 20m; a plain number is in minutes",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
-    given = parser.parse_args()
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run")
+    options = parser.parse_args()
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         parser.error("no command is given")
-    if not 0 <= given.wait <= LONGEST_WAIT_S:
-        parser.error("--wait is 0 to 10000 minutes")
+    if not 0 <= options.wait <= LONGEST_WAIT_S:
+        parser.error("--wait must be between 0 and 10000 minutes")
     try:
-        run(given.device, given.wait, command)
+        run(options.device, options.wait, command)
     except GroupbenchError as error:
         print(f"groupbench: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -1,8 +1,8 @@
-"""The speed of light of a card on the night: what its canaries reached, and how far a cell is from it.
+"""Compare a cell with the speed of light of its GPU: the rate and bandwidth that the canaries of the run reached.
 
-A cell cannot take less than its operations at the card's rate, nor less than its traffic at the card's bandwidth. Both
-ceilings are what the canaries of the same run measured on the same card: a large product and a large copy. A card
-that is hot or capped tonight has lower ones, so the gap says what the kernel leaves, not what the card does.
+A cell cannot be faster than its operations at the GPU's peak rate, nor than its traffic at the GPU's bandwidth. Both
+ceilings are measured by the canaries, a large matrix product and a large copy, in the same run on the same GPU. A hot
+or power-capped GPU has lower ceilings, so the gap depends on the kernel and not on the state of the GPU.
 """
 
 from __future__ import annotations

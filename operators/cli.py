@@ -1,4 +1,4 @@
-"""The `tritonbench` command: TritonBench's flags, on TritonBench where it is installed, else on the built-in host."""
+"""The `tritonbench` command: TritonBench's flags, on TritonBench if it is installed, otherwise on the built-in host."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project, shell
 
-# Options that a plan file has a field for, or that its shapes leave no room for.
-PLAN_SAYS = (
+# Options that the plan file sets, or that would change its shapes.
+SET_BY_PLAN = (
     *(
         "ops",
         "only",
@@ -38,8 +38,8 @@ PLAN_SAYS = (
     *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "costs", "seed"),
 )
 
-# What TritonBench has nothing like.
-BUILTIN_ALONE = (
+# Options without an equivalent in TritonBench.
+BUILTIN_ONLY = (
     *("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "traces", "routing_trace"),
 )
 
@@ -47,8 +47,8 @@ BUILTIN_ALONE = (
 @click.command(
     cls=GreedyShapes,
     context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
-    epilog="Exit codes: 0 all measured, 1 a result is wrong, 2 usage, 3 something was not measured or not "
-    "written, 4 --resume finds a run of other code or another machine, 130 interrupted.",
+    epilog="Exit codes: 0 all cells measured, 1 a result is wrong, 2 usage error, 3 a cell was not measured or a file "
+    "not written, 4 --resume found a run of other code or another machine, 130 interrupted.",
 )
 @cells
 @places
@@ -57,26 +57,27 @@ BUILTIN_ALONE = (
 @lists
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.version_option(package_name="groupbench")
-def command(**given: Any) -> None:
-    """Measure operators: latency and accuracy of every backend over named suites of shapes.
+def command(**options: Any) -> None:
+    """Measure the latency and accuracy of every backend of an operator, over suites of shapes.
 
     \b
     tritonbench --op grouped_gemm
     tritonbench --op grouped_gemm --suite ragged --only triton_pointer,torch_grouped_mm
     tritonbench --op grouped_gemm --shapes 4,1024,512,256 'G=3,M_g=0|1|129,N=96,K=64'
 
-    Runs on TritonBench where it is installed, with its own flags and backends too, else on the built-in host.
+    Uses TritonBench as the host if it is installed, and then also accepts its flags and measures its backends.
+    Otherwise uses the built-in host.
     """
-    click.get_current_context().exit(_run(given))
+    click.get_current_context().exit(_run(options))
 
 
 def _run(options: dict[str, Any]) -> int:
-    asked = tuple(name for name in ("operators", "backends", "metrics") if options[f"list_{name}"])
-    on_tritonbench = not asked and _checked(options)
+    lists = tuple(name for name in ("operators", "backends", "metrics") if options[f"list_{name}"])
+    on_tritonbench = not lists and _checked(options)
     options = options | {"plugins": _plugins(options)}
     options = options | _rivals(options)
-    if asked:
-        _list(options, asked)
+    if lists:
+        _list(options, lists)
         return 0
     if on_tritonbench:
         return _run_tritonbench(options)
@@ -95,19 +96,19 @@ def _run(options: dict[str, Any]) -> int:
 
 
 def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the plugins of the plan, or of this folder's groupbench.toml, and those given; have Python find them."""
+    """Return the plugins of the plan or of this folder's groupbench.toml, and of the options. Extends `sys.path`."""
     try:
-        found = project.load(options["plan"])
+        loaded = project.load(options["plan"])
     except project.ProjectError as error:
         raise UsageError(f"plan {error.message}" if options["plan"] else error.message) from error
-    folders = found.python_path() if found.settings.plugins else []
+    folders = loaded.python_path() if loaded.settings.plugins else []
     os.environ |= project.add_to_path(folders, dict(os.environ))  # for the processes that measure
     sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
-    return (found.plugins if options["plan"] else found.placed_plugins)(options["plugins"])
+    return (loaded.plugins if options["plan"] else loaded.placed_plugins)(options["plugins"])
 
 
 def _rivals(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with the rivals among the plugins, where they are asked for; the missing ones are skipped."""
+    """Return the changed options: the rivals, if requested, are plugins; those that are not installed are skipped."""
     from groupbench.operators.catalog import rivals
 
     named = set(options["only"]) | {options["baseline"]}
@@ -126,15 +127,15 @@ def _checked(options: dict[str, Any]) -> bool:
     """Return whether TritonBench measures. Raises UsageError for options that do not go together."""
     context = click.get_current_context()
     if options["plan"] is None and not options["ops"]:
-        raise UsageError("say what to measure: --op NAME or --plan FILE; --list-operators names the operators")
+        raise UsageError("nothing to measure: add --op NAME (see --list-operators) or --plan FILE")
     if options["resume"] and options["records"] is None:
-        raise UsageError("--resume goes on with the run in a file: name it by --records FILE")
+        raise UsageError("--resume needs the file of the run to continue: add --records FILE")
     if options["plan"] is not None:
         _check_plan_alone(context)
     on_tritonbench = _picks_tritonbench(options)
-    own = next((name for name in BUILTIN_ALONE if options[name]), None)
-    if own and on_tritonbench:
-        raise UsageError(f"--{own.replace('_', '-')} is the built-in host's: add --host builtin")
+    option = next((name for name in BUILTIN_ONLY if options[name]), None)
+    if option and on_tritonbench:
+        raise UsageError(f"--{option.replace('_', '-')} works only on the built-in host: add --host builtin")
     return on_tritonbench
 
 
@@ -143,11 +144,12 @@ def _run_tritonbench(options: dict[str, Any]) -> int:
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
-    return tritonbench.measure(options | {"given": _given(click.get_current_context())}, device, _session(options))
+    given = {"on_command_line": _on_command_line(click.get_current_context())}
+    return tritonbench.measure(options | given, device, _session(options))
 
 
 def _run_builtin(options: dict[str, Any], session: Any) -> int:
-    """On the first GPU, or the processor; a plan on all GPUs of this host, where there are several."""
+    """Measure on the first GPU or the CPU; measure a plan on all GPUs of this machine."""
     from groupbench.operators.hosts import builtin
     from groupbench.operators.measure.environment import resolve_device
 
@@ -163,25 +165,25 @@ def _run_builtin(options: dict[str, Any], session: Any) -> int:
     return builtin.measure(selections, device, session)
 
 
-def _list(options: dict[str, Any], asked: tuple[str, ...]) -> None:
-    """Print what there is to measure, on TritonBench for the operators that groupbench has not."""
+def _list(options: dict[str, Any], lists: tuple[str, ...]) -> None:
+    """Print the requested lists, from TritonBench for operators that groupbench does not have."""
     if options["rest"]:
         raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
     from groupbench.operators import listing
 
-    theirs = listing.theirs(options["ops"], options["plugins"]) if _picks_tritonbench(options) else ()
-    if theirs:
+    foreign = listing.foreign(options["ops"], options["plugins"]) if _picks_tritonbench(options) else ()
+    if foreign:
         from groupbench.operators.hosts import tritonbench
 
-        for op in theirs:
-            tritonbench.show(op, asked, tuple(options["plugins"]))
-    ours = tuple(op for op in options["ops"] if op not in theirs)
-    if ours or not theirs:
+        for op in foreign:
+            tritonbench.show(op, lists, tuple(options["plugins"]))
+    ours = tuple(op for op in options["ops"] if op not in foreign)
+    if ours or not foreign:
         listing.show(options | {"ops": ours})
 
 
 def _run_fleet(options: dict[str, Any], session: Any) -> int:
-    """On the GPUs that were named, here or elsewhere; what is far away has a GPU unless --device says otherwise."""
+    """Measure on the named GPUs, here or on other machines, which have GPUs unless --device names another device."""
     from groupbench.operators.fleet import host, slurm
     from groupbench.operators.measure.environment import resolve_device
 
@@ -189,31 +191,31 @@ def _run_fleet(options: dict[str, Any], session: Any) -> int:
     elsewhere = where.far and where.slurm != slurm.LOCAL and options["device"] == "auto"
     device = resolve_device("cuda" if elsewhere else options["device"])
     if where.gpus is not None and device == "cpu" and options["device"] == "auto":
-        raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries it out on the processor")
+        raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries the command on the CPU")
     return host.measure(_selections(options, device, session), device, session, where)
 
 
-def _given(context: click.Context) -> list[str]:
-    """Names of the parameters that the command line says."""
+def _on_command_line(context: click.Context) -> list[str]:
+    """Return the names of the parameters that are set on the command line."""
     names = [parameter.name or "" for parameter in context.command.params]
     return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def _check_plan_alone(context: click.Context) -> None:
-    """Raises UsageError for a flag that a plan would pass over in silence."""
-    given = _given(context)
+    """Raise UsageError for an option that a plan would silently ignore."""
+    names = _on_command_line(context)
     for parameter in context.command.params:
-        if parameter.name in given and parameter.name in PLAN_SAYS:
-            raise UsageError(f"--plan says what is measured; it does not go with {parameter.opts[0]}")
+        if parameter.name in names and parameter.name in SET_BY_PLAN:
+            raise UsageError(f"the plan file sets the cells and their timing: remove {parameter.opts[0]} or --plan")
     if context.params["rest"]:
         raise UsageError(f"unknown option or argument: {' '.join(context.params['rest'])}")
 
 
 def _picks_tritonbench(options: dict[str, Any]) -> bool:
-    """Plans are the built-in host's: it isolates and interleaves cells, which a night wants."""
+    """Return whether TritonBench is the host. A plan needs the built-in host, which isolates and interleaves cells."""
     if options["host"] == "tritonbench":
         if options["plan"] is not None:
-            raise UsageError("--plan runs on the built-in host")
+            raise UsageError("--plan needs the built-in host: remove --host tritonbench")
         if not _is_installed():
             raise UsageError("TritonBench is not installed: pip install 'groupbench[tritonbench]', or --host builtin")
         return True
@@ -267,15 +269,15 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
 
     plugins = tuple(options["plugins"])
     if options["plan"] is not None:
-        found = plan.read_plan(options["plan"], device, plugins)
-        session.plan = found.name
-        session.budget_s = options["budget"] or found.budget_s or math.inf
-        return found.selections
+        contents = plan.read_plan(options["plan"], device, plugins)
+        session.plan = contents.name
+        session.budget_s = options["budget"] or contents.budget_s or math.inf
+        return contents.selections
     if options["baseline"]:
         for op in options["ops"]:
             registry.get_backend(registry.get_operator(op, plugins), options["baseline"])
     if options["cudagraph"] and device == "cpu":
-        raise UsageError("--cudagraph: there are no CUDA graphs on a CPU")
+        raise UsageError("--cudagraph needs a GPU: a CPU has no CUDA graphs")
     protocol = Protocol(
         options["protocol"],
         options["bursts"],
@@ -317,12 +319,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _interrupt_aloud(owner: int) -> Callable[[int, FrameType | None], None]:
-    """Return a handler that says at once what is kept, since ending the processes takes its time."""
+def _interrupt_reporting(owner: int) -> Callable[[int, FrameType | None], None]:
+    """Return a handler that first prints the number of kept cells, since ending the processes takes a while."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() == owner:  # and not a child that inherited the handler
-            kept = _SESSIONS[-1].kept if _SESSIONS else "nothing is measured yet"
+            kept = _SESSIONS[-1].kept if _SESSIONS else "nothing was measured yet"
             os.write(2, f"\ntritonbench: interrupted: {kept}\n".encode("ascii", "replace"))
         raise KeyboardInterrupt
 
@@ -330,10 +332,10 @@ def _interrupt_aloud(owner: int) -> Callable[[int, FrameType | None], None]:
 
 
 def main() -> None:
-    """Console entry point: every expected failure is one line and an exit code."""
+    """Run the command; report every expected failure in one line and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `groupbench night` has it
-        signal.signal(signal.SIGINT, _interrupt_aloud(os.getpid()))
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored by `groupbench night`
+        signal.signal(signal.SIGINT, _interrupt_reporting(os.getpid()))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored by nohup
         signal.signal(signal.SIGHUP, _interrupt)
     shell.run("tritonbench", command, GroupbenchError)

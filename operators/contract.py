@@ -1,6 +1,6 @@
-"""What a backend of an operator is handed and what it returns, told from the operator's own declarations.
+"""Describe the arguments and the result of an operator's backends, from the operator's declarations.
 
-The fields are those of the class that `make_inputs` is annotated to return, their meaning the comment beside each.
+The fields are those of the class that `make_inputs` is annotated to return; their meaning is the comment on each line.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FIELD = re.compile(r"^    (\w+): [^#]+?(?:  # (.*))?$", re.MULTILINE)
 
 
 def lines(operator: Operator) -> Iterator[str]:
-    """For each mode what `prepare(x)` is to make, and below it a line for each field of x."""
-    told = None
+    """Yield, for each mode, a line on the result of `prepare(x)` and a line for each field of x."""
+    described = None
     for mode in operator.modes:
         measured = operator.in_mode(mode)
         if operator.takes:
@@ -29,24 +29,24 @@ def lines(operator: Operator) -> Iterator[str]:
             continue
         yield f"  prepare{'' if mode == 'fwd' else f'_{mode}'}(x): a callable that returns {measured.returns}"
         inputs = inputs_class(measured.make_inputs)
-        if inputs is told:
+        if inputs is described:
             yield "    x is the same"
             continue
-        told = inputs
+        described = inputs
         for name, about in fields(inputs, "x."):
             yield f"    {name}: {about}"
 
 
 def inputs_class(make_inputs: Callable[..., Any]) -> type:
-    """The class of an operator's inputs."""
+    """Return the class of an operator's inputs."""
     function: Any = make_inputs.func if isinstance(make_inputs, partial) else make_inputs
-    found = function.__globals__[function.__annotations__["return"]]
-    assert isinstance(found, type)
-    return found
+    inputs = function.__globals__[function.__annotations__["return"]]
+    assert isinstance(inputs, type)
+    return inputs
 
 
 def fields(inputs: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, comment) of each field of a dataclass; of one that is a dataclass itself, those of its fields."""
+    """Yield (name, comment) of each field of a dataclass, and of the fields of nested dataclasses."""
     comments = dict(FIELD.findall(inspect.getsource(inputs)))
     for field in dataclasses.fields(inputs):
         of = vars(inspect.getmodule(inputs)).get(str(field.type))

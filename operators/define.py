@@ -1,4 +1,4 @@
-"""An operator from plain functions: one that makes inputs of named sizes, a reference, and backends.
+"""Define an operator with plain functions: one that makes inputs of named sizes, a reference, and backends.
 
     @operator(shapes={"smoke": ["M=3,N=100"], "rows": ["M=4096,N=4096", "M=128,N=131072"]})
     def row_softmax(M, N, dtype, device):
@@ -12,9 +12,9 @@
     def torch_softmax(x):
         return torch.softmax(x, -1)
 
-`tritonbench --plugin FILE.py --op row_softmax` measures it. What is not given follows from these functions: a shape's
-text from the names of the sizes, the bytes from inputs and output, tolerances from the dtype, the reference's precision
-from the inputs', which it gets in fp32 (fp64 for fp32).
+`tritonbench --plugin FILE.py --op row_softmax` measures it. The defaults follow from these functions: a shape's text
+from the names of the sizes, the bytes from inputs and output, tolerances from the dtype. The reference gets its inputs
+in fp32 (fp64 for fp32).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from groupbench.operators.tolerances import Tolerance
 
 F = TypeVar("F", bound=Callable[..., Any])
 Size: TypeAlias = int | float | str
-"""Of a shape, by the name of a parameter; a bool is an int."""
+"""One size of a shape; a bool is an int."""
 Shape: TypeAlias = str | Mapping[str, Size]
-"""As users write one: `M=8,N=100`, or the sizes by name."""
+"""A shape as users write it: `M=8,N=100`, or a mapping of the sizes."""
 
 CONTEXT = ("dtype", "device", "seed")
-"""Parameters of the function that makes inputs which are no sizes."""
+"""Parameters of the function that makes inputs, other than sizes."""
 
 LARGEST = 2**62
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
-"""In what the reference gets its inputs; fp8 comes in fp32 too."""
+"""The dtype in which the reference gets its inputs; fp32 for all others, including fp8."""
 
 ALL_DEFAULTS = "default"
-"""Text of a shape whose sizes all have their defaults."""
+"""Text of a shape in which every size has its default."""
 
 INTEGERS = ("int8", "int32", "int64", "bool")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """One shape: its canonical text, and each size by name, those that have their default included."""
+    """One shape: its canonical text, and all sizes by name, including those that have their default."""
 
     text: str
     values: tuple[tuple[str, Size], ...]
@@ -71,7 +71,7 @@ class Sizes:
 
 
 class Definition:
-    """What `operator` makes of a function: an operator that its methods complete. `operator` is the result."""
+    """The result of decorating a function with `operator`: an operator, completed by its methods."""
 
     def __init__(
         self,
@@ -99,39 +99,39 @@ class Definition:
         self._reference = function
         return function
 
-    def backend(self, function: Any = None, **given: Any) -> Any:
-        """Add a function of the inputs that returns the output: all it does is timed.
+    def backend(self, function: Any = None, **facts: Any) -> Any:
+        """Add a function that takes the inputs and returns the output. The whole function is timed.
 
-        As a decorator, with or without arguments, or called with a function. The first backend is the baseline.
+        Use it as a decorator, with or without arguments, or call it with a function. The first backend is the baseline.
 
-        name         the function's own unless given
+        name         name of the backend [the function's]
         kind         torch, triton or helion
-        baseline     speed-up is over this one
-        source       what it is, in a line; the function's docstring unless given
-        unavailable  why it cannot run on a Target, or None
-        tolerance    the row of the tolerance table it is held to, where that is not its dtype's
+        baseline     make this backend the baseline of the speed-up
+        source       description in one line [the function's docstring]
+        unavailable  function of a Target: the reason why the backend cannot run on it, or None
+        tolerance    row of the tolerance table [that of the dtype]
         """
-        return self._added(function, given, lambda f: lambda inputs: _bound(f, inputs))
+        return self._added(function, facts, lambda f: lambda inputs: _bound(f, inputs))
 
-    def prepare(self, function: Any = None, **given: Any) -> Any:
-        """Add a function of the inputs that returns a callable: packing and compiling come before the clock starts.
+    def prepare(self, function: Any = None, **facts: Any) -> Any:
+        """Add a function that takes the inputs and returns a callable. Only the callable is timed.
 
-        The callable has no arguments and returns the output. Arguments are those of `backend`.
+        The callable has no arguments and returns the output. The arguments of `prepare` are those of `backend`.
         """
-        return self._added(function, given, lambda f: lambda inputs: _bound(f, inputs)())
+        return self._added(function, facts, lambda f: lambda inputs: _bound(f, inputs)())
 
-    def _added(self, function: Any, given: dict[str, Any], prepare: Callable[[Any], Callable[[Any], Run]]) -> Any:
+    def _added(self, function: Any, facts: dict[str, Any], prepare: Callable[[Any], Callable[[Any], Run]]) -> Any:
         if function is None:
-            return lambda f: self._added(f, given, prepare)
-        baseline = given.pop("baseline", False)
-        name = given.pop("name", None) or getattr(function, "__name__", "")
+            return lambda f: self._added(f, facts, prepare)
+        baseline = facts.pop("baseline", False)
+        name = facts.pop("name", None) or getattr(function, "__name__", "")
         about = (inspect.getdoc(function) or "").partition("\n")[0]
-        source = given.pop("source", None) or about or getattr(function, "__module__", "")
-        given.setdefault("unavailable", lambda target: None)
-        given["unavailable"] = _also(self._elsewhere, given["unavailable"])
+        source = facts.pop("source", None) or about or getattr(function, "__module__", "")
+        facts.setdefault("unavailable", lambda target: None)
+        facts["unavailable"] = _also(self._elsewhere, facts["unavailable"])
         if name in self._backends:
             raise ValueError(f"{self.name} has two backends {name!r}")
-        self._backends[name] = Backend(name, prepare(function), source, operator=self.name, **given)
+        self._backends[name] = Backend(name, prepare(function), source, operator=self.name, **facts)
         self._baseline = name if baseline or not self._baseline else self._baseline
         self.__dict__.pop("operator", None)
         return function
@@ -143,7 +143,7 @@ class Definition:
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator as the hosts know it. Raises ValueError where a part of it is missing."""
+        """The operator as the hosts know it. Raises ValueError if a part of it is missing."""
         if self._reference is None:
             raise ValueError(f"{self.name} has no reference: name one by @{self.name}.reference")
         facts = self._facts
@@ -176,7 +176,7 @@ class Definition:
 
     @property
     def shapes_help(self) -> str:
-        """The form of a shape's text; what may be left out is in parentheses."""
+        """The form of a shape's text; optional sizes are in parentheses."""
         parts = [
             f"{name}=.." if parameter.default is parameter.empty else f"({name}={_text(parameter.default)})"
             for name, parameter in self._sizes.items()
@@ -206,21 +206,21 @@ class Definition:
             return self.parse_shape(shape)
         return self.parse_shape(",".join(f"{name}={_text(value)}" for name, value in shape.items()) or ALL_DEFAULTS)
 
-    def _of(self, given: Mapping[str, Size]) -> Sizes:
-        if unknown := [name for name in given if name not in self._sizes]:
+    def _of(self, sizes: Mapping[str, Size]) -> Sizes:
+        if unknown := [name for name in sizes if name not in self._sizes]:
             raise ValueError(f"{self.name} has no size {unknown[0]!r}")
         values: dict[str, Size] = {}
         texts = []
         for name, parameter in self._sizes.items():
-            if name not in given and parameter.default is parameter.empty:
+            if name not in sizes and parameter.default is parameter.empty:
                 raise ValueError(f"it needs {name}")
-            values[name] = given.get(name, parameter.default)
+            values[name] = sizes.get(name, parameter.default)
             if values[name] != parameter.default:
                 texts.append(f"{name}={_text(values[name])}")
         return Sizes(",".join(texts) or ALL_DEFAULTS, tuple(values.items()))
 
     def _value(self, name: str, text: str) -> Size:
-        """A size's value, of the type of its default: an int where it has none. Raises ValueError."""
+        """Parse a size to the type of its default, or to an int without a default. Raises ValueError."""
         default = self._sizes[name].default if name in self._sizes else inspect.Parameter.empty
         if isinstance(default, bool):
             if text.lower() not in ("true", "false", "0", "1"):
@@ -237,9 +237,9 @@ class Definition:
     # --- inputs and output ---
 
     def make_inputs(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
-        """What the function makes, each part under the name that the reference has for it.
+        """Return the inputs, each under the name of the reference's parameter for it.
 
-        The global generators of torch, NumPy and Python are seeded before; `seed` is there for others.
+        Seeds the global generators of torch, NumPy and Python first; `seed` is for any other generator.
         """
         _seed(seed)
         return self._named(self._call(shape, dtype, device, seed))
@@ -249,7 +249,7 @@ class Definition:
         return self._make(**dict(shape.values), **{word: context[word] for word in self._context})
 
     def _dtype(self, name: str) -> Any:
-        """torch's dtype; NumPy's, or the name alone, where the parameter is annotated so."""
+        """Return torch's dtype; NumPy's dtype, or the name, if the parameter is annotated as such."""
         annotation = self._make.__annotations__.get("dtype")
         wanted = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         if wanted == "str":
@@ -311,14 +311,14 @@ class Definition:
         return _of_sizes(flops, shape) if flops else 0
 
     def _least_bytes(self, shape: Sizes, dtype: str) -> int:
-        """As given; else each input read once, the output written once; 0 where that cannot be found out."""
+        """Return `min_bytes`, or the bytes of each input and output once; 0 if these cannot be determined."""
         if self._facts["min_bytes"]:
             return _of_sizes(self._facts["min_bytes"], shape, dtype=dtype)
         key = (shape.text, dtype)
         if key not in self._bytes:
             try:
                 self._bytes[key] = self._counted_bytes(shape, dtype)
-            except Exception:  # the function reads values, and tensors on torch's device "meta" have none
+            except Exception:  # the function reads values, but tensors on torch's device "meta" hold no values
                 self._bytes[key] = 0
         return self._bytes[key]
 
@@ -346,20 +346,20 @@ def operator(
     tolerances: Mapping[str, Tolerance] | None = None,
     moves: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Definition]:
-    """Make an operator of the function that makes its inputs.
+    """Define an operator by decorating the function that makes its inputs.
 
-    The function's parameters are the sizes, whole numbers unless their default is of another type, and, where it takes
-    them, `dtype` (torch's, or NumPy's if annotated `np.dtype`), `device` and `seed`. It returns a tensor, a tuple of
-    inputs or a dict of them; NumPy's arrays are as good as tensors. One without `device` is measured on a CPU alone.
+    The function's parameters are the sizes, which are ints unless their default has another type. It may also take
+    `dtype` (torch's, or NumPy's if annotated `np.dtype`), `device` and `seed`. It returns a tensor, a tuple of inputs
+    or a dict of them; NumPy arrays work like tensors. An operator whose function takes no `device` runs only on a CPU.
 
-    shapes      `M=8,N=100` and the like, in suites by name or in one; a CPU measures suite `smoke` by default
-    name        the function's own unless given
-    dtypes      bf16, fp16 and fp32 where the function takes a dtype, else fp32
-    output      dtype of the output where it is not that of the cell: fp32, int64, bool, ...
-    flops       of the sizes that it has parameters for; without it there are no TFLOP/s
-    min_bytes   the same, and `dtype`; inputs and output, each once, unless given
-    tolerances  by dtype, in place of the table's (operators/tolerances.py)
-    moves       inputs that get new values between calls; all of floating point unless named
+    shapes      shapes such as `M=8,N=100`, in one suite or in several by name; a CPU measures suite `smoke` by default
+    name        name of the operator [the function's]
+    dtypes      dtypes to measure [bf16, fp16 and fp32 if the function takes a dtype, otherwise fp32]
+    output      dtype of the output: fp32, int64, bool, ... [the cell's]
+    flops       function of the sizes in its signature: operations of a call, for TFLOP/s
+    min_bytes   function of the sizes and `dtype`: bytes of a call [inputs and output, each once]
+    tolerances  by dtype, instead of those in operators/tolerances.py
+    moves       names of the inputs that get new values between calls [all with floating-point values]
 
     Raises ValueError for an invalid shape.
     """
@@ -383,7 +383,7 @@ def operator(
 
 
 def _bound(function: Callable[..., Any], inputs: Any, change: Callable[[Any], Any] = lambda value: value) -> Run:
-    """The function as one without arguments. Inputs that were made as a dict are passed by name."""
+    """Bind the inputs to the function. Inputs that were made as a dict are passed by name."""
     by_name = {field.name: change(getattr(inputs, field.name)) for field in dataclasses.fields(inputs)}
     if inputs._by_keyword:
         return lambda: function(**by_name)
@@ -396,8 +396,8 @@ def _also(first: Callable[[Target], str | None], second: Callable[[Target], str 
 
 
 def _of_sizes(function: Callable[..., int], shape: Sizes, **more: Any) -> int:
-    given = dict(shape.values) | more
-    return int(function(**{word: given[word] for word in inspect.signature(function).parameters if word in given}))
+    values = dict(shape.values) | more
+    return int(function(**{word: values[word] for word in inspect.signature(function).parameters if word in values}))
 
 
 def _text(value: Any) -> str:
@@ -407,7 +407,7 @@ def _text(value: Any) -> str:
 
 
 def _seed(seed: int) -> None:
-    """Seed whatever generators have been imported."""
+    """Seed the generators of the modules that are imported."""
     random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
@@ -416,7 +416,7 @@ def _seed(seed: int) -> None:
 
 
 def _wide(value: Any) -> Any:
-    """Floating-point tensors and arrays in higher precision, in whatever they are."""
+    """Return `value` with its floating-point tensors and arrays, at any depth, in higher precision."""
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return type(value)(map(_wide, value))
     if isinstance(value, dict):

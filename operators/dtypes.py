@@ -1,4 +1,4 @@
-"""The names of dtypes, as users type them and records keep them, and what torch calls them."""
+"""The names of dtypes, as in options and records, and torch's dtypes for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def dtype_name(dtype: torch.dtype) -> str | None:
     """None where no operator of ours takes it."""
-    return next((name for name, known in _dtypes().items() if known == dtype), None)
+    return next((name for name, value in _dtypes().items() if value == dtype), None)
 
 
 def _dtypes() -> dict[str, torch.dtype]:

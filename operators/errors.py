@@ -1,4 +1,4 @@
-"""What can go wrong before anything is measured. Each ends a command with one line and the exit code beside it."""
+"""Errors of the measuring program. Each ends a command with one line and its exit code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class GroupbenchError(Exception):
 
 
 class UsageError(GroupbenchError):
-    """The command asks for what does not exist or does not parse."""
+    """An option or argument is invalid, or names something unknown."""
 
 
 class Incomplete(GroupbenchError):
-    """A host gave up before it had measured all that was asked; what it did measure is recorded."""
+    """The host gave up before it had measured every selected cell. The finished cells are recorded."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
 class Unavailable(GroupbenchError):
-    """Raised by a backend's `prepare` where it cannot run on these inputs: becomes the cell's status, with the text."""
+    """Raised by a backend's `prepare` if it cannot run on these inputs; recorded as the cell's status and message."""

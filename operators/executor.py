@@ -1,12 +1,12 @@
-"""Run jobs and yield their records: a process a backend, the backends of a problem side by side.
+"""Run jobs and yield their records, with one process per backend and the backends of a problem side by side.
 
-Backends of one problem are alive together so that their bursts can take turns: each round goes over all of them,
-starting one further than the round before, and the GPU idles before every burst. A backend keeps its process for the
-next problem, which saves its imports, until a cell fails: then the next one starts in a fresh process. So what one cell
-does to itself costs no other anything; what cannot run is a record too, with its status and the reason.
+The backends of one problem are alive together so that their bursts can alternate. Each round visits all of them and
+starts one backend later than the previous round; the GPU idles before every burst. A backend keeps its process for the
+next problem, which saves the imports. After a failed cell it gets a new process, so that a failure affects no other
+cell. A cell that cannot run also yields a record, with its status and the reason.
 
-What a backend's process says is checked: a process that no backend runs in judges its outputs, of a timed call in every
-burst, on inputs that this process has drawn after the backend was prepared; and this process's clock bounds its times.
+The results of a backend's process are checked. A process without any backend compares the output of a timed call in
+every burst, on inputs that this process draws after the backend is prepared. This process's clock bounds the times.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from groupbench.operators.registry import get_backend, get_operator
 from groupbench.operators.sizes import counted
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
 
-# What a process holds beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
+# Memory of a process beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
 PROCESS_MIB = 1500
 MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the parent knows of the device without opening it."""
+    """The facts about the device that the parent process knows without opening it."""
 
     environment: Environment
     capability: tuple[int, int] | None
@@ -47,10 +47,10 @@ class Machine:
 
 @dataclass
 class Progress:
-    """Called as the run goes on; the default is silence.
+    """Callbacks for the progress of a run; by default they do nothing.
 
-    printed   gets each record with what its process printed, tracebacks included
-    finished  gets each record once it is written
+    printed   gets each record with the output of its process, including tracebacks
+    finished  gets each record after it is written
     """
 
     describe: Callable[[str], None] = lambda text: None
@@ -68,7 +68,7 @@ class Workers:
         self._judge: Judge | None = None
 
     def judge(self, device: str) -> Judge:
-        """The process that judges, started again where it has died."""
+        """Return the process that checks results, restarted if it has died."""
         if self._judge is not None and self._judge.over:
             self._judge.close()
             self._judge = None
@@ -100,14 +100,14 @@ class Workers:
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
-    """What worker.preload is to be told for these jobs: Helion imports Dynamo, and so does torch.compile."""
-    asked = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
-    backends = [get_backend(get_operator(name, plugins, mode), b) for name, plugins, mode, b in asked]
+    """Return the modules that worker.preload imports for these jobs: Helion imports Dynamo, as does torch.compile."""
+    cells = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
+    backends = [get_backend(get_operator(name, plugins, mode), b) for name, plugins, mode, b in cells]
     return (DYNAMO,) if any(b.kind == "helion" or "compile" in b.name for b in backends) else ()
 
 
 def probe(device: str) -> Machine:
-    """The machine behind "cuda", "cpu" or "auto" (CUDA where there is one). Raises GroupbenchError."""
+    """Return the machine for "cuda", "cpu" or "auto" (CUDA if available). Raises GroupbenchError."""
     return call(_probe, device)
 
 
@@ -142,7 +142,7 @@ def execute(
     done: set[Job] = set()
     kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
-    seal.renew()  # plugins were compared when they were imported; what they started then may replace something yet
+    seal.renew()  # plugins were checked at import, but threads that they started then may still replace something
     until = time.monotonic() + budget_s  # after renew: on a slow machine it took all of a budget of milliseconds
     try:
         for _, problem in groupby(jobs, key=_problem):
@@ -203,12 +203,12 @@ def _batch_records(
 ) -> Iterator[tuple[Record, Job]]:
     cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
-    for verb in ("adopt", "load"):  # a new process starts and imports beside the others, and that time is no cell's
-        asked = [cell for cell in cells if cell.failure is None]
-        for cell in asked:
+    for verb in ("adopt", "load"):  # new processes start and import in parallel, before any cell's time limit begins
+        ready = [cell for cell in cells if cell.failure is None]
+        for cell in ready:
             cell.started = time.monotonic()
             cell.worker.send(Request(verb, cell.job if verb == "adopt" else None))
-        for cell in asked:
+        for cell in ready:
             cell.take(cell.worker.receive())
     bursts = jobs[0].protocol.bursts
     for cell in cells:
@@ -237,7 +237,7 @@ def _batch_records(
 
 
 def _wants_burst(cell: Live, number: int) -> bool:
-    """An interpreted kernel's time is no speed, so one is enough; a wrong result's is still worth knowing."""
+    """Return the number of bursts: one for an interpreted kernel, whose time is meaningless, otherwise all."""
     return cell.going and (not cell.interpreted or number == 0)
 
 
@@ -287,7 +287,7 @@ def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
 
 
 def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """The record of a cell that no process of its own speaks for: it says why."""
+    """Return the record of a cell without a process of its own, with the reason."""
     return _record(job, machine, run, status, message)
 
 
@@ -338,7 +338,7 @@ def _record(
 
 
 def _batch_size(operator: Operator, job: Job, environment: Environment) -> int:
-    """How many processes of this problem fit in memory at once.
+    """Return the number of processes of this problem that fit in memory at once.
 
     Each keeps its inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
     """

@@ -1,4 +1,4 @@
-"""TritonBench's own flags on the built-in host: each in this host's terms, where it has a meaning here.
+"""Translate TritonBench's flags to options of the built-in host.
 
 Sources: TritonBench's utils/parser.py (10b14473).
 """
@@ -12,7 +12,7 @@ from typing import Any
 from groupbench.operators.errors import UsageError
 
 MODES = {"--bwd": "bwd", "--fwd-bwd": "fwd_bwd", "--fwd-no-grad": "fwd_no_grad"}
-"""Flags that say --mode in another way; of several TritonBench takes the last."""
+"""Flags that set --mode; if there are several, TritonBench uses the last."""
 
 SWITCHES: dict[str, dict[str, Any]] = {
     **{flag: {"mode": mode} for flag, mode in MODES.items()},
@@ -21,20 +21,17 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "--test-only": {"bursts": 1, "samples": 1, "test_only": True},
 }
 ALWAYS = ("--force", "--bypass-fail", "--gpu-telemetry", "--isolate")
-"""What this host does anyway."""
+"""Flags for the default behaviour of this host, which ignores them."""
 
 VALUES = {"--repcnt": ("samples", int), "--sleep": ("idle", float)}
-"""Flags with a value: the option of this host that it is."""
+"""Flags with a value, with this host's option and its type."""
 
 IN_MS = ("--warmup", "--rep")
-"""Durations that say how many runs TritonBench makes; this host has a number of runs."""
+"""Durations from which TritonBench derives the number of runs; this host sets the number itself."""
 
 
 def translated(rest: Sequence[str]) -> dict[str, Any]:
-    """Return the options that TritonBench's flags stand for.
-
-    Raises UsageError for a flag without a meaning here, or without its value.
-    """
+    """Return this host's options for TritonBench's flags. Raises UsageError for an unknown flag or a bad value."""
     options: dict[str, Any] = {}
     unknown: list[str] = []
     words = iter(rest)

@@ -1,7 +1,7 @@
-"""What can be measured on this machine, as JSON on standard output: `python -m groupbench.operators.inventory`.
+"""List what this machine can measure, as JSON on standard output: `python -m groupbench.operators.inventory`.
 
-Asked by `groupbench doctor`, which knows no torch. Each package is imported for real, since versions that do not go
-together show in nothing else; what fails is told and stops nothing.
+`groupbench doctor` calls this module in a process of its own, because the tracker does not import torch. Each package
+is imported, since incompatible versions show in no other way. A failing import is reported and does not stop the list.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 PACKAGES = ("torch", "triton", "helion", "tritonbench")
-# What its host needs, and with it what they need: the package itself holds nothing that could fail.
+# Modules that the host needs, with their own imports; importing the package alone could not fail.
 TRITONBENCH = ("tritonbench.utils.run_utils", "tritonbench.utils.triton_op")
 
 
 class Package(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One package: `version` is None where it is not installed, `error` says why it cannot be imported."""
+    """One package. `version` is None if it is not installed; `error` is the reason why it cannot be imported."""
 
     name: str
     version: str | None
@@ -50,11 +50,11 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-def take(asked: str = "auto") -> Inventory:
-    """Look at this machine. Opens the GPU where there is one."""
+def take(requested: str = "auto") -> Inventory:
+    """Inspect this machine. Opens the GPU if there is one."""
     from groupbench.operators.measure.environment import _tritonbench, _version, resolve_device
 
-    device = resolve_device(asked)
+    device = resolve_device(requested)
     packages = tuple(
         Package(name, version, _import_error(name) if version else None)
         for name in PACKAGES
@@ -90,13 +90,13 @@ def _operators(device: str, capability: tuple[int, int] | None) -> tuple[Backend
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_operator, operator_names
 
-    found = []
+    runnable = []
     for name in operator_names():
         operator = get_operator(name)
         (dtype,) = default_dtypes(operator, device)
         target = Target(device, dtype, device == "cpu", capability)
         reasons = {backend.name: _reason(backend, target) for backend in operator.backends}
-        found.append(
+        runnable.append(
             Backends(
                 name,
                 dtype,
@@ -104,7 +104,7 @@ def _operators(device: str, capability: tuple[int, int] | None) -> tuple[Backend
                 {backend: reason for backend, reason in reasons.items() if reason is not None},
             )
         )
-    return tuple(found)
+    return tuple(runnable)
 
 
 def _reason(backend: Any, target: Any) -> str | None:
@@ -117,10 +117,10 @@ def _reason(backend: Any, target: Any) -> str | None:
 
 
 def main() -> None:
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what packages print as they are imported goes elsewhere
-    answer.write(msgspec.json.encode(take(sys.argv[1] if len(sys.argv) > 1 else "auto")) + b"\n")
-    answer.flush()
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # packages may print when imported
+    output.write(msgspec.json.encode(take(sys.argv[1] if len(sys.argv) > 1 else "auto")) + b"\n")
+    output.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What there is to measure: operators, suites, backends, metrics. None of it needs torch."""
+"""Print lists of operators, suites, backends and metrics, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from groupbench.operators.registry import get_operator, has_operator, operator_n
 from groupbench.operators.sizes import counted
 
 
-def theirs(ops: tuple[str, ...], plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The operators that neither groupbench nor a plugin has."""
+def foreign(ops: tuple[str, ...], plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the operators that neither groupbench nor a plugin has."""
     return tuple(op for op in ops if not has_operator(op, plugins))
 
 
@@ -20,7 +20,7 @@ def show(options: dict[str, Any]) -> None:
     plugins = tuple(options["plugins"])
     operators = [get_operator(name, plugins) for name in options["ops"] or operator_names(plugins)]
     if options["list_operators"]:
-        from groupbench.operators import contract  # what it stands on takes longer than the other lists
+        from groupbench.operators import contract  # its imports take longer than the other lists
 
         print(contract.NOTE)
     missing = _missing(operators) if options["list_backends"] else {}
@@ -44,7 +44,7 @@ def show(options: dict[str, Any]) -> None:
 
 
 def _missing(operators: Iterable[Operator]) -> dict[tuple[str, str], str]:
-    """By operator and backend: in brackets, how to install the package that it needs."""
+    """Return, by operator and backend, how to install the package that it needs, in brackets."""
     from groupbench.operators.catalog import rivals
 
     return {

@@ -1,4 +1,4 @@
-"""What cells print, tracebacks included: a file for each that failed, for all where that is asked for."""
+"""Keep the output of cells, including tracebacks: a file for each failed cell, or for every cell with --logs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ KEPT = ("error", "oom", "timeout", "wrong")
 
 @dataclass(frozen=True)
 class Logs:
-    """Where logs go, small enough to send to a worker.
+    """The folder of the logs and the rules for keeping them, small enough to send to a worker.
 
-    every   keep those of cells that are ok too
-    screen  show each on standard error as its cell is finished
+    every   also keep the logs of cells with status ok
+    screen  show each log on standard error when its cell is finished
     """
 
     folder: Path
@@ -32,7 +32,7 @@ class Logs:
     screen: bool = False
 
     def keep(self, record: Record, text: str) -> None:
-        """Keep what a cell printed, where there is anything, and show it. A folder that cannot be written is let be."""
+        """Keep and show the output of a cell, unless it is empty. A folder that cannot be written is ignored."""
         if not text.strip():
             return
         if self.screen:
@@ -44,14 +44,14 @@ class Logs:
                 (self.folder / file_name(record)).write_text(head + text, errors="backslashreplace")
 
     def written(self, records: Iterable[Record]) -> bool:
-        """Whether any of the records has a log."""
+        """Return whether any of the records has a log."""
         return any((self.folder / file_name(record)).exists() for record in records)
 
 
-def logs_for(records: Path | None, run: str, asked: Path | None, screen: bool) -> Logs:
+def logs_for(records: Path | None, run: str, folder: Path | None, screen: bool) -> Logs:
     """The logs of a run: in the folder asked for, else next to its records, else in a temporary folder of its own."""
-    if asked is not None:
-        return Logs(asked, every=True, screen=screen)
+    if folder is not None:
+        return Logs(folder, every=True, screen=screen)
     if records is not None:
         return Logs(records.with_name(f"{records.name}.logs"), screen=screen)
     try:
@@ -62,7 +62,7 @@ def logs_for(records: Path | None, run: str, asked: Path | None, screen: bool) -
 
 
 def file_name(record: Record) -> str:
-    """Of a cell's log: readable, and no other cell's."""
+    """Return the name of a cell's log: readable, and different for every cell."""
     name = _name(record)
     readable = re.sub(r"[^\w.=,-]+", "-", name)[:120].strip("-")
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:6]}.log"

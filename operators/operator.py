@@ -1,8 +1,8 @@
-"""What an operator is: facts and plain functions, no base class.
+"""The dataclasses that describe an operator: facts and plain functions, no base class.
 
-An operator knows how to make inputs of a shape, the same maths in higher precision, and its backends. A backend
-turns inputs into a callable; whatever a caller does once (packing, compiling, tuning, tables) it does before
-returning the callable, and whatever a caller pays for on every step (allocating the output included) inside it.
+An operator has functions that make the inputs of a shape and compute the reference in higher precision, and backends.
+A backend turns inputs into a callable. Work that a caller does once (packing, compiling, tuning, tables) comes before
+the callable is returned; work that a caller pays for on every step, including the output's allocation, is inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """Where and on what a backend is asked to run; all that `unavailable` may look at."""
+    """The device, dtype and mode that a backend has to run on; the argument of `unavailable`."""
 
     device: str  # "cuda" or "cpu"
     dtype: str  # "fp16", "bf16", "fp32"
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs with what they are of. Opaque on purpose: TritonBench would walk into a tuple and cast what it finds."""
+    """Inputs with their shape and dtype. Not a tuple, because TritonBench would cast the tensors in one."""
 
     shape: Any
     dtype: str
@@ -49,13 +49,13 @@ class Backend:
     name         as users type it: `--only name`; printable, without a comma
     prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated. It is
                  called with new values in the same inputs; a copy of one in another layout is made by relayout.laid_out
-    source       what it is, and where the idea is from
+    source       description, and the origin of the idea
     kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
     unavailable  why it cannot run on a target, or None; asked before anything is made
-    operator     which operator it belongs to; only a plugin needs to say
-    prepare_bwd, prepare_fwd_bwd  the same of the operator's modes bwd and fwd_bwd, None where it has none
-    tolerance    the row of the tolerance table it is held to, where that is not its output's dtype, which {dtype} is
-    packages     distributions, as pip names them, whose versions its records name: what runs is theirs
+    operator     name of its operator; only a plugin needs to set it
+    prepare_bwd, prepare_fwd_bwd  `prepare` for the operator's modes bwd and fwd_bwd, or None
+    tolerance    row of the tolerance table, if not that of the output's dtype; {dtype} in it stands for that dtype
+    packages     distributions, by their pip names, whose code it runs; its records name their versions
     """
 
     name: str
@@ -72,11 +72,11 @@ class Backend:
 
 @dataclass(frozen=True)
 class Backward:
-    """What an operator's mode bwd measures: all gradients, given what the forward has saved. The forward is not timed.
+    """The mode bwd of an operator: all gradients, from the tensors saved by the forward pass, which is not timed.
 
-    Fields are as the operator's own. `reference` gives a gradient by name, such as {"dA": ..., "dB": ...}; a backend's
-    `prepare_bwd` makes a callable that returns them in that order, as `returns` tells. Of mode fwd_bwd, which times
-    both, the output is first.
+    The fields are those of the operator. `reference` returns the gradients by name, such as {"dA": ..., "dB": ...}; the
+    callable made by a backend's `prepare_bwd` returns them in that order, as described by `returns`. In mode fwd_bwd,
+    which times both passes, the output comes first.
     """
 
     make_inputs: Callable[[Any, str, str, int], Any]
@@ -94,27 +94,27 @@ class Operator:
     """Facts and functions of one benchmarked operation.
 
     suites       name -> shapes; the first one is the default
-    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError, saying what it takes. A shape's
+    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError with the accepted form. A shape's
                  `str` is its canonical text, its `dims` are its sizes by name
-    make_inputs  (shape, dtype name, device, seed) -> inputs, handed to `prepare` and `reference`; annotated to return a
-                 dataclass with a comment beside each field (see contract.py)
-    reference    inputs -> output in fp32 or better; several by name, where backends return a tuple of them
-    returns      what a backend's callable returns, in words: sizes, and the dtype where it is not the inputs'
+    make_inputs  (shape, dtype name, device, seed) -> inputs, passed to `prepare` and `reference`; annotated to return a
+                 dataclass with a comment on each field (see contract.py)
+    reference    inputs -> output in fp32 or better; a dict of outputs if backends return a tuple of them
+    returns      description of the result of a backend's callable: sizes, and the dtype if it is not the inputs'
     flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once; 0 unknown
-    output_dtype  dtype name of a cell -> that of its output; by it the tolerance is chosen
-    decode        output -> the values it stands for, [M, N] (several where the reference has several), where it is no
-                  such tensor itself; raises TypeError
-    from_tritonbench  the example inputs of TritonBench's operator of that name -> Example; None where it has none
-    on_trace      (shape, a step of a routing trace) -> the shape with that step's rows; None where there is no routing.
-                  Raises ValueError where the shape takes none
+    output_dtype  dtype name of a cell -> that of its output, which selects the tolerance
+    decode        output -> its values as a tensor [M, N], or a dict like the reference's, for an output in another
+                  form; raises TypeError
+    from_tritonbench  the example inputs of TritonBench's operator of that name -> Example, or None
+    on_trace      (shape, a step of a routing trace) -> the shape with that step's rows; None without routing. Raises
+                  ValueError for a shape that cannot be routed
     moves         names of the inputs that get new values between calls (`a`, `x.weights`); all that hold floating-point
-                  values if empty. What a forward has saved does not move in a mode that is given it
-    reroute       (shape, inputs, seed) -> whether the inputs have another routing now, of as many rows, written in
-                  place; None where there is no routing
-    backward      what mode bwd measures; None where there is the forward alone
-    forward_backward  what mode fwd_bwd measures, a training step; None where it has no such mode
-    tolerances    rows of its own for the tolerance table
-    takes         (name, what it is) of the arguments that backends take, where `make_inputs` says no class of inputs
+                  values if empty. Tensors saved by the forward pass do not change in a mode that takes them
+    reroute       (shape, inputs, seed) -> whether the routing of the inputs was replaced, in place, by another of as
+                  many rows; None without routing
+    backward      the mode bwd, or None if there is only the forward pass
+    forward_backward  the mode fwd_bwd, a training step, or None
+    tolerances    additional rows for the tolerance table
+    takes         (name, meaning) of the arguments of backends, if `make_inputs` is not annotated with a class
     """
 
     name: str
@@ -175,12 +175,12 @@ class Operator:
 
     def with_backends(self, more: tuple[Backend, ...]) -> Operator:
         """The same operator with further backends, which take their namesakes' places."""
-        found = {backend.name: backend for backend in (*self.backends, *more)}
-        return replace(self, backends=tuple(found.values()))
+        by_name = {backend.name: backend for backend in (*self.backends, *more)}
+        return replace(self, backends=tuple(by_name.values()))
 
 
 def _in_mode(backend: Backend, mode: str, modes: tuple[str, ...]) -> Backend:
-    """The backend in a mode; where it has none such, its reason names the operator's other mode with gradients."""
+    """Return the backend in a mode. If it lacks the mode, its reason names the operator's other mode with gradients."""
     prepares = {"bwd": backend.prepare_bwd, "fwd_bwd": backend.prepare_fwd_bwd}
     prepare = prepares.pop(mode)
     if prepare is not None:

@@ -1,7 +1,7 @@
-"""The options of `tritonbench`, in groups: what is measured, where, how, and what becomes of the results.
+"""The options of `tritonbench`, in groups: cells, place, timing and results.
 
-What `groupbench` calls --operator, --backend, --shape and --dtype, TritonBench calls --op, --only, --shapes and
---precision. Both programs take both.
+TritonBench's names for --operator, --backend, --shape and --dtype are --op, --only, --shapes and --precision. Both
+programs accept both.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ PATH = click.Path(path_type=Path)
 
 
 def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
-    """`a,b --only c` as (a, b, c)."""
+    """Split `a,b --only c` into (a, b, c)."""
     values = value if isinstance(value, tuple) else () if value is None else (value,)
     parts = tuple(part.strip() for text in values for part in text.split(",") if part.strip())
     if values and not parts:
-        raise click.BadParameter("names nothing")
+        raise click.BadParameter("no name given")
     return parts
 
 
 class _Finite(click.FloatRange):
-    """A number: float() reads nan and inf too, and no comparison catches nan."""
+    """A finite number: float() also reads nan and inf, and no comparison catches nan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number", param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
 
 
 def _is_flag(arg: str) -> bool:
-    """A shape may begin with a minus too, and its error says what is wrong with it."""
+    """Return whether `arg` is a flag; a shape with a negative number is not, so that its own error is raised."""
     return arg.startswith("-") and not arg[1:2].isdigit()
 
 
 def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tuple[str, ...]:
-    """`memory,energy` as (memory, energy)."""
+    """Split `memory,energy` into (memory, energy). Raises BadParameter for an unknown cost."""
     names = _commas(context, parameter, value)
     if names in (("all",), ("none",)):
         return COSTS if names == ("all",) else ()
@@ -61,7 +61,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
 
 
 class GreedyShapes(click.Command):
-    """Lets `--shapes 4,1024,1024,1024 8,512,512,512` take several values, as TritonBench's argparse does."""
+    """A command whose `--shapes 4,1024,1024,1024 8,512,512,512` takes several values, as in TritonBench's argparse."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled: list[str] = []
@@ -113,84 +113,112 @@ BACKENDS = completion.BackendName(commas=True, further=_catalog_backends)
 
 
 cells = _group(
-    _names("--op", "--operator", "ops", help="Operators to measure, by comma.", type=OPERATORS),
-    _names("--only", "--backend", "only", help="Only these backends, by comma.", type=BACKENDS),
-    _names("--skip", help="All backends but these.", type=BACKENDS),
-    _names("--suite", "suites", help="Named suites of shapes."),
+    _names("--op", "--operator", "ops", help="Measure these operators.", type=OPERATORS),
+    _names("--only", "--backend", "only", help="Measure only these backends.", type=BACKENDS),
+    _names("--skip", help="Do not measure these backends.", type=BACKENDS),
+    _names("--suite", "suites", help="Measure the shapes of these suites."),
     click.option(
         *SHAPES,
         "shapes",
         multiple=True,
         metavar="SHAPE ...",
-        help="G,M,N,K with M rows a group, or a shape's text or name.",
+        help="Measure these shapes: G,M,N,K with M rows per group, or the text or name of a shape.",
     ),
     click.option(
         "--routing-trace",
         type=PATH,
-        help="Give shapes the rows of a routing dump's steps: topk_ids as .npy or .jsonl, or a .csv.",
+        help="Take the rows per group from the steps of a routing dump: topk_ids as .npy or .jsonl, or a .csv.",
     ),
     click.option(
         "--trace-steps",
         type=click.IntRange(min=1),
         default=16,
         show_default=True,
-        help="How many steps of the trace, evenly over time.",
+        help="Number of steps to take from the trace, evenly spaced in time.",
     ),
     click.option(
-        "--input-id", "input_id", callback=_commas, help="Which inputs: one to start from, or several by comma."
+        "--input-id",
+        "input_id",
+        callback=_commas,
+        help="Measure the inputs from this one on, or exactly these, separated by commas.",
     ),
-    click.option("--num-inputs", type=click.IntRange(min=1), help="How many inputs."),
-    click.option("--mode", default="fwd", show_default=True, help="fwd; bwd, fwd_bwd where the operator has them."),
+    click.option("--num-inputs", type=click.IntRange(min=1), help="Measure at most this many inputs."),
+    click.option(
+        "--mode", default="fwd", show_default=True, help="Pass to measure: fwd, or bwd and fwd_bwd if supported."
+    ),
     click.option(
         "--precision",
         "--dtype",
         "precision",
         callback=_commas,
         metavar="NAME,...",
-        help="bf16, fp16, fp32, fp8, by comma. [bf16; fp16 on a CPU]",
+        help="Data types: bf16, fp16, fp32, fp8. [bf16; fp16 on a CPU]",
     ),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs."),
-    click.option("--plan", type=PATH, help="Measure what this groupbench.toml says."),
+    click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
     click.option(
         "--rivals",
         type=click.Choice(["installed", "all"]),
         is_flag=False,
         flag_value="installed",
-        help="Measure other projects' kernels too; all: those that are not installed become unavailable.",
+        help="Also measure other projects' kernels; `all` lists those that are not installed as unavailable.",
     ),
     click.option(
         "--plugin",
         "plugins",
         multiple=True,
         metavar="MODULE.NAME|FILE.py",
-        help="Further operators and backends; may be repeated.",
+        help="Load operators and backends from this plugin; may be repeated.",
     ),
 )
-"""Which cells are measured."""
+"""Options that select the cells to measure."""
 
 places = _group(
-    click.option("--host", type=click.Choice(["auto", "builtin", "tritonbench"]), default="auto", show_default=True),
-    click.option("--device", "-d", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True),
     click.option(
-        "--gpus", metavar="all|0,1,...", help="GPUs of this host, a queue each. [a plan: all; else the first]"
+        "--host",
+        type=click.Choice(["auto", "builtin", "tritonbench"]),
+        default="auto",
+        show_default=True,
+        help="Benchmark harness to measure with; auto: TritonBench if it is installed.",
+    ),
+    click.option(
+        "--device",
+        "-d",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        default="auto",
+        show_default=True,
+        help="Device to measure on; auto: the GPU if there is one.",
+    ),
+    click.option(
+        "--gpus",
+        metavar="all|0,1,...",
+        help="Measure on these GPUs of this machine, in parallel. [with --plan: all; otherwise the first]",
     ),
     click.option("--scheduler", metavar="tcp://HOST:PORT", help="Measure on the workers of a Dask scheduler."),
     click.option(
-        "--slurm", metavar="NAME=VALUE,...", help="Measure by SLURM jobs, such as partition=gpu,constraint=h100."
+        "--slurm", metavar="NAME=VALUE,...", help="Measure in SLURM jobs, such as partition=gpu,constraint=h100."
     ),
-    click.option("--hardware", metavar="PATTERN", help="Only cards of this model, such as 'NVIDIA H100*'."),
+    click.option("--hardware", metavar="PATTERN", help="Use only GPUs of this model, such as 'NVIDIA H100*'."),
 )
-"""On which host, device and cards."""
+"""Options for the benchmark harness, the device and the GPUs."""
 
 timing = _group(
-    click.option("--rtol", type=_Finite(min=0), help="Relative tolerance, in place of the table's."),
+    click.option("--rtol", type=_Finite(min=0), help="Relative tolerance, instead of the tabulated one."),
     click.option(
-        "--atol", type=_Finite(min=0), help="Absolute tolerance in units of the output's RMS, in place of the table's."
+        "--atol",
+        type=_Finite(min=0),
+        help="Absolute tolerance in units of the output's RMS, instead of the tabulated one.",
     ),
-    click.option("--protocol", type=click.Choice(["cooled", "sustained"]), default="cooled", show_default=True),
-    click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts a cell."),
-    click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs a burst."),
-    click.option("--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Rest before a burst."),
+    click.option(
+        "--protocol",
+        type=click.Choice(["cooled", "sustained"]),
+        default="cooled",
+        show_default=True,
+        help="Idle before each burst (cooled), or keep the GPU busy (sustained).",
+    ),
+    click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts per cell."),
+    click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs per burst."),
+    click.option("--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Pause before a burst."),
     click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
     click.option(
         "--costs",
@@ -198,30 +226,28 @@ timing = _group(
         default="memory",
         show_default=True,
         metavar="NAME,...",
-        help="What a call costs besides latency, on a GPU: memory, kernels, energy, cold (compiling with empty caches, "
-        "at the first shape); all, none.",
+        help="Also measure these costs of a call on a GPU: memory, kernels, energy, cold (compile time with empty "
+        "caches, at the first shape); or all, none.",
     ),
     click.option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
         show_default=True,
-        help="How long a cell may stay silent.",
+        help="Give up on a cell that makes no progress for this long.",
     ),
     click.option(
         "--budget",
         type=Duration("m", most=6e6, above=True),
-        help="What has not begun by then is left out, and recorded as skipped. A plain number is minutes.",
+        help="Start no further cell after this time; record the rest as skipped. A plain number is in minutes.",
     ),
 )
-"""By which protocol, and for how long."""
+"""Options for the timing protocol and its limits."""
 
 results = _group(
-    click.option(
-        "--metrics", callback=_commas, metavar="NAME,...", help="Columns, by comma; --list-metrics names them."
-    ),
-    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Backend that speed-up is over."),
-    click.option("--csv", is_flag=True, help="Print TritonBench's CSV in place of the table."),
+    click.option("--metrics", callback=_commas, metavar="NAME,...", help="Columns of the table; see --list-metrics."),
+    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Backend to compute the speed-up over."),
+    click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),
     click.option(
@@ -229,34 +255,34 @@ results = _group(
         is_flag=False,
         flag_value="",
         metavar="[FILE]",
-        help="Draw the first metric in the terminal, or into FILE.png or FILE.svg.",
+        help="Plot the first metric in the terminal, or to FILE.png or FILE.svg.",
     ),
-    click.option("--traces", type=PATH, help="Write results of FlashInfer-Bench's definitions as its traces."),
+    click.option("--traces", type=PATH, help="Write results of FlashInfer-Bench definitions as its traces."),
     click.option("--records", type=PATH, help="Append records (JSON lines) for `groupbench ingest`."),
     click.option(
-        "--resume", is_flag=True, help="Go on with the run in --records: what it holds is not measured again."
+        "--resume", is_flag=True, help="Continue the interrupted run in --records without measuring its cells again."
     ),
     click.option(
-        "--previous", type=PATH, metavar="FILE", help="Records of the run before: begin with what it left out."
+        "--previous", type=PATH, metavar="FILE", help="Start with the cells that the run in these records skipped."
     ),
-    click.option("--commit", help="Hash of the code measured, where the tree has no .git."),
-    click.option("--branch", help="Branch of the code measured."),
-    click.option("--trigger", default="manual", show_default=True, help="Why this run: manual, nightly, ..."),
+    click.option("--commit", help="Hash of the measured commit, if the source tree has no .git."),
+    click.option("--branch", help="Branch of the measured commit."),
+    click.option("--trigger", default="manual", show_default=True, help="Reason for this run: manual, nightly, ..."),
     click.option(
         "--logs",
         type=PATH,
         metavar="DIR",
-        help="Keep what each cell prints here. [of those that fail: next to records]",
+        help="Write the output of each cell to this folder. [only of failed cells, next to --records]",
     ),
-    click.option("--show-output", "-s", is_flag=True, help="Show what cells print, tracebacks included."),
-    click.option("--unmeasured", metavar="REASON", hidden=True, help="Record every cell as failed, and measure none."),
-    click.option("--quiet", "-q", is_flag=True, help="No progress."),
+    click.option("--show-output", "-s", is_flag=True, help="Show the output of cells, including tracebacks."),
+    click.option("--unmeasured", metavar="REASON", hidden=True, help="Record every cell as failed, unmeasured."),
+    click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
 )
-"""What becomes of what is measured."""
+"""Options for the results: the table, the records and the logs."""
 
 lists = _group(
-    click.option("--list-operators", is_flag=True, help="List operators, their suites, what backends take and return."),
+    click.option("--list-operators", is_flag=True, help="List operators, their suites and their backends' arguments."),
     click.option("--list-backends", is_flag=True, help="List the backends of --op, or of every operator."),
     click.option("--list-metrics", is_flag=True, help="List the metrics."),
 )
-"""Print a list in place of measuring."""
+"""Options that print a list instead of measuring."""

@@ -1,6 +1,6 @@
-"""What a run measures: the product of operators, shapes, backends, dtypes, as a list of jobs.
+"""Select the cells of a run: the product of operators, shapes, backends and dtypes, as a list of jobs.
 
-From the command line's flags, or from a plan: the `[[measure]]` of a groupbench.toml (tracker/project.py).
+The selection comes from the command line, or from a plan: the `[[measure]]` of a groupbench.toml (tracker/project.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from groupbench.tracker import project
 from groupbench.tracker.project import PlanEntry
 
 TRACE_STEPS = 16
-"""Of a routing trace, evenly over time."""
+"""Steps to take from a routing trace, evenly spaced in time."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan file as it stands for one device."""
+    """The part of a plan file that applies to one device."""
 
     name: str
     selections: list[Selection]
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cells of one operator; empty tuples mean the operator's own default."""
+    """The selected cells of one operator; an empty tuple selects the operator's default."""
 
     operator: str
     suites: tuple[str, ...] = ()
@@ -61,37 +61,38 @@ class Selection:
 def named(
     ops: tuple[str, ...], only: tuple[str, ...], skip: tuple[str, ...], plugins: tuple[str, ...]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of what --only and --skip name, each operator's own: a name that some other has is none of its faults.
+    """Return, by operator, the names in --only and --skip without those of another operator's backends.
 
-    Raises UsageError where --only leaves an operator nothing.
+    A name that no operator has is kept, so that it is reported later. Raises UsageError if --only leaves an operator
+    without a backend.
     """
     backends = {op: [b.name for b in get_operator(op, plugins).backends] for op in ops}
-    known = {name for names in backends.values() for name in names}
+    of_any = {name for names in backends.values() for name in names}
 
-    def own(op: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name in backends[op] or name not in known)
+    def names_for(op: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in backends[op] or name not in of_any)
 
     for op in ops:
-        if only and not own(op, only):
-            raise UsageError(f"{op} has none of the backends of --only; there are: {', '.join(backends[op])}")
-    return {op: (own(op, only), own(op, skip)) for op in ops}
+        if only and not names_for(op, only):
+            raise UsageError(f"{op} does not have the backends in --only; its backends: {', '.join(backends[op])}")
+    return {op: (names_for(op, only), names_for(op, skip)) for op in ops}
 
 
 def integer(text: str) -> int:
-    """An input's number. Raises UsageError."""
+    """Parse the number of an input. Raises UsageError."""
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"--input-id {text!r} is no number") from None
+        raise UsageError(f"--input-id {text!r} is not a number") from None
 
 
 def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
-    """Return what a plan file holds for this device, with its plugins and further ones. Raises UsageError."""
+    """Read the part of a plan file for this device, with its plugins and the given ones. Raises UsageError."""
     try:
-        found = project.load(path)
+        loaded = project.load(path)
     except project.ProjectError as error:
         raise UsageError(f"plan {error.message}") from error
-    plugins = found.plugins(plugins)
+    plugins = loaded.plugins(plugins)
     selections = [
         Selection(
             operator=entry.operator,
@@ -106,28 +107,28 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
             plugins=plugins,
             costs=entry.costs,
         )
-        for entry in found.settings.measure
+        for entry in loaded.settings.measure
         if entry.device in (None, device)
     ]
     if not selections:
-        raise UsageError(f"plan {path}: nothing in it is for device {device}")
-    return Plan(storable(found.settings.name), selections, found.budget_s)
+        raise UsageError(f"plan {path}: no entry in it is for device {device}")
+    return Plan(storable(loaded.settings.name), selections, loaded.budget_s)
 
 
 def _protocol(entry: PlanEntry) -> Protocol:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": entry.protocol,
         "bursts": entry.bursts,
         "samples": entry.samples,
         "idle_s": entry.idle,
     }
-    return Protocol(**{name: value for name, value in given.items() if value is not None})
+    return Protocol(**{name: value for name, value in values.items() if value is not None})
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
-    """The cells of a selection: shapes outermost, so that backends of one shape stand together.
+    """Return the cells of a selection by shape, dtype and backend, so that backends of a shape run together.
 
-    Raises UsageError for anything that does not exist.
+    Raises UsageError for an unknown operator, backend, suite, shape or dtype.
     """
     operator = select_mode(get_operator(selection.operator, selection.plugins), selection.mode)
     dtypes = select_dtypes(operator, selection.dtypes, device)
@@ -135,9 +136,9 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
     skipped = {get_backend(operator, name).name for name in selection.skip}
     names = [name for name in dict.fromkeys(names) if name not in skipped]
     if not names:
-        raise UsageError("--only and --skip leave no backend")
+        raise UsageError("no backend to measure: --skip excludes every backend in --only")
     shapes = shapes_of(operator, selection, device)
-    # What compiling takes hardly depends on the shape: one each is enough, and a fresh process takes seconds.
+    # Compile time hardly depends on the shape, so one measurement per backend is enough: a new process takes seconds.
     warm = tuple(name for name in selection.costs if name != COLD)
     return [
         Job(
@@ -161,9 +162,9 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
 
 
 def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any]:
-    """Return the shapes that suites, --shapes, --input-id and --num-inputs pick, each once. Raises UsageError.
+    """Return the shapes selected by suites, --shapes, --input-id and --num-inputs, without duplicates.
 
-    With a routing trace, each stands for as many as there are steps with rows for it.
+    With a routing trace, each shape is replaced by one for every step that has rows for it. Raises UsageError.
     """
     shapes = select_shapes(operator, selection.suites, selection.shapes, device)
     if selection.routing_trace is not None:
@@ -172,26 +173,29 @@ def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any
 
 
 def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.Step]) -> list[Any]:
-    """Raises UsageError where there is no routing, or no step has a row for any shape."""
+    """Return the shapes with the rows of each step. Raises UsageError without routing, or if no step has rows."""
     if operator.on_trace is None:
-        raise UsageError(f"{operator.name} has no routing, so --routing-trace says nothing about it")
+        raise UsageError(f"--routing-trace: {operator.name} has no routing; remove the option")
     try:
-        found = [operator.on_trace(shape, step) for shape in shapes for step in steps]
+        routed = [operator.on_trace(shape, step) for shape in shapes for step in steps]
     except ValueError as error:
         raise UsageError(f"{operator.name}, --routing-trace: {error}") from error
-    found = list({str(shape): shape for shape in found if shape.M}.values())
-    if not found:
-        raise UsageError("--routing-trace: no row of it falls to the experts of the shapes")
-    return found
+    routed = list({str(shape): shape for shape in routed if shape.M}.values())
+    if not routed:
+        raise UsageError("--routing-trace: the trace routes no row to the experts of the shapes")
+    return routed
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:
-    """TritonBench's --input-id and --num-inputs: several ids, or a first one and how many. Raises UsageError."""
+    """Return the inputs that --input-id and --num-inputs select: several ids, or a first id and a number of inputs.
+
+    Raises UsageError for an id out of range, or several ids with a number.
+    """
     bad = [i for i in ids if not 0 <= i < count]
     if bad:
-        raise UsageError(f"--input-id {bad[0]}: there are inputs 0 to {count - 1}")
+        raise UsageError(f"--input-id {bad[0]}: not one of the inputs, 0 to {count - 1}")
     if number is not None and (number < 1 or len(ids) > 1):
-        raise UsageError("--num-inputs is at least 1 and goes with at most one --input-id")
+        raise UsageError("--num-inputs must be at least 1, with at most one --input-id")
     if len(ids) > 1:
         return list(dict.fromkeys(ids))
     first = ids[0] if ids else 0

@@ -1,7 +1,6 @@
-"""What plugins give: operators, and backends of these or of groupbench's own.
+"""Load plugins: operators, and backends for these or for groupbench's operators.
 
-A plugin is what an entry point of the groups `groupbench.operators` and `groupbench.backends` names, or what `--plugin`
-does:
+A plugin is named by an entry point of the groups `groupbench.operators` and `groupbench.backends`, or by `--plugin`:
 
     module.attribute      an operator, a backend, several of them, or a function that returns backends
     module                all operators and backends that are attributes of the module
@@ -33,7 +32,7 @@ from groupbench.operators.problems.definition import Problem, read_json
 MAX_NAME = 500  # characters, as in the record
 
 DEFINED = (Definition, Problem)
-"""What has an `operator`."""
+"""A class whose instances have an `operator`."""
 
 INSTALLED = "groupbench.operators", "groupbench.backends"
 """Groups of entry points."""
@@ -41,7 +40,7 @@ INSTALLED = "groupbench.operators", "groupbench.backends"
 
 @dataclass(frozen=True)
 class Plugin:
-    """What one plugin gives. `origin` says which, as users name it."""
+    """The operators and backends of one plugin. `origin` is the plugin's name as users write it."""
 
     origin: str
     operators: tuple[Operator, ...] = ()
@@ -50,8 +49,8 @@ class Plugin:
 
 @cache  # walks through every installed package: 1.3 ms with a hundred of them
 def installed(group: str) -> tuple[Plugin, ...]:
-    """Return what installed packages offer under a group of entry points. Raises UsageError where one does not load."""
-    found = []
+    """Return the plugins of installed packages in a group of entry points. Raises UsageError if one does not load."""
+    plugins = []
     for entry_point in entry_points(group=group):
         try:
             with _sealed(entry_point.value):
@@ -60,12 +59,12 @@ def installed(group: str) -> tuple[Plugin, ...]:
             raise UsageError(
                 f"entry point {entry_point.name} = {entry_point.value} does not load: {error!r}"
             ) from error
-        found.append(_plugin(loaded, entry_point.value))
-    return tuple(found)
+        plugins.append(_plugin(loaded, entry_point.value))
+    return tuple(plugins)
 
 
 def read(path: str) -> Plugin:
-    """What `--plugin path` names. Raises UsageError."""
+    """Return the plugin that `--plugin path` names. Raises UsageError."""
     return _plugin(load(path), path)
 
 
@@ -88,7 +87,7 @@ def load(path: str) -> Any:
 
 @contextmanager
 def _sealed(path: str) -> Iterator[None]:
-    """Refuse a plugin that replaces what measures when it is imported: the process that judges times imports it too.
+    """Reject a plugin that replaces parts of groupbench at import, since the judging process imports it too.
 
     Raises UsageError.
     """
@@ -135,9 +134,9 @@ def _attribute(module: ModuleType, attribute: str, path: str) -> Any:
 
 
 def _from_file(file: str, path: str) -> ModuleType:
-    """The module of a file, by its own name where that leads to the file, so that others may import it too.
+    """Import a file, under its own name if that name finds this file, so that other modules can import it too.
 
-    A `softmax.py` may stand in more than one folder, and an `operator.py` next to Python's own.
+    More than one folder may have a `softmax.py`, and an `operator.py` exists in Python's library as well.
     """
     source = Path(file).resolve()
     if not source.is_file():
@@ -167,7 +166,7 @@ def _found_at(module_name: str) -> Path | None:
     """The file that importing a module of that name would run, or has run."""
     try:
         spec = importlib.util.find_spec(module_name)
-    except (ImportError, ValueError):  # a module that has none, such as __main__
+    except (ImportError, ValueError):  # a module without a spec, such as __main__
         return None
     return Path(spec.origin).resolve() if spec is not None and spec.origin else None
 
@@ -177,7 +176,7 @@ def _does_not_load(path: str, error: BaseException) -> UsageError:
 
 
 def _plugin(loaded: Any, origin: str) -> Plugin:
-    """Raises UsageError for what gives neither operators nor backends."""
+    """Raise UsageError for a plugin with neither operators nor backends."""
     try:
         parts = _parts(loaded)
     except UsageError:
@@ -211,7 +210,7 @@ def _parts(loaded: Any) -> list[Any] | None:
 
 
 def _check_operator(operator: Operator, origin: str) -> None:
-    """Raises UsageError for what could not be measured."""
+    """Raise UsageError for an operator or backend that could not be measured."""
     _check_name(operator.name, "an operator's", "--op", origin)
     names = [backend.name for backend in operator.backends]
     if not names:
@@ -225,7 +224,7 @@ def _check_operator(operator: Operator, origin: str) -> None:
 
 
 def _check_backend(backend: Backend, origin: str) -> None:
-    """Raises UsageError for what no record, no option or no process could take."""
+    """Raise UsageError for a name that records, options or processes could not represent."""
     _check_name(backend.name, "a backend's", "--only", origin)
     if backend.kind not in KINDS:
         raise UsageError(

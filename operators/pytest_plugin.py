@@ -26,7 +26,7 @@ KEY: pytest.StashKey[PytestSession | None] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("groupbench")
-    group.addoption("--groupbench", action="store_true", help="Measure what tests hand to the fixture benchmark_gpu.")
+    group.addoption("--groupbench", action="store_true", help="Measure functions passed to benchmark_gpu.")
     group.addoption(
         "--groupbench-records", type=Path, metavar="FILE", help="Measure, and append records for `groupbench ingest`."
     )
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def benchmark_gpu(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Call a function with arguments and return what it returns; measure it if an option asks for that.
+    """Call a function with arguments and return its result; with --groupbench, also measure it.
 
     The function is called many times with the same arguments, and must not change them.
     """

@@ -1,4 +1,4 @@
-"""What measures for the fixture of pytest, in pytest's own process: cells of tests, and a file of records."""
+"""Measure the functions passed to the pytest fixture, in pytest's process, and write their records to a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONGEST = 500
 
 
 class PytestSession:
-    """One run of pytest. Raises UsageError where its records cannot be written."""
+    """One run of pytest. Raises UsageError if its records cannot be written."""
 
     def __init__(self, path: Path | None, folder: Path, arguments: Sequence[str]) -> None:
         if path is not None:
@@ -100,19 +100,19 @@ class PytestSession:
         return Latency(timing=timing, bursts_ms=tuple(bursts), enqueue_ms=timer.enqueue_ms)
 
     def _environment(self, device: str) -> Environment:
-        """Of the device, which is held from now on: two that measure at the same time spoil each other's numbers."""
+        """Return the device's environment, and lock the device, since parallel measurements disturb each other."""
         if device not in self._environments:
-            found = environment.detect(device)
-            if found.gpu_uuid is not None:
+            detected = environment.detect(device)
+            if detected.gpu_uuid is not None:
                 try:
-                    alone.take(found.gpu_uuid, ["pytest"])
+                    alone.take(detected.gpu_uuid, ["pytest"])
                 except alone.Busy as busy:
                     pytest.exit(f"groupbench: {busy}", returncode=busy.exit_code)
-            self._environments[device] = found
+            self._environments[device] = detected
         return self._environments[device]
 
     def summary(self) -> str:
-        """A table of what was measured, and where its records are."""
+        """Return a table of the measured cells, and the path of their records."""
         from rich.console import Console
 
         console = Console(width=200, highlight=False)

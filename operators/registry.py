@@ -1,6 +1,6 @@
-"""The operators there are, groupbench's own and those of plugins, with the backends that plugins add to them.
+"""Find operators by name: groupbench's and those of plugins, with the backends that plugins add.
 
-Which operator a backend belongs to is its `operator`; plugins.py says what a plugin is.
+The attribute `operator` of a backend names its operator. plugins.py defines plugins.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ An operator is imported when it is first asked for.
 
 
 def operator_names(plugins: Iterable[str] = ()) -> list[str]:
-    """Those of groupbench, of installed plugins and of `plugins`. Raises UsageError where a plugin does not load."""
+    """Those of groupbench, of installed plugins and of `plugins`. Raises UsageError if a plugin does not load."""
     return [*CATALOG, *_added_operators(tuple(plugins))]
 
 
 def has_operator(name: str, plugins: Iterable[str] = ()) -> bool:
-    """Whether groupbench or a plugin has an operator of that name. Functions that `plugins` name are not called."""
+    """Return whether groupbench or a plugin has an operator of that name. Calls no function named by `plugins`."""
     if name in CATALOG or name in _added_operators(()):
         return True
     return any(operator.name == name for path in plugins for operator in plugin_sources.operators_in(path))
 
 
 def module_name(operator: str) -> str:
-    """The full name of the module that defines an operator. Raises UsageError where there is no such operator."""
+    """Return the full name of the module that defines an operator. Raises UsageError for an unknown operator."""
     if operator not in CATALOG:
         raise _no_operator(operator)
     return f"groupbench.operators.catalog.{CATALOG[operator]}"
 
 
 def catalog_operator(name: str) -> Operator:
-    """Return the operator of that name with its own backends alone. Raises UsageError where there is none."""
+    """Return the operator of that name with only its own backends. Raises UsageError for an unknown operator."""
     operator: Operator = getattr(importlib.import_module(module_name(name)), name.upper())
     return operator
 
 
 def operator_alone(name: str, plugins: Iterable[str] = ()) -> Operator:
-    """Return the operator of that name without backends of plugins, of which as few as possible are imported.
+    """Return the operator of that name without backends of plugins, importing as few plugins as possible.
 
-    Raises UsageError where there is no such operator or a plugin does not load.
+    Raises UsageError for an unknown operator or a plugin that does not load.
     """
     if name in CATALOG:
         return catalog_operator(name)
     for path in (None, *plugins):
-        found = _added_operators((path,) if path else ()).get(name)
-        if found is not None:
-            return found[0]
+        entry = _added_operators((path,) if path else ()).get(name)
+        if entry is not None:
+            return entry[0]
     raise _no_operator(name, plugins)
 
 
@@ -80,14 +80,14 @@ def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
     plugins = tuple(plugins)
     if name in CATALOG or name in _added_operators(()):
         return ()
-    found = _added_operators(plugins).get(name)
-    return (found[1],) if found else plugins
+    entry = _added_operators(plugins).get(name)
+    return (entry[1],) if entry else plugins
 
 
 def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> Operator:
     """Return the operator of that name, in a mode, with its own backends, installed plugins' and those of `plugins`.
 
-    Raises UsageError where there is no such operator or a plugin does not load, KeyError for a mode it does not have.
+    Raises UsageError for an unknown operator or a plugin that does not load, KeyError for a mode it does not have.
     """
     return _resolved(name, tuple(plugins), mode)
 
@@ -105,9 +105,9 @@ def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
 def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]]:
     """The operators of installed plugins and of `plugins`, by name, with the plugin that each is of.
 
-    Raises UsageError where one has the name of another.
+    Raises UsageError if one has the name of another.
     """
-    found: dict[str, tuple[Operator, str]] = {}
+    added: dict[str, tuple[Operator, str]] = {}
     for plugin in _plugins(plugins):
         for operator in plugin.operators:
             if operator.name in CATALOG:
@@ -115,14 +115,14 @@ def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]
                     f"plugin {plugin.origin!r}: groupbench has an operator {operator.name!r} already; give this one "
                     "another name"
                 )
-            first, origin = found.get(operator.name, (operator, plugin.origin))
+            first, origin = added.get(operator.name, (operator, plugin.origin))
             if first.make_inputs != operator.make_inputs:
                 raise UsageError(
                     f"plugins {origin!r} and {plugin.origin!r} both have an operator {operator.name!r}; give one of "
                     "them another name"
                 )
-            found[operator.name] = (operator, origin)  # the same, to which the later plugin may have added backends
-    return found
+            added[operator.name] = (operator, origin)  # the same, to which the later plugin may have added backends
+    return added
 
 
 def _plugins(plugins: Iterable[str]) -> Iterator[Plugin]:
@@ -151,11 +151,11 @@ def get_backend(operator: Operator, name: str) -> Backend:
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
     """Those of installed plugins, then those of `plugins`, but for those that come with an operator of a plugin.
 
-    Raises UsageError where one does not load, or is of no operator.
+    Raises UsageError if one does not load, or is of no operator.
     """
     plugins = tuple(plugins)
     names = operator_names(plugins)
-    found = []
+    backends = []
     for plugin in _plugins(plugins):
         for backend in plugin.backends:
             if backend.operator not in names:
@@ -163,8 +163,8 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
                     f"plugin {plugin.origin!r}: backend {backend.name!r} names operator {backend.operator!r}; "
                     f"there are: {', '.join(names)}"
                 )
-            found.append(backend)
-    return found
+            backends.append(backend)
+    return backends
 
 
 def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:

@@ -1,6 +1,6 @@
-"""A run that goes on where it stopped, and a night that begins with what the one before left out.
+"""Resume an interrupted run, and start a nightly run with the cells that the previous one skipped.
 
-Both are read from files of records: a cell that has one, whatever came of it, is done; one that was `skipped` is not.
+Both are read from record files. A cell with a record is done, whatever its status; a `skipped` cell is not.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordE
 from groupbench.tracker.text.files import whole_file
 
 Key: TypeAlias = tuple[str | int, ...]
-"""What tells the cells of a run apart: the values of _KEY."""
+"""The identity of a cell within a run: the values of `_KEY`."""
 
 _KEY = tuple(name for name in IDENTITY if name not in ("host", "hardware"))
 """A file holds one run, by one host on one machine."""
 
 LONGEST = timedelta(hours=24)
-"""A run that began longer ago is another night's; a backfill may take as long as it likes."""
+"""A run that began longer ago belongs to another night; a backfill may take longer."""
 
 
 class CannotResume(GroupbenchError):
-    """The file holds a run that this would not go on with: of other code, another machine or plan, or an old one."""
+    """The run in the file cannot be resumed: its code, machine or plan differs, or it is too old."""
 
     exit_code = ExitCode.INCOMPARABLE
 
@@ -45,10 +45,9 @@ def key_of_cell(cell: Cell) -> Key:
 
 
 def read_run(path: Path) -> list[Record]:
-    """The records of the run that a file ends with, in its order; nothing where there is no file.
+    """Return the records of the last run in a file, in file order; an empty list if there is no file.
 
-    A last line without its end is what a killed process leaves: it is passed over. Raises UsageError for any other
-    line that is no record.
+    An incomplete last line, left by a killed process, is ignored. Raises UsageError for any other invalid line.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -57,7 +56,7 @@ def read_run(path: Path) -> list[Record]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     records = []
-    for number, line in enumerate(lines[:-1], 1):  # after the last end of a line is nothing, or half a record
+    for number, line in enumerate(lines[:-1], 1):  # the last piece is empty or half a record
         if line.strip():
             try:
                 records.append(decode(line))
@@ -67,31 +66,30 @@ def read_run(path: Path) -> list[Record]:
 
 
 def left_out(path: Path) -> frozenset[Key]:
-    """The cells that the run at a file's end planned and did not reach. Raises UsageError."""
+    """Return the cells that the last run in a file skipped. Raises UsageError."""
     return frozenset(key_of_cell(record.cell) for record in read_run(path) if record.status == "skipped")
 
 
 def go_on(
     path: Path, commit: Commit, environment: Environment, plan: str | None, fleet: bool = False
 ) -> tuple[Run, list[Record]] | None:
-    """(the run, its records but for what was skipped) of a file that an interrupted run left; None where it left none.
+    """Return the interrupted run in a file and its records without the skipped cells; None without a run.
 
-    The file is left with those records alone, so that a cell measured now has one record and not two. The cards and
-    hosts of a `fleet` may have changed since, its software not.
-    Raises CannotResume, UsageError.
+    Rewrites the file with those records alone, so that a cell measured now has only one record. The GPUs and hosts of
+    a `fleet` may have changed since, but not its software. Raises CannotResume, UsageError.
     """
-    found = read_run(path)
-    if not found:
+    records = read_run(path)
+    if not records:
         return None
-    run, measured_on = found[0].run, found[0].environment
+    run, measured_on = records[0].run, records[0].environment
     began = f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC"
-    if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # who knows what changed meanwhile
+    if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # uncommitted changes may differ
         text = f"{began} at commit {named(run.commit)}; this is {named(commit)}"
         if run.commit.dirty or commit.dirty:
-            text += " (+ is for changes that are not committed, as `git status` lists them: the code may be another)"
+            text += " (+ marks uncommitted changes, as in `git status`: the code may differ)"
         raise CannotResume(text)
     if run.plan != plan:
-        raise CannotResume(f"{began} by plan {run.plan}, not {plan}")
+        raise CannotResume(f"{began} with plan {run.plan}, not {plan}")
     if fleet:
         measured_on = _software(measured_on, environment)
     if _alike(measured_on) != _alike(environment):
@@ -99,13 +97,13 @@ def go_on(
         raise CannotResume(f"{began} in another environment: {', '.join(unlike)} changed")
     if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
         raise CannotResume(f"{began}, more than {LONGEST.total_seconds() / 3600:.0f} hours ago")
-    kept = [record for record in found if record.status != "skipped"]
+    kept = [record for record in records if record.status != "skipped"]
     _rewrite(path, kept)
     return run, kept
 
 
 def not_done(jobs: Iterable[Job], records: Iterable[Record]) -> list[Job]:
-    """The jobs that none of the records is of."""
+    """Return the jobs without a record."""
     done = {key_of_cell(record.cell) for record in records}
     return [job for job in jobs if key_of_job(job) not in done]
 
@@ -115,18 +113,18 @@ def named(commit: Commit) -> str:
 
 
 def _alike(environment: Environment) -> Environment:
-    """Without the machine's name, a container's number, and the packages of single backends."""
+    """Return the environment without the machine's name and the packages of single backends, which may differ."""
     return msgspec.structs.replace(without_packages(environment), host=None)
 
 
 def _software(measured_on: Environment, environment: Environment) -> Environment:
-    """`environment` with the software of `measured_on`, where both are known."""
+    """Return `environment` with the software of `measured_on`, for the fields that both have."""
     names = ("device", "driver", "cuda", "python", "torch", "triton", "helion", "tritonbench", "settings")
     both = [name for name in names if getattr(measured_on, name) and getattr(environment, name)]
     return msgspec.structs.replace(environment, **{name: getattr(measured_on, name) for name in both})
 
 
 def _rewrite(path: Path, records: list[Record]) -> None:
-    """Raises UsageError."""
+    """Replace the records in a file. Raises UsageError."""
     with whole_file(path, UsageError) as file:
         file.writelines(map(encode, records))

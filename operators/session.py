@@ -1,4 +1,4 @@
-"""One invocation: where its records go, what is on the screen meanwhile, and how it ends. Both hosts use it."""
+"""One invocation: write its records, show its progress and its table, and choose its exit code. Used by both hosts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from groupbench.tracker.text.files import whole_file
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200
-"""What was left out is named up to here, of problems and of characters; beyond, it is counted."""
+"""Skipped cells are listed up to so many problems and characters; above, they are counted."""
 
 
 @dataclass
 class Session:
-    """Options of an invocation that do not say what is measured, and the records so far."""
+    """The records of an invocation so far, and its options other than the choice of cells."""
 
     records_path: Path | None = None
     csv: bool = False
@@ -57,24 +57,24 @@ class Session:
     plan: str | None = None
     timeout_s: float = 300
     quiet: bool = False
-    plot: str | None = None  # a picture's file; "" the terminal
-    resume: bool = False  # go on with the run that the file of records ends with
-    previous: Path | None = None  # records of the run before: what it left out comes first
+    plot: str | None = None  # the file of a picture; "" is the terminal
+    resume: bool = False  # continue the last run of the record file
+    previous: Path | None = None  # records of the previous run: cells that it skipped are measured first
     budget_s: float = math.inf
-    logs_path: Path | None = None  # what every cell prints goes there
-    show_output: bool = False  # what cells print is shown
-    shows_table: bool = True  # False where the host has shown its own
+    logs_path: Path | None = None  # folder for the output of every cell
+    show_output: bool = False  # show the output of cells
+    shows_table: bool = True  # False if the host has shown its own
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
     kernels: KernelFolder | None = None
     unkept: bool = False  # the code of kernels could not be written
-    unwritten: bool = False  # something that was asked for is in no file
+    unwritten: bool = False  # a requested file could not be written
 
     def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
-        """Say where this runs, and make sure, before anything is measured, that its results can be written.
+        """Print the environment, and check before anything is measured that the results can be written.
 
-        With `resume`, `records` holds afterwards what is measured already. The environment of a `fleet` is that of one
-        of its cards. Raises UsageError, CannotResume.
+        With `resume`, `records` then holds the cells measured before. For a `fleet`, `environment` is that of one of
+        its GPUs. Raises UsageError, CannotResume.
         """
         commit = find_commit(self.commit)
         if self.branch:
@@ -84,18 +84,18 @@ class Session:
                 check_writable(path)
         if self.records_path is not None and not self.resume:
             _check_records(self.records_path)
-        found = None
+        resumed = None
         if self.resume and self.records_path is not None:
-            found = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
-        self.run, self.records = found or (self._new_run(commit), [])
+            resumed = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
+        self.run, self.records = resumed or (self._new_run(commit), [])
         cpu = f"CPU ({environment.cpu})" if environment.cpu else "CPU"
         device = environment.gpu or ("GPU" if environment.device == "cuda" else cpu)
         versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
-        known = [text for text in versions if not text.endswith(" None")]
-        self.say("groupbench: " + " · ".join([host, device, *known, f"commit {resume.named(commit)}"]))
-        if found:
+        installed = [text for text in versions if not text.endswith(" None")]
+        self.say("groupbench: " + " · ".join([host, device, *installed, f"commit {resume.named(commit)}"]))
+        if resumed:
             done = counted(len(self.records), "cell")
-            self.say(f"going on with the run of {self.run.started:%H:%M} UTC: measured already: {done}")
+            self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured")
 
     def _new_run(self, commit: Commit) -> Run:
         return Run(
@@ -109,32 +109,32 @@ class Session:
 
     @property
     def logs(self) -> Logs:
-        """Where what cells print is kept."""
+        """The folder and the rules for the output of cells."""
         assert self.run is not None
         return logs_for(self.records_path, self.run.id, self.logs_path, self.show_output)
 
     @property
     def kept(self) -> str:
-        """What an interrupt leaves now, in words."""
+        """The cells that an interrupt would keep now, as text."""
         if not self.records:
-            return "nothing is measured yet"
-        where = f" in {self.records_path}; --resume goes on" if self.records_path is not None else ""
+            return "nothing was measured yet"
+        where = f" in {self.records_path}; --resume continues the run" if self.records_path is not None else ""
         return f"{counted(len(self.records), 'cell')} kept{where}"
 
     def say(self, text: str) -> None:
-        """The first line belongs to the result; with --csv, standard output is for the table alone."""
+        """Print a line on standard output; with --csv on standard error, since standard output holds only the table."""
         print(storable(text), file=sys.stderr if self.csv else sys.stdout, flush=True)
 
     def collect(self, produce: Callable[[Run, Progress], Iterator[Record]], total: int) -> int:
-        """Take records as they come, write each at once, then show the table. Returns the exit code.
+        """Write each record as it is produced, then show the table. Returns the exit code.
 
-        An interrupt ends the measuring; what was measured is kept and shown. So it is before an Incomplete is raised:
-        the host's, or that records cannot be written.
+        After an interrupt, the records so far are kept and shown. Raises Incomplete, after showing the table, if the
+        host gave up or a record cannot be written.
         """
         assert self.run is not None
         interrupted, ended = False, None
         ceilings = Ceilings()
-        for record in self.records:  # of the run that this one goes on with
+        for record in self.records:  # of the resumed run
             ceilings.see(record)
         with self._writer() as write, _progress(total, self.quiet) as progress:
             progress.printed = self.logs.keep
@@ -170,7 +170,7 @@ class Session:
         return msgspec.structs.replace(record, code=())
 
     def show(self) -> None:
-        """The table, in the formats asked for, and a line of counts."""
+        """Print the table in the requested formats, and a line of counts."""
         if self.shows_table:
             self._show_table()
         if self.plot is not None:
@@ -181,19 +181,19 @@ class Session:
         restless = sum(table.is_restless(record) for record in self.records)
         if restless:
             self.say(
-                f"the bursts of {counted(restless, 'cell')} scatter by more than {100 * table.RESTLESS:.0f} %: "
-                "something else works on this machine; `groupbench doctor` looks for it"
+                f"too noisy to use: {counted(restless, 'cell')} (bursts vary by more than {100 * table.RESTLESS:.0f} %)"
+                "; is another process using this machine? Check with `groupbench doctor`"
             )
         skipped = [record for record in self.records if record.status == "skipped"]
         if skipped:
-            self.say(f"left out: {_problems(skipped)}")
+            self.say(f"skipped: {_problems(skipped)}")
         if self.records_path is not None:
             self.say(f"records: {self.records_path}")
         if self.run is not None and (logs := self.logs).written(self.records):
-            self.say(f"{'logs' if logs.every else 'logs of what failed'}: {logs.folder}")
+            self.say(f"{'logs' if logs.every else 'logs of failed cells'}: {logs.folder}")
 
     def _draw(self, where: str) -> None:
-        """A file that could not be written is told, and does not undo what was measured."""
+        """Plot the first metric. A file that cannot be written is reported, since the measurement is still valid."""
         from groupbench.tracker import plots
 
         out = sys.stderr if self.csv else sys.stdout
@@ -211,7 +211,7 @@ class Session:
             table.write_csv(self.records, self.metrics, self.baseline, sys.stdout)
         else:
             console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-            with console.capture() as screen:  # where nobody reads it, Rich would end the process with 1
+            with console.capture() as screen:  # Rich would exit with 1 if the pipe is closed
                 console.print(table.screen_table(self.records, self.metrics, self.baseline))
             print(screen.get(), end="")
         for path, write in ((self.output, table.write_csv), (self.output_json, table.write_json)):
@@ -221,12 +221,12 @@ class Session:
                     with whole_file(path, UsageError) as file:
                         write(self.records, self.metrics, self.baseline, text)
                         file.write(text.getvalue().encode(errors="backslashreplace"))
-                except UsageError as error:  # the rest of the results is shown all the same
+                except UsageError as error:  # the other results are still shown
                     self.unwritten = True
                     print(storable(f"tritonbench: {error}"), file=sys.stderr)
 
     def exit_code(self) -> int:
-        """0, 1 where a result is wrong, 3 where something planned was not measured or not written, or nothing was."""
+        """Return 0; 1 if a result is wrong; 3 if a planned cell was not measured, or a file not written."""
         statuses = {record.status for record in self.records}
         if "wrong" in statuses:
             return ExitCode.FAILED
@@ -244,7 +244,7 @@ class Session:
 
 
 def _append(file: FileIO, line: bytes) -> None:
-    """The line or nothing of it: half a record is what a later run would refuse. Raises Incomplete."""
+    """Append the whole line or nothing, since a later run would reject half a record. Raises Incomplete."""
     written = 0
     try:
         while written < len(line):
@@ -256,7 +256,7 @@ def _append(file: FileIO, line: bytes) -> None:
 
 
 def _problems(records: list[Record]) -> str:
-    """`grouped_gemm fwd bf16 one_owner (7 cells): why`; more than a few problems are counted, by operator and mode."""
+    """Return `grouped_gemm fwd bf16 one_owner (7 cells): why`; many problems are counted by operator and mode."""
     cells = [record.cell for record in records]
     counts = Counter((f"{cell.operator} {cell.mode}", f"{cell.dtype} {cell.shape}") for cell in cells)
     text = ", ".join(f"{operator} {shape} ({counted(n, 'cell')})" for (operator, shape), n in counts.items())
@@ -272,7 +272,7 @@ def _problems(records: list[Record]) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raises UsageError where `path` could not be written; makes its folder."""
+    """Raise UsageError if `path` cannot be written. Creates its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         existed = path.exists()
@@ -285,7 +285,7 @@ def check_writable(path: Path) -> None:
 
 
 def _check_records(path: Path) -> None:
-    """Raises UsageError where records would be appended to something that nobody could read with them in it."""
+    """Raise UsageError if the file to append to holds anything but whole records."""
     if not path.is_file():
         return
     lines, _, half = path.read_bytes().rpartition(b"\n")
@@ -293,17 +293,17 @@ def _check_records(path: Path) -> None:
         for _ in read(lines.split(b"\n")):
             pass
     except RecordError as error:
-        raise UsageError(f"{path} holds something that is no record: {error}") from error
+        raise UsageError(f"{path} contains a line that is not a record: {error}") from error
     if half:
         raise UsageError(
-            f"{path} ends in the middle of a line, as a run that was killed leaves it: --resume goes on with that run; "
-            "another one needs another file"
+            f"{path} ends in the middle of a line, because a run was killed: continue that run with --resume, or "
+            "choose another file"
         )
 
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Progress]:
-    """A row for each finished cell, on standard error; on a terminal, a bar with the current one below."""
+    """Print a line for each finished cell on standard error; on a terminal, also a bar with the current cell."""
     if quiet:
         yield Progress()
         return
@@ -342,7 +342,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Progress]:
 
 
 class _Rows:
-    """Lines of finished cells: how many there are, what came of this one, and how long the others will take."""
+    """Lines of progress: the number of finished cells, the result of the last one, and the time left."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total, clock
@@ -353,7 +353,7 @@ class _Rows:
         self._worked += cells
 
     def of(self, record: Record) -> str | None:
-        """Return the line of a cell; None where an interrupt or a budget has left it out."""
+        """Return the line of a cell; None if it was skipped after an interrupt or at the end of the budget."""
         if record.status == "skipped":
             return None
         self._finished += 1
@@ -361,8 +361,8 @@ class _Rows:
         ms = "" if latency is None else wording.latency(Bursts.of(latency.bursts_ms).median, latency.timing)
         ms += " ms" if ms and ms != wording.INTERPRETED else ""
         name = f"{cell.operator}/{cell.backend} {cell.shape} {cell.dtype}"
-        told = ", ".join(filter(None, [ms, record.status, self._left()]))
-        return storable(f"[{self._finished}/{self._total}] {name}: {told}")
+        result = ", ".join(filter(None, [ms, record.status, self._left()]))
+        return storable(f"[{self._finished}/{self._total}] {name}: {result}")
 
     def _left(self) -> str:
         left = self._total - self._worked

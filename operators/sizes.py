@@ -1,4 +1,4 @@
-"""Numbers in a shape's text, what is said of one that cannot be a size, and how many there are of something."""
+"""Parse the sizes in a shape's text, and format counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def whole(name: str, text: str) -> int:
     """The number, of any sign. Raises ValueError, naming it."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(f"{name}={text[:DIGITS]} is no whole number")
+        raise ValueError(f"{name}={text[:DIGITS]} is not an integer")
     if len(digits) > DIGITS:
         raise ValueError(f"{name}={text[:DIGITS]}... has {len(digits)} digits")
     return int(text)

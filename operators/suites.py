@@ -35,7 +35,7 @@ class Suites(Mapping[str, V]):
         return Suites({name: _applied(function, self, name) for name in self})
 
     def without(self, *names: str) -> Suites[V]:
-        """Return the suites that have none of these names."""
+        """Return the suites without those of these names."""
         return Suites({name: _applied(_same, self, name) for name in self if name not in names})
 
 

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 Value = float | bool | str | None
 
 RESTLESS = 0.5
-"""Spread of a cell's bursts from which on its latency is none."""
+"""Above this spread of its bursts, the latency of a cell is unusable."""
 
 
 def median_ms(latency: Latency) -> float:
-    """Median over bursts of each burst's median."""
+    """Return the median over the bursts of each burst's median, in ms."""
     return Bursts.of(latency.bursts_ms).median
 
 
 def spread(latency: Latency) -> float:
-    """Half the range of the bursts' medians, relative to the median."""
+    """Return half the range of the bursts' medians, relative to the median."""
     return Bursts.of(latency.bursts_ms).half_spread
 
 
 def is_restless(record: Record) -> bool:
-    """Whether its bursts are so far apart that something else must have had the machine in between."""
+    """Return whether the bursts vary so much that another process must have used the machine."""
     return record.latency is not None and not _interpreted(record) and spread(record.latency) > RESTLESS
 
 
 def _speed(record: Record) -> float | None:
-    """Latency in ms where it is a speed: measured, right, and not interpreted."""
+    """Return the latency in ms; None if the result is wrong or missing, or the kernel was interpreted."""
     latency = record.latency
     if record.status != "ok" or latency is None or _interpreted(record):
         return None
@@ -61,16 +61,16 @@ def _latency(name: str) -> Callable[[Record, Record | None], Value]:
 
 
 def _interpreted(record: Record) -> bool:
-    """Whether its time is the interpreter's, which stands nowhere for the kernel's."""
+    """Return whether the time is that of Triton's interpreter, which is never shown as the kernel's."""
     return record.latency is not None and record.latency.timing == "interpreted"
 
 
 def _speedup(record: Record, baseline: Record | None) -> float | None:
-    ours, theirs = _speed(record), _speed(baseline) if baseline else None
-    return theirs / ours if ours and theirs else None
+    ms, baseline_ms = _speed(record), _speed(baseline) if baseline else None
+    return baseline_ms / ms if ms and baseline_ms else None
 
 
-# name -> (what it is, value of a record and the baseline's)
+# name -> (meaning, function of a record and the baseline's record)
 METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
     "latency": (
         "ms, median over bursts; none where Triton interprets",
@@ -107,13 +107,13 @@ def _carried(name: str) -> Callable[[Record, Record | None], Value]:
 
 
 _PROBLEM = tuple(name for name in IDENTITY if name not in ("backend", "host", "hardware"))
-"""What backends are compared on: one table is of one host on one machine."""
+"""The fields that define a problem, on which backends are compared. A table has one host and one machine."""
 
 _SHAPE = _PROBLEM.index("shape")
 
 
 def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
-    """The baseline's record of each problem: the operator's own, or the backend called `name`."""
+    """Return the baseline's record of each problem: the operator's default baseline, or the backend called `name`."""
     return {_problem(r): r for r in records if (r.cell.backend == name if name else r.baseline)}
 
 
@@ -123,7 +123,7 @@ def _problem(record: Record) -> tuple[str, ...]:
 
 
 def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:
-    """One row a cell; those that were skipped are counted elsewhere. Rows of a problem stand together."""
+    """Return a table with a row per cell, grouped by problem, without skipped cells."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -166,7 +166,7 @@ def _shown(name: str, record: Record, baseline: Record | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "[red]no[/red]"
     if name == "speedup" and record.metrics.get("dynamic_routing") == 0:
-        return f"{value:.2f} [dim]fixed[/dim]"  # it has the routing built in, which is less than others do
+        return f"{value:.2f} [dim]fixed[/dim]"  # compiled for one routing: less work
     if isinstance(value, float):
         return {"speedup": f"{value:.2f}", "tflops": f"{value:.3g}", "rms": f"{value:.1e}"}.get(name, f"{value:.4g}")
     return str(value)
@@ -183,15 +183,17 @@ def _status_text(record: Record) -> str:
 
 
 def panels(records: list[Record], metric: str, baseline: str | None) -> list[Comparison]:
-    """A metric of every backend beside the others', a panel for each operator, mode and dtype. What has no number says
-    why; an interpreted latency is none."""
+    """Return a metric of all backends, with a panel for each operator, mode and dtype.
+
+    A cell without a number has a note that gives the reason. An interpreted latency is not a number.
+    """
     base = baselines(records, baseline)
     of: dict[str, dict[str, dict[str, Record]]] = {}
     for record in records:
         cell = record.cell
         problems = of.setdefault(f"{cell.operator} {cell.mode} {cell.dtype}", {})
         problems.setdefault(cell.shape, {})[cell.backend] = record
-    found = []
+    comparisons = []
     for title, problems in of.items():
         rows = []
         for shape, cells in problems.items():
@@ -199,8 +201,8 @@ def panels(records: list[Record], metric: str, baseline: str | None) -> list[Com
             notes = {name: _why_not(cells[name]) for name, value in values.items() if value is None}
             rows.append(Row(shape, values, notes))
         names = tuple(dict.fromkeys(name for cells in problems.values() for name in cells))
-        found.append(Comparison(title, _UNITS.get(metric, metric), names, tuple(rows)))
-    return found
+        comparisons.append(Comparison(title, _UNITS.get(metric, metric), names, tuple(rows)))
+    return comparisons
 
 
 _UNITS = {"latency": "latency, ms", "tflops": "TFLOP/s", "gbps": "GB/s", "prepare_ms": "preparation, ms"}
@@ -218,7 +220,10 @@ def _why_not(record: Record) -> str:
 
 
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
-    """TritonBench's CSV: `;`, a row a shape, a column `backend-metric`, averages last; empty where unmeasured."""
+    """Write TritonBench's CSV: `;`, a row per shape, a column per `backend-metric`, averages last.
+
+    Values that were not measured are empty.
+    """
     headers, rows, _ = _wide(records, metrics, baseline)
     writer = csv.writer(file, delimiter=";", lineterminator="\n")
     writer.writerow([cell_for(file, header) for header in headers])
@@ -231,7 +236,7 @@ def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | N
 
 
 def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
-    """TritonBench's JSON: one flat object, `tritonbench_{op}_{mode}[x_{shape}-{backend}]_{metric}`."""
+    """Write TritonBench's JSON: one flat object with keys `tritonbench_{op}_{mode}[x_{shape}-{backend}]_{metric}`."""
     headers, rows, problems = _wide(records, metrics, baseline)
     values = {}
     for row, (operator, mode, *_) in zip(rows, problems, strict=True):
@@ -246,14 +251,14 @@ def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | 
 def _wide(
     records: list[Record], metrics: tuple[str, ...], baseline: str | None
 ) -> tuple[list[str], list[list[Any]], list[tuple[str, ...]]]:
-    """Headers, rows, and each row's problem. A row's name is its shape, and whatever else is not alike in all rows."""
+    """Return headers, rows, and each row's problem. A row's name is its shape and the other fields that differ."""
     base = baselines(records, baseline)
     backends = list(dict.fromkeys(record.cell.backend for record in records))
     cells: dict[tuple[str, ...], dict[str, Record]] = {}
     for record in records:
         cells.setdefault(_problem(record), {})[record.cell.backend] = record
     varies = [len(set(values)) > 1 for values in zip(*cells, strict=True)]
-    known = metrics_of_tables()
+    metric_values = metrics_of_tables()
     headers = ["x_val", *(f"{backend}-{metric}" for backend in backends for metric in metrics)]
     rows: list[list[Any]] = []
     for problem, of in cells.items():
@@ -262,7 +267,7 @@ def _wide(
         row: list[Any] = [",".join([shape, *others])]
         for backend in backends:
             cell = of.get(backend)
-            row += [known[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
+            row += [metric_values[m][1](cell, base.get(_problem(cell))) if cell else None for m in metrics]
         rows.append(row)
     return headers, rows, list(cells)
 

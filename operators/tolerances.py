@@ -1,4 +1,4 @@
-"""How far an output may be from the reference: one table, by dtype of the output.
+"""The tolerances of outputs: one table, by dtype of the output.
 
 An exact product rounded once to a dtype with unit roundoff u (2^-8 bf16, 2^-11 fp16, 2^-24 fp32) is off by 0.4 u RMS
 and u at most. `rms` leaves room for kernels that accumulate in another order, and none for a result that is 1 % off
@@ -39,27 +39,27 @@ TOLERANCES: dict[str, Tolerance] = {
     "bf16_layer": Tolerance(rms=1.2e-2, rtol=6.4e-2, atol=2.5e-1),
     "fp16_layer": Tolerance(rms=1.5e-3, rtol=8e-3, atol=3.2e-2),
     "fp32_layer": Tolerance(rms=1e-5, rtol=1e-3, atol=1e-3),
-    # A sum of a few terms, each rounded, and maybe the sum at each addition: what torch's parts do. Terms are several
-    # times the sum's RMS where they cancel. Eight normal rows, weighted: 0.004 RMS in bf16 and 0.031 at most.
+    # A sum of a few terms, each rounded, possibly with a rounding at each addition, as in torch's parts. Terms that
+    # cancel are several times the sum's RMS. Eight normal rows, weighted: 0.004 RMS in bf16 and 0.031 at most.
     "bf16_summed": Tolerance(rms=8e-3, rtol=1.6e-2, atol=6.4e-2),
     "fp16_summed": Tolerance(rms=1e-3, rtol=2e-3, atol=8e-3),
     "fp32_summed": Tolerance(rms=5e-6, rtol=1e-4, atol=1e-4),
     # e4m3fn: u is 2^-4, and its rounding 0.027 RMS; a value cut off instead of rounded would be at 0.053. A little more
-    # for the scale's rounding, and atol for what is subnormal beside the largest value of its row.
+    # for the scale's rounding, and atol for values that are subnormal relative to the largest of their row.
     "fp8": Tolerance(rms=4e-2, rtol=6.26e-2, atol=1e-4),
     # bf16, of fp8 products whose sums stayed in Hopper's tensor cores (13 bits, cut off: kernels/grouped_gemm/fp8.py).
     # For standard normal values that adds 0.003 RMS and 0.025 at most at K = 16384.
     "bf16_fast_accum": Tolerance(rms=8e-3, rtol=1.6e-2, atol=4e-2),
-    # A reference in fp64 sums in another order than what it judges.
+    # A reference in fp64 sums in another order than the backends.
     "fp64": Tolerance(rms=1e-13, rtol=1e-12, atol=1e-12),
     **dict.fromkeys(("int8", "int32", "int64", "bool"), Tolerance(rms=0.0, rtol=0.0, atol=0.0)),
 }
 
 
 def tolerance_of(operator: Operator, backend: str, dtype: str) -> Tolerance:
-    """What the output of a backend of that name is held to in a cell of this dtype; it may be one of another host's."""
-    own = next((known.tolerance for known in operator.backends if known.name == backend), None)
-    return table_of(operator)[(own or "{dtype}").format(dtype=operator.output_dtype(dtype))]
+    """Return the tolerance for a backend's output in a cell of this dtype; the backend may be another host's."""
+    row = next((candidate.tolerance for candidate in operator.backends if candidate.name == backend), None)
+    return table_of(operator)[(row or "{dtype}").format(dtype=operator.output_dtype(dtype))]
 
 
 def table_of(operator: Operator) -> dict[str, Tolerance]:

@@ -1,4 +1,4 @@
-"""What is made sure of a record before it is written, whichever host it comes from."""
+"""Check a record before it is written, whichever host produced it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from groupbench.tracker.record import Record, RecordError, decode, encode
 
 
 def vetted(record: Record) -> Record:
-    """The record; `wrong` where its latency is none, and `error` where no reader would take it."""
+    """Return the record; with status `wrong` if its latency is not plausible, `error` if readers would reject it."""
     try:
         decode(encode(msgspec.structs.replace(record, code=())))
         reason = implausible(record) if record.status == "ok" else None
     except RecordError as error:
-        message = one_line(f"its process reported what is no record: {error}")
+        message = one_line(f"the cell's process reported an invalid record: {error}")
         bare = msgspec.structs.replace(
             record, latency=None, accuracy=None, kernels=(), duration_s=None, metrics={}, code=()
         )

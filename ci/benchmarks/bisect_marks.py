@@ -38,7 +38,7 @@ STEPS = {steps}
 
 
 def _is_outlier() -> bool:
-    """Whether this process is the one, by the order in which they start, that measures too long for a while."""
+    """Return whether this process is the one, by the order in which they start, that measures too long for a while."""
     folder = Path(os.environ["PLANTED_OUTLIER"])
     number = 0
     while True:

@@ -164,7 +164,7 @@ def load(paths: Iterable[Path]) -> list[Record]:
 
 
 def splice(page: str, text: str) -> str:
-    """The page with `text` between its markers. Raises ValueError where it has none."""
+    """The page with `text` between its markers. Raises ValueError if it has none."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -105,7 +105,7 @@ def candidates(op: str) -> list[FusedConfig]:
 
 
 def illegal(config: FusedConfig, dtype: torch.dtype, op: str, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU, or None where it can."""
+    """Return why a config cannot be compiled for a GPU, or None if it can."""
     reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason
@@ -332,7 +332,7 @@ def prepare_fused(
     Operands are read where they are at each call. Fast are unit strides along K of every a and b, and along N of every
     e, and addresses and strides that are multiples of 16 bytes; others are right. Where TMA reads, a call makes
     `torch.empty` Triton's allocator, for the descriptors. Without a config, Hopper runs fused_specialized.py where that
-    can. Raises ValueError where the groups do not fit the op, the device or each other.
+    can. Raises ValueError if the groups do not fit the op, the device or each other.
     """
     require_problem(groups, op)
     device, dtype = device_of(groups[0].a.device), groups[0].a.dtype
@@ -398,7 +398,7 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
 
 
 def why_not_specialized(groups: Sequence[Group]) -> str | None:
-    """Why fused_specialized.py does not take these groups, or cannot be imported; None where it does."""
+    """Return why fused_specialized.py does not take these groups, or cannot be imported; None where it does."""
     try:
         from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises

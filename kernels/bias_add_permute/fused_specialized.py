@@ -416,7 +416,7 @@ def _fused_specialized_kernel(
 
 
 def unsuitable(groups: Sequence[Group]) -> str | None:
-    """Why this kernel cannot take groups that prepare_fused has checked, or None where it can."""
+    """Return why this kernel cannot take groups that prepare_fused has checked, or None if it can."""
     a = groups[0].a
     if reason := not_hopper(device_of(a.device)):
         return reason

@@ -38,7 +38,7 @@ class FusedConfig:
 
 
 def tma_reads(groups: Sequence[Group]) -> bool:
-    """Whether TMA can read a, b and e of every group that has an output."""
+    """Return whether TMA can read a, b and e of every group that has an output."""
 
     def reads(group: Group) -> bool:
         matrices = {"a": group.a, "b": group.b} | ({} if group.e is None else {"e": group.e})

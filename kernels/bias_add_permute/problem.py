@@ -31,7 +31,7 @@ OPS = ("mul", "add", "none")
 
 @dataclass(frozen=True)
 class Group:
-    """One group's operands, any strides. Raises ValueError where sizes do not fit together."""
+    """One group's operands, any strides. Raises ValueError if sizes do not fit together."""
 
     a: Tensor  # [M, K]
     b: Tensor  # [N, K]

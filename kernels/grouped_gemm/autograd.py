@@ -37,7 +37,7 @@ def grouped_gemm(
 
 
 def is_nk(b: Tensor) -> bool:
-    """Whether b [G, K, N] is a view of weights stored as [G, N, K]."""
+    """Return whether b [G, K, N] is a view of weights stored as [G, N, K]."""
     return b.stride(1) == 1 and b.stride(2) != 1
 
 

@@ -115,7 +115,7 @@ def candidates(mean_rows: float) -> list[FlatConfig]:
 
 
 def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
+    """Return why a config cannot be compiled for a GPU with TMA, or None if it can."""
     reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason

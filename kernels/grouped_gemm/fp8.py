@@ -115,7 +115,7 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
 
 
 def illegal(config: Fp8Config, mode: str, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
+    """Return why a config cannot be compiled for a GPU with TMA, or None if it can."""
     reason = illegal_tile(config.block_m, config.block_n, config.block_k)
     if reason is not None:
         return reason
@@ -247,7 +247,7 @@ def prepare_fp8(
 ) -> Callable[[], Tensor]:  # [M, N]; rows are padded to 16 bytes, so it may be a view
     """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
 
-    The recipe is told by the scales' dimensions. Raises ValueError where an operand is not as above or TMA cannot read
+    The recipe is told by the scales' dimensions. Raises ValueError if an operand is not as above or TMA cannot read
     it: rows must start at multiples of 16 bytes, see `quantize.empty_fp8`.
     """
     mode = _require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
@@ -288,7 +288,7 @@ def _prepare_specialized(
     out_dtype: torch.dtype,
     config: Fp8Config,
 ) -> Callable[[], Tensor]:
-    """`prepare_fp8` by fp8_specialized.py. Raises ValueError where that cannot take the weights."""
+    """`prepare_fp8` by fp8_specialized.py. Raises ValueError if that cannot take the weights."""
     if why_not := _why_not_specialized(b):
         raise ValueError(f"the specialised kernel cannot run: {why_not}")
     from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
@@ -366,7 +366,7 @@ def grouped_gemm_fp8_reference(
 
 
 def _why_not_specialized(b: Tensor) -> str | None:
-    """Why fp8_specialized.py cannot take these weights, or cannot be imported; None where it can."""
+    """Return why fp8_specialized.py cannot take these weights, or cannot be imported; None if it can."""
     try:
         from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises

@@ -342,7 +342,7 @@ def _fp8_specialized_kernel(
 
 
 def unsuitable(b: Tensor) -> str | None:
-    """Why this kernel cannot take weights that prepare_fp8 has checked, or None where it can."""
+    """Return why this kernel cannot take weights that prepare_fp8 has checked, or None if it can."""
     if b.size(0) > MOST_GROUPS:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):

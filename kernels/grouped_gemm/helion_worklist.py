@@ -137,7 +137,7 @@ def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
 
 
 def illegal(config: WorklistConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU, or None where it can."""
+    """Return why a config cannot be compiled for a GPU, or None if it can."""
     return illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
 
 
@@ -174,7 +174,7 @@ def choose_config(
 
 
 def config_from(values: dict[str, Any]) -> WorklistConfig:
-    """The config that `dataclasses.asdict` gave, back from JSON. Raises TypeError where a field is unknown."""
+    """The config that `dataclasses.asdict` gave, back from JSON. Raises TypeError if a field is unknown."""
     return WorklistConfig(**{**values, "helion": tuple((key, value) for key, value in values.get("helion", ()))})
 
 
@@ -298,7 +298,7 @@ def prepare_helion_worklist(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Compile, without tuning; the callable allocates list and output and launches, with whatever `offs` then says.
 
-    Raises RuntimeError where Helion makes no TMA loads of what should have them.
+    Raises RuntimeError if Helion makes no TMA loads of what should have them.
     """
     require_runnable(a, b)
     group_ends(a, b, offs)
@@ -439,7 +439,7 @@ def make_problem(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma
 
 
 def without_tma(a: Tensor, b: Tensor, config: WorklistConfig) -> str | None:
-    """Why these operands cannot be read by TMA, or None where they can."""
+    """Return why these operands cannot be read by TMA, or None where they can."""
     if a.device.type == "cpu":
         return "Helion makes no descriptors for a CPU"
     if config.block_m > a.size(0) or config.block_n > b.size(2) or config.block_k > a.size(1):

@@ -31,7 +31,7 @@ def interpreted() -> bool:
 
 
 def unsupported(dtype: torch.dtype, interpreted: bool) -> str | None:
-    """Why the Triton and Helion backends cannot run `dtype`, or None where they can."""
+    """Return why the Triton and Helion backends cannot run `dtype`, or None where they can."""
     if dtype not in DTYPES:
         return f"{dtype} is not one of {', '.join(map(str, DTYPES))}"
     if interpreted and dtype == torch.bfloat16:
@@ -49,7 +49,7 @@ def illegal_tile(
     dtype: torch.dtype = torch.float16,
     device: Device = INTERPRETER,
 ) -> str | None:
-    """Why a tile cannot be compiled for a GPU, or None where it can; launchers, tests and pruners all ask here."""
+    """Return why a tile cannot be compiled for a GPU, or None if it can; launchers, tests and pruners all ask here."""
     for name, size in (("block_m", block_m), ("block_n", block_n), ("block_k", block_k)):
         if size < 16 or size & (size - 1):
             return f"{name}={size}: tl.dot needs powers of two, 16 at least"
@@ -125,7 +125,7 @@ def require_dense(offs: Tensor) -> None:
 
 
 def no_tma(columns: int, **operands: Tensor) -> str | None:
-    """Why TMA cannot read these operands, by name, or write rows of so many columns of theirs; None where it can."""
+    """Return why TMA cannot read these operands, or write rows of so many columns of theirs; None if it can."""
     for name, x in operands.items():
         if not device_of(x.device).tma:
             return "TMA came with Hopper"
@@ -148,7 +148,7 @@ def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
 
 
 def past_int32(a: Tensor, b: Tensor) -> bool:
-    """Whether an element of a [M, K] or of the output [M, N] lies past 2**31, and a row's index needs int64."""
+    """Return whether an element of a [M, K] or of the output [M, N] lies past 2**31, and a row's index needs int64."""
     return a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
 
 
@@ -166,7 +166,7 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def can_chain(device: torch.device) -> bool:
-    """Whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
+    """Return whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
     return not interpreted() and device_of(device).chains
 
 

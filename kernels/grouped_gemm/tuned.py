@@ -142,7 +142,7 @@ def _words(gpu: str) -> list[str]:
 
 
 def tunes_here(device: torch.device) -> bool:
-    """Whether a search is asked for, and can be timed."""
+    """Return whether a search is asked for, and can be timed."""
     return device.type == "cuda" and os.environ.get(TUNE) == "1" and not torch.cuda.is_current_stream_capturing()
 
 

@@ -98,7 +98,7 @@ def candidates(mean_rows: float) -> list[WgradConfig]:
 
 
 def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU, or None where it can."""
+    """Return why a config cannot be compiled for a GPU, or None if it can."""
     reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype, device)
     if reason is not None:
         # illegal_tile names a forward tile's sides.
@@ -426,7 +426,7 @@ _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.
 
 
 def needs_pointers(x: Tensor, y: Tensor) -> str | None:
-    """Why these operands [M, P] and [M, Q], and the output, cannot be read and written by TMA, or None."""
+    """Return why these operands [M, P] and [M, Q], and the output, cannot be read and written by TMA, or None."""
     if x.size(0) > RAGGED_ROWS:
         return f"a ragged descriptor has {RAGGED_ROWS} rows at most"
     return no_tma(y.size(1), x=x, y=y)

@@ -90,7 +90,7 @@ def candidates(mean_rows: float) -> list[GateUpConfig]:
 
 
 def illegal(config: GateUpConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot be compiled for a GPU with TMA, or None where it can."""
+    """Return why a config cannot be compiled for a GPU with TMA, or None if it can."""
     reason = illegal_tile(config.block_m, 2 * config.block_f, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason.replace("block_n=", "2 block_f=")

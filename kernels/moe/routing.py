@@ -65,7 +65,7 @@ def _experts_of(ids_ptr, at, n, G: tl.constexpr):
 
 @triton.jit
 def _count(of, BINS: tl.constexpr):
-    """How many of the choices with experts `of` each expert has, [BINS]."""
+    """Return how many of the choices with experts `of` each expert has, [BINS]."""
     return tl.histogram(tl.maximum(of, 0), BINS, mask=of >= 0)
 
 
@@ -114,7 +114,7 @@ def _scan_kernel(
 
 @triton.jit
 def _ranks(of, BLOCK: tl.constexpr):
-    """How many choices of a block with experts `of` [BLOCK] have the same expert and come earlier."""
+    """Return how many choices of a block with experts `of` [BLOCK] have the same expert and come earlier."""
     lanes = tl.arange(0, BLOCK)
     earlier = (of[:, None] == of[None, :]) & (lanes[:, None] < lanes[None, :])
     return tl.sum(earlier.to(tl.int32), 0)

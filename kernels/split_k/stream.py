@@ -101,7 +101,7 @@ def choose_stream(M: int, N: int, K: int, sms: int) -> StreamConfig:
 
 
 def illegal_stream(config: StreamConfig, K: int) -> str | None:
-    """Why a config cannot run, or None where it can."""
+    """Return why a config cannot run, or None if it can."""
     if config.block_n not in (16, 32):
         return f"block_n={config.block_n}: 16 or 32"
     if config.num_warps not in (1, 2, 4, 8, 16):
@@ -117,7 +117,7 @@ def illegal_stream(config: StreamConfig, K: int) -> str | None:
 
 
 def unsuitable(a: Tensor, b: Tensor) -> str | None:
-    """Why this kernel cannot take a [M, K] and b [K, N], or None where it can."""
+    """Return why this kernel cannot take a [M, K] and b [K, N], or None if it can."""
     if reason := not_hopper(device_of(a.device)):
         return reason
     if a.dtype not in (torch.bfloat16, torch.float16):

@@ -127,7 +127,7 @@ def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
 
 
 def illegal(config: SplitKConfig, K: int, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
-    """Why a config cannot run on a GPU, or None where it can."""
+    """Return why a config cannot run on a GPU, or None if it can."""
     if config.splits != legal_splits(config.splits, K, config.block_k):
         blocks = triton.cdiv(K, config.block_k)
         return f"splits={config.splits}: 1 to {legal_splits(MAX_SPLITS, K, config.block_k)} for {blocks} blocks of K"
@@ -373,7 +373,7 @@ def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 
 def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
-    """Why stream.py cannot take a and b, or cannot be imported; None where it can."""
+    """Return why stream.py cannot take a and b, or cannot be imported; None if it can."""
     try:
         from groupbench.kernels.split_k import stream
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises
@@ -477,7 +477,7 @@ def kernel_constants(config: SplitKConfig, M: int, K: int, mode: int, compiled: 
 
 
 def _checked(a: Tensor, b: Tensor, config: SplitKConfig | None) -> tuple[int, int, SplitKConfig | None]:
-    """(M, N, config), the config None where there is nothing to multiply. Raises ValueError."""
+    """(M, N, config), the config None if there is nothing to multiply. Raises ValueError."""
     require_product(a, b)
     (M, K), N = a.shape, b.size(1)
     if M == 0 or N == 0 or K == 0:

@@ -203,7 +203,7 @@ def reference(x: FusedInputs) -> dict[str, Tensor]:
 
 
 def decode(output: Any) -> tuple[Tensor, ...]:
-    """Outputs [M0, N0, M1, N1, M2] with the last three dimensions as one. Raises TypeError where they are no such.
+    """Outputs [M0, N0, M1, N1, M2] with the last three dimensions as one. Raises TypeError if they are no such.
 
     Errors are looked at by row, and one of M2 elements may have a single one: no mean of its rounding is near the
     expected one then.

@@ -58,7 +58,7 @@ def prepare_grouped_mm(
 
 
 def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
-    """Why grouped_mm cannot be compiled for such operands, though it may run: torch 2.11 traces bf16 alone."""
+    """Return why grouped_mm cannot be compiled for such operands, though it may run: torch 2.11 traces bf16 alone."""
     import torch
     import torch.nn.functional as F
 

@@ -50,7 +50,7 @@ def reference(x: PermuteInputs) -> dict[str, Tensor]:
 
 
 def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows, those of nobody zero; offs and position as bits). Raises TypeError where they are no such three."""
+    """(rows, those of nobody zero; offs and position as bits). Raises TypeError if they are no such three."""
     import torch
 
     if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(x, torch.Tensor) for x in output):

@@ -69,7 +69,7 @@ def reference(inputs: QuantizeInputs) -> Tensor:
 
 
 def decode(output: Any) -> Tensor:
-    """(q, scale) as the values they stand for. Raises TypeError where they are no such pair."""
+    """(q, scale) as the values they stand for. Raises TypeError if they are no such pair."""
     import torch
 
     from groupbench.kernels.grouped_gemm.quantize import dequantize

@@ -1,4 +1,4 @@
-"""How many rows each expert gets: the loads a mixture-of-experts router makes, drawn once and for all.
+"""Rows per expert: the loads of a mixture-of-experts router, drawn once and stored.
 
 A routing is text, so that a shape can carry it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)`, `multinomial`, each with
 `+empty(0.1)` behind it where a tenth of the experts get nothing; or the loads themselves, `loads(5|0|3)`. The
@@ -29,7 +29,7 @@ HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHA
 
 
 def check(text: str, groups: int | None = None) -> None:
-    """Raises ValueError where `text` is no routing, or its loads are not of as many experts as `groups`."""
+    """Raises ValueError if `text` is no routing, or its loads are not of as many experts as `groups`."""
     name, args, _ = _parse(text)
     if name == "loads" and groups not in (None, len(args)):
         raise ValueError(f"routing loads(...) has {counted(len(args), 'expert')}, and the shape {groups}")

@@ -121,7 +121,7 @@ def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **o
 def on_trace(shape: GroupedShape, step: Step) -> GroupedShape:
     """The shape with the rows of a step: of its first G experts, so those of one rank where the trace has more.
 
-    Raises ValueError where the shape has one B for all groups.
+    Raises ValueError if the shape has one B for all groups.
     """
     if shape.shared:
         raise ValueError("TritonBench's shapes have one B for all groups, and traffic is of experts")

@@ -46,7 +46,7 @@ class Step:
     experts: int = 0
 
     def loads(self, experts: int) -> tuple[int, ...]:
-        """Return the rows of `experts` experts. Raises ValueError where the step has more of them."""
+        """Return the rows of `experts` experts. Raises ValueError if the step has more of them."""
         if len(self.rows) > experts:
             raise ValueError(f"the trace has expert {len(self.rows) - 1}, and the shape has {experts} experts")
         return self.rows + (0,) * (experts - len(self.rows))

@@ -171,7 +171,7 @@ _KEPT = _KeptWorkers()
 
 
 def plugin_fault(plugins: Sequence[str]) -> str | None:
-    """Why a plugin does not load in this process, or None. A worker finds modules where it was started."""
+    """Return why a plugin does not load in this process, or None. A worker finds modules where it was started."""
     try:
         plugin_backends(plugins)
     except UsageError as error:

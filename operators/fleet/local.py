@@ -71,7 +71,7 @@ def slots(asked: str, device: str) -> list[Slot]:
 def visible_gpus() -> list[str]:
     """A name for each GPU that CUDA_VISIBLE_DEVICES lets through, such as it takes itself. Opens none of them.
 
-    Raises UsageError where they cannot be counted.
+    Raises UsageError if they cannot be counted.
     """
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is not None:
@@ -202,7 +202,7 @@ class _Process:
         return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=given)
 
     def run(self, measure: Callable[[Batch], list[Record]], batch: Batch) -> list[Record]:
-        """Raises BrokenProcessPool where the process dies meanwhile."""
+        """Raises BrokenProcessPool if the process dies meanwhile."""
         with self._guard:
             pool = self.pool
         try:

@@ -52,7 +52,7 @@ def options(slot: Slot, card: Card) -> dict[str, Any]:
 
 
 async def serve(address: str, found: list[tuple[Slot, Card]]) -> None:
-    """Workers until the scheduler goes or this is told to end. Raises UsageError where no scheduler answers."""
+    """Workers until the scheduler goes or this is told to end. Raises UsageError if no scheduler answers."""
     import dask
     from distributed import Nanny
 

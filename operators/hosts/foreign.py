@@ -51,9 +51,9 @@ def shape_text(x_val: Any, example_inputs: Any, options: dict[str, Any] | None =
     their defaults: `512 [512x512] input_dim=2,reduce_dim=0`.
     """
     leaves = tree_leaves(example_inputs)
-    said = Counter(map(str, tree_leaves(x_val)))
+    numbers = Counter(map(str, tree_leaves(x_val)))
     name = str(x_val)
-    if not all(Counter(number for number in map(str, _numbers(leaf)) if number != "1") <= said for leaf in leaves):
+    if not all(Counter(number for number in map(str, _numbers(leaf)) if number != "1") <= numbers for leaf in leaves):
         name += f" [{', '.join(text for text in map(_text, leaves) if text)}]"
     return f"{name} {options_text(options or {}, name)}".rstrip()
 
@@ -88,10 +88,10 @@ def _text(leaf: Any) -> str:
 
 def input_dtype(example_inputs: Any) -> str | None:
     """The name of the first floating-point tensor's dtype, or None: for operators that say no precision of theirs."""
-    found = [
+    dtypes = [
         leaf.dtype for leaf in tree_leaves(example_inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
-    return (dtype_name(found[0]) or str(found[0]).removeprefix("torch.")) if found else None
+    return (dtype_name(dtypes[0]) or str(dtypes[0]).removeprefix("torch.")) if dtypes else None
 
 
 def tensors(output: Any) -> list[Tensor]:
@@ -115,15 +115,15 @@ def compare_outputs(
         return Accuracy(repeatable=repeatable), None, first
     if [x.shape for x in first] != [x.shape for x in expected]:
         return Accuracy(repeatable=repeatable), None, first
-    found = [_compare(x, y) for x, y in zip(first, expected, strict=True)]
-    accuracy = msgspec.structs.replace(worst_of(found), repeatable=repeatable)
+    errors = [_compare(x, y) for x, y in zip(first, expected, strict=True)]
+    accuracy = msgspec.structs.replace(worst_of(errors), repeatable=repeatable)
     if not accuracy.unwritten:
         return accuracy, None, first
     return accuracy, f"{100 * accuracy.unwritten:.3g} % of the output is NaN where the baseline's is not", first
 
 
 def is_distant(accuracy: Accuracy, dtype: str) -> bool:
-    """Whether an output is so far from the baseline's that no order of additions explains it."""
+    """Return whether an output is so far from the baseline's that no order of additions explains it."""
     return accuracy.rms is None or accuracy.rms > FAR * TOLERANCES.get(dtype, TOLERANCES["fp32"]).rms
 
 

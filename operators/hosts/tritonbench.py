@@ -1,7 +1,7 @@
-"""TritonBench as the host: its flags, its inputs, its table, our backends beside its own, and a record of every cell.
+"""Measure with TritonBench as the host: its flags, inputs and table, our backends added, and a record of every cell.
 
-One process runs TritonBench for one operator. When it dies or hangs, the cell it was at gets its status, and a new
-process goes on with the rest; finished cells are not measured again.
+One process runs TritonBench for one operator. If it dies or hangs, the current cell is recorded with that status, and
+a new process continues with the remaining cells.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import SCHEMA, Record, Run, Status
 from groupbench.tracker.text.scratch import Scratch
 
-NEEDS_CUDA = ("grouped_gemm",)  # asks CUDA at import (10b14473), so that on a CPU there is ours alone
+NEEDS_CUDA = ("grouped_gemm",)  # uses CUDA at import (10b14473), so on a CPU only our operator can run
 POLL_S = 0.2
-IMPORT_S = 300  # what starting, and making the inputs, may take however short --timeout is
+IMPORT_S = 300  # time limit for starting and for making the inputs, even with a shorter --timeout
 
 OUR_TIMING = ("protocol", "bursts", "samples", "idle", "seed")
 
 CHECKS_LESS = (
-    "groupbench: TritonBench keeps the same inputs and its own clock, so fewer cheats show than with --host builtin "
-    "(docs/explanation/integrity.md)"
+    "groupbench: TritonBench reuses the inputs and its own timer, so fewer cheats are detected than with "
+    "--host builtin (docs/explanation/integrity.md)"
 )
 
-IN_TWO = "measure what differs in two runs"
-LEAVES = {
+IN_TWO = "measure each side in a run of its own"
+UNSUPPORTED = {
     "--isolate": "each operator has a process of its own already",
     "--side-a": IN_TWO,
     "--side-b": IN_TWO,
@@ -56,7 +56,7 @@ LEAVES = {
     "--op-collection": "name the operators by --op",
     "--ci": "name the operators by --op",
 }
-"""TritonBench's flags by which it measures where there is no record of it, and what to do."""
+"""Flags with which TritonBench measures without writing records, and the alternative to each."""
 
 
 def measure(options: dict[str, Any], device: str, session: Session) -> int:
@@ -77,7 +77,7 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
 
 
 def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Print what there is of an operator of TritonBench's. Raises UsageError where there is none."""
+    """Print lists of one of TritonBench's operators. Raises UsageError if there is no such operator."""
     with Scratch("tritonbench") as folder:
         follower = _start(folder, Setup(op=op, lists=lists, plugins=plugins), [], IMPORT_S)
         refused = [event.refused for event in follower.events() if event.refused]
@@ -86,21 +86,21 @@ def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
 
 
 def _understood(options: dict[str, Any], device: str) -> dict[str, Any]:
-    """The options as TritonBench is to have them. Raises UsageError for what would be passed over, or end it."""
+    """Translate the options for TritonBench. Raises UsageError for those that it would ignore or not survive."""
     rest = [text for text in options["rest"] if text not in MODES]
     for flag in (text.split("=")[0] for text in rest):
-        if flag in LEAVES:
-            raise UsageError(f"{flag} does not go with records: {LEAVES[flag]}")
+        if flag in UNSUPPORTED:
+            raise UsageError(f"{flag} cannot be combined with records: {UNSUPPORTED[flag]}")
     if options["cudagraph"] and device == "cpu":
-        raise UsageError("--cudagraph: there are no CUDA graphs on a CPU")
+        raise UsageError("--cudagraph needs a GPU: a CPU has no CUDA graphs")
     ops = tuple(dict.fromkeys(options["ops"]))
     for flag in ("output", "output_json"):
         if options[flag] and len(ops) > 1:
             flag = flag.replace("_", "-")
-            raise UsageError(f"--{flag} is one operator's on TritonBench; --output-dir FOLDER has a file for each")
+            raise UsageError(f"--{flag} takes one operator on TritonBench; --output-dir FOLDER writes a file for each")
     if len(options["input_id"]) > 1 and options["num_inputs"] is not None:
-        raise UsageError("--num-inputs is at least 1 and goes with at most one --input-id")
-    ids = sorted({plan.integer(text) for text in options["input_id"]})  # it goes through the inputs once, forwards
+        raise UsageError("--num-inputs must be at least 1, with at most one --input-id")
+    ids = sorted({plan.integer(text) for text in options["input_id"]})  # it iterates over the inputs once, in order
     modes = [mode for flag, mode in MODES.items() if flag in options["rest"]]
     mode = modes[-1] if modes else options["mode"]
     return options | {"ops": ops, "rest": rest, "mode": mode, "input_id": tuple(map(str, ids))}
@@ -109,12 +109,13 @@ def _understood(options: dict[str, Any], device: str) -> dict[str, Any]:
 def _records(
     setups: list[tuple[Setup, list[str]]], machine: Machine, run: Run, timeout_s: float, failures: list[str]
 ) -> Iterator[Record]:
-    """Of all operators. What one could not be measured for goes to `failures`, and is raised where none was measured.
+    """Yield the records of all operators. Appends to `failures` why an operator could not be measured.
 
-    So does a backend that no operator has, and what an interrupt left.
+    `failures` also gets backends that no operator has, and the operators that an interrupt left. Raises Incomplete or
+    UsageError if no operator could be measured.
     """
     caught: list[Incomplete | UsageError] = []
-    strays: dict[str, set[str]] = {}  # of operators that came so far
+    strays: dict[str, set[str]] = {}  # of the operators measured so far
     measured = False
     for number, (setup, arguments) in enumerate(setups):
         try:
@@ -126,37 +127,37 @@ def _records(
         except KeyboardInterrupt as interrupt:
             later = ", ".join(setup.op for setup, _ in setups[number + 1 :])
             failures += [*map(str, caught), f"interrupted: {setup.op}: {interrupt}"]
-            failures += [f"not begun: {later}"] if later else []
+            failures += [f"not started: {later}"] if later else []
             raise
     nowhere = set.intersection(*strays.values()) if len(strays) == len(setups) > 1 else set()
     for name in sorted(nowhere):
-        caught.append(UsageError(f"no operator that was asked for has a backend {name!r}"))
+        caught.append(UsageError(f"none of the selected operators has a backend {name!r}"))
     if caught and not measured:
         raise type(caught[0])("; ".join(map(str, caught)))
     failures += map(str, caught)
 
 
 def _setups(options: dict[str, Any], device: str) -> list[Setup]:
-    """What each child must know beyond TritonBench's own flags. Raises UsageError for what does not exist."""
+    """Return each child's setup, beyond TritonBench's flags. Raises UsageError for an unknown suite or shape."""
     plugins = tuple(options["plugins"])
-    own = {op: has_operator(op, plugins) and _is_own(op, options, device) for op in options["ops"]}
-    for op, is_own in own.items():
+    is_ours = {op: has_operator(op, plugins) and _is_own(op, options, device) for op in options["ops"]}
+    for op, is_own in is_ours.items():
         if options["suites"] and not is_own:
-            raise UsageError(f"{op} is not an operator of groupbench: --suite is of those that are")
-        given = next((name for name in OUR_TIMING if name in options["given"]), None)
-        if given and not is_own:
+            raise UsageError(f"{op} is not an operator of groupbench: --suite works only with those")
+        option = next((name for name in OUR_TIMING if name in options["on_command_line"]), None)
+        if option and not is_own:
             raise UsageError(
-                f"--{given} is of groupbench's own operators, and {op} is TritonBench's here, which times by its own "
-                "flags (--warmup, --rep, ...)" + (": add --suite or --host builtin" if has_operator(op) else "")
+                f"--{option} works only with groupbench's operators; {op} is TritonBench's here, timed by its flags "
+                "(--warmup, --rep, ...)" + (": add --suite or --host builtin" if has_operator(op) else "")
             )
-    alone = len(own) == 1
-    # What TritonBench's operators have is known when they are imported.
-    named = plan.named(tuple(own), options["only"], options["skip"], plugins) if all(own.values()) else {}
+    alone = len(is_ours) == 1
+    # The backends of TritonBench's operators are unknown until these are imported.
+    named = plan.named(tuple(is_ours), options["only"], options["skip"], plugins) if all(is_ours.values()) else {}
     return [
         _own_setup(op, options, device, *named.get(op, ((), ())), alone=alone)
         if is_own
         else Setup(op=op, plugins=plugins, alone=alone)
-        for op, is_own in own.items()
+        for op, is_own in is_ours.items()
     ]
 
 
@@ -173,7 +174,7 @@ def _own_setup(
         skip=skip,
         plugins=plugins,
     )
-    plan.jobs(selection, device, interpreted=device == "cpu")  # complains of what does not exist
+    plan.jobs(selection, device, interpreted=device == "cpu")  # raises UsageError for an unknown suite or shape
     timing = {"idle_s": options["idle"], "cudagraph": options["cudagraph"]}
     return Setup(
         op=op,
@@ -190,40 +191,38 @@ def _own_setup(
 
 
 def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
-    """Whether our operator runs rather than TritonBench's namesake with our backends added.
+    """Return whether our operator runs, rather than TritonBench's operator of that name with our backends added.
 
-    Where both have an operator of a name, TritonBench's runs, on its inputs, by its measure, and our backends stand in
-    its table. Ours runs where TritonBench's cannot give what is asked for: a suite or a shape of ours, mode bwd, a CPU
-    where its operator needs a GPU, inputs that our backends do not know.
+    TritonBench's runs by default, on its inputs and with its timing, and our backends appear in its table. Ours runs
+    if TritonBench's cannot: for our suites or shapes, for mode bwd, on a CPU if its operator needs a GPU, and on inputs
+    that our backends do not support.
     """
     if op not in CATALOG and _is_theirs(op):
-        raise UsageError(
-            f"{op} is TritonBench's operator too: give the plugin's another name, or measure it by --host builtin"
-        )
+        raise UsageError(f"TritonBench has an operator {op} too: rename the plugin's operator, or add --host builtin")
     if options["suites"] or any("=" in shape for shape in options["shapes"]):
         return True
     operator = get_operator(op, options.get("plugins", ()))
     if operator.from_tritonbench is None or (device == "cpu" and op in NEEDS_CUDA):
         return True
-    if options["mode"] in operator.modes[1:]:  # its grouped_gemm has the forward alone
+    if options["mode"] in operator.modes[1:]:  # its grouped_gemm has only the forward pass
         return True
     return not _is_theirs(op)
 
 
 def _is_theirs(op: str) -> bool:
-    """Whether TritonBench has an operator of that name."""
+    """Return whether TritonBench has an operator of that name."""
     spec = importlib.util.find_spec("tritonbench")
     folders = spec.submodule_search_locations if spec else None
     return any((Path(folder) / "operators" / op).is_dir() for folder in folders or ())
 
 
 def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
-    """TritonBench's command line."""
-    own = setup.own
+    """Return TritonBench's command line."""
+    is_own = setup.own
     arguments = ["--op", setup.op, "--device", device, "--mode", options["mode"]]
-    usual = default_dtypes(get_operator(setup.op, setup.plugins), device) if own and device == "cpu" else ()
+    usual = default_dtypes(get_operator(setup.op, setup.plugins), device) if is_own and device == "cpu" else ()
     precision = options["precision"] or usual
-    if own and (lacking := set(precision or get_operator(setup.op, setup.plugins).dtypes[:1]) & {"fp64"}):
+    if is_own and (lacking := set(precision or get_operator(setup.op, setup.plugins).dtypes[:1]) & {"fp64"}):
         raise UsageError(f"TritonBench has no precision {lacking.pop()}: add --host builtin")
     if len(precision) > 1:
         raise UsageError("TritonBench takes one --precision at a time")
@@ -243,9 +242,9 @@ def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
     for flag, value in texts.items():
         if value not in (None, ""):
             arguments += [flag, str(value)]
-    flags = ("--csv",) if own else ("--csv", "--cudagraph")
+    flags = ("--csv",) if is_own else ("--csv", "--cudagraph")
     arguments += [flag for flag in flags if options[flag.strip("-")]]
-    if options["shapes"] and not own:
+    if options["shapes"] and not is_own:
         arguments += ["--shapes", *options["shapes"]]
     return [*arguments, *options["rest"]]
 
@@ -253,7 +252,7 @@ def _arguments(setup: Setup, options: dict[str, Any], device: str) -> list[str]:
 def _operator_records(
     setup: Setup, arguments: list[str], machine: Machine, run: Run, timeout_s: float, strays: dict[str, set[str]]
 ) -> Iterator[Record]:
-    """Records of one operator's cells, over as many processes as it takes; backends that it has not go to `strays`."""
+    """Yield the records of one operator, with a new process after each that dies. `strays` gets unknown backends."""
     finished: list[Finished] = []
     with Scratch("tritonbench") as folder:
         for attempt in itertools.count():
@@ -278,7 +277,7 @@ def _operator_records(
             broken = follower.current
             if broken is None or follower.refused:
                 if follower.timed_out:
-                    raise Incomplete(f"TritonBench was silent between cells; ended after {len(finished)} of them")
+                    raise Incomplete(f"TritonBench hung between cells; it was ended after {len(finished)} of them")
                 done = f"after {counted(len(finished), 'cell')}" if finished else "before it measured anything"
                 if follower.code and not finished:
                     raise UsageError(follower.refused or f"{_ended(follower)} {done}")
@@ -288,8 +287,8 @@ def _operator_records(
                     raise Incomplete(f"{_ended(follower)} {done}")
                 if not finished:
                     raise Incomplete(
-                        f"TritonBench measured nothing: no backend of {setup.op} that was asked for is installed here, "
-                        "unless its messages say otherwise"
+                        f"TritonBench measured nothing: none of the selected backends of {setup.op} is installed, "
+                        "unless its messages above give another reason"
                     )
                 return
             status, message = follower.epitaph()
@@ -302,7 +301,7 @@ def _ended(follower: _Follower) -> str:
 
 
 def _start(folder: Path, setup: Setup, arguments: list[str], timeout_s: float) -> _Follower:
-    """A child, with its files in an empty folder."""
+    """Start a child process, with its files in an empty folder."""
     journal, setup_file = folder / "journal.jsonl", folder / "setup.json"
     setup_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(setup, journal=str(journal))))
     module = "groupbench.operators.hosts.tritonbench_adapter"
@@ -310,7 +309,7 @@ def _start(folder: Path, setup: Setup, arguments: list[str], timeout_s: float) -
 
 
 def _lost(event: Event, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """The record of a cell that had begun."""
+    """Return the record of a cell that was started and not finished."""
     return _record(msgspec.structs.replace(event, cell=event.begun, status=status, message=message), machine, run)
 
 
@@ -335,7 +334,7 @@ def _record(event: Event, machine: Machine, run: Run) -> Record:
 
 
 class _Follower:
-    """A child that runs TritonBench, and the journal it writes."""
+    """A child process that runs TritonBench, and the journal it writes."""
 
     def __init__(self, command: list[str], journal: Path, timeout_s: float) -> None:
         self.journal = journal
@@ -351,7 +350,7 @@ class _Follower:
         return self._process.poll()
 
     def events(self) -> Iterator[Event]:
-        """As they are written, until the child has ended; it is ended here when it says nothing for too long."""
+        """Yield events as the child writes them, until it ends. Kills it after too long without an event."""
         position, last = 0, time.monotonic()
         while True:
             ended = self._process.poll() is not None
@@ -375,10 +374,10 @@ class _Follower:
             time.sleep(POLL_S)
 
     def left(self) -> str:
-        """What an interrupt here leaves."""
+        """Return, as text, the inputs that an interrupt now leaves unmeasured."""
         if self.last is None:
             return "nothing was measured"
-        return f"input {self.last.input_id} was not finished, and {counted(self.last.left, 'input')} not begun"
+        return f"input {self.last.input_id} was not finished, and {counted(self.last.left, 'input')} not started"
 
     def epitaph(self) -> tuple[Status, str]:
         if self.timed_out:

@@ -62,9 +62,9 @@ def _run(setup: Setup, arguments: list[str]) -> None:
             module = importlib.import_module(f"{PACKAGE}.{name}")
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{name}":
-                theirs = ", ".join(sorted(Path(path).name for path in operator_list._list_opbench_paths()))
+                operators = ", ".join(sorted(Path(path).name for path in operator_list._list_opbench_paths()))
                 raise UsageError(
-                    f"no operator {name!r}; there are: {', '.join(operator_names())}; TritonBench's: {theirs}"
+                    f"no operator {name!r}; there are: {', '.join(operator_names())}; TritonBench's: {operators}"
                 ) from error
             raise UsageError(f"TritonBench's operator {name} does not import here: {describe(error)}") from error
         base: Any = module.Operator

@@ -128,8 +128,8 @@ def forged_answer_with_token(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            answer = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0))
-            frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + answer)
+            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0))
+            frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
         return product(x)
 
     return run
@@ -144,10 +144,10 @@ def stopped_moves(x: Any) -> Any:
     def run() -> Any:
         calls[0] += 1
         if calls[0] > 3:
-            for found in gc.get_objects():
-                if type(found) is moves.Moves:
-                    found.set(None)
-                    found.advance = lambda: None  # type: ignore[method-assign]
+            for held in gc.get_objects():
+                if type(held) is moves.Moves:
+                    held.set(None)
+                    held.advance = lambda: None  # type: ignore[method-assign]
         return out.clone()
 
     return run
@@ -204,8 +204,8 @@ def reference_by_gc(x: Any) -> Any:
     import torch
 
     shape = (x.a.shape[0], x.b.shape[2])
-    found = [held for held in gc.get_objects() if isinstance(held, torch.Tensor) and tuple(held.shape) == shape]
-    reference = next(held for held in found if held is not x.a).to(x.a.dtype)
+    tensors = [held for held in gc.get_objects() if isinstance(held, torch.Tensor) and tuple(held.shape) == shape]
+    reference = next(held for held in tensors if held is not x.a).to(x.a.dtype)
     return lambda: reference.clone()
 
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 LEFT = 77
-"""What is left in outputs of integers, which have no NaN."""
+"""The value that marks unwritten elements of integer outputs, which have no NaN."""
 
 
 def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, list[Tensor], list[Tensor], list[str]]:
     """Run twice on poisoned memory: (form, the second output's tensors, the first's if unlike, inputs returned).
 
-    Raises TypeError where an output is not made of plain tensors.
+    Raises TypeError if an output is not made of plain tensors.
     """
     import torch
 
@@ -43,7 +43,7 @@ def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, li
         second = plain_parts(run(), device)[1]
     if device == "cuda":
         torch.cuda.synchronize()
-    # Copies, since what is shown to another process must not be the backend's to change.
+    # Copies, since the backend must not be able to change tensors that another process reads.
     second = [part.detach().clone() for part in second]
     like = len(kept) == len(second) and all(map(_same_bits, kept, second))
     return form, second, [] if like else kept, returned
@@ -63,10 +63,10 @@ def judge(
     tolerance: Tolerance,
     local: float = 1.0,
 ) -> tuple[Accuracy, str | None]:
-    """Errors of an output in a cell of this dtype, and in words what exceeds the tolerance, or None.
+    """Return the errors of an output in a cell of this dtype, and a text on what exceeds the tolerance, or None.
 
-    local  times the tolerance's relative RMS that a row or block may be off
-    Raises TypeError or ValueError where it is not of the reference's shape, or not of the operator's dtype.
+    local  limit for a row or block, in units of the tolerance's relative RMS
+    Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
     """
     expected = None if operator.decode is not None else torch_dtype(operator.output_dtype(dtype))
     out = operator.decode(out) if operator.decode is not None else out
@@ -81,11 +81,11 @@ def check(
     seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """Run twice on poisoned memory and compare with the reference, or each of several outputs with its own.
+    """Run twice on poisoned memory and compare each output with its reference.
 
-    Returns what was measured, of several outputs the worst of each number, and what is wrong, or None where nothing is;
-    that an input of `given` was changed or returned comes before what is wrong with the numbers then.
-    Raises TypeError or ValueError where the output is no tensor of the reference's shape and, if given, of `dtype`.
+    Returns the errors, for several outputs the worst of each number, and the fault as text, or None. A changed or
+    returned input of `given` is reported first, then wrong numbers. Raises TypeError or ValueError if the output is
+    not a tensor of the reference's shape and, if given, of `dtype`.
     """
     import torch
 
@@ -129,9 +129,9 @@ def check_backend(
 
 
 class Seen:
-    """Outputs as `check` judged them, in sums of their bits: enough to tell whether a later run gives the same.
+    """Checksums of the outputs that `check` accepted, to compare later runs with.
 
-    A kernel that counts on what it left in a buffer may be right once or twice, and wrong from then on.
+    A kernel that relies on the old contents of a buffer may be right once or twice, and wrong from then on.
     """
 
     def note(self, reference: Tensor | Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
@@ -143,7 +143,7 @@ class Seen:
         self._sums = _sums(outputs)
 
     def again(self, run: Callable[[], Any], operator: Operator) -> bool:
-        """Whether one more run gives, bit for bit, what was judged. Raises as `check` does."""
+        """Return whether another run gives bitwise the accepted output. Raises as `check` does."""
         out = operator.decode(run()) if operator.decode is not None else run()
         return _sums(_outputs(out, self._like, None)) == self._sums
 
@@ -171,17 +171,17 @@ def _compare_each(
     """`compare` of every output with its own reference: the worst of each number, the first problem and whose it is."""
     if not isinstance(reference, Mapping):
         return compare(outputs[""], reference, tolerance, local)
-    found = {name: compare(out, reference[name], tolerance, local) for name, out in outputs.items()}
-    accuracy = worst_of([accuracy for accuracy, _ in found.values()])
-    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in found.items() if problem), None)
+    errors = {name: compare(out, reference[name], tolerance, local) for name, out in outputs.items()}
+    accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
+    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
 
 
-def worst_of(found: Sequence[Accuracy]) -> Accuracy:
-    """Of several outputs the worst of each number, and the first bad coordinates that any has."""
+def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
+    """Return the worst of each number over several outputs, and the first bad coordinates."""
 
     def worst(field: str) -> float | None:
-        values = [getattr(one, field) for one in found]
-        return None if None in values else max(values)  # None stands for infinity
+        values = [getattr(one, field) for one in errors]
+        return None if None in values else max(values)  # None means infinity
 
     return Accuracy(
         rms=worst("rms"),
@@ -189,12 +189,12 @@ def worst_of(found: Sequence[Accuracy]) -> Accuracy:
         worst_block_rms=worst("worst_block_rms"),
         mismatch=worst("mismatch"),
         unwritten=worst("unwritten"),
-        first_bad=next((one.first_bad for one in found if one.first_bad), None),
+        first_bad=next((one.first_bad for one in errors if one.first_bad), None),
     )
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:
-    """Errors of `out` [M, N] against `reference` [M, N], and in words what exceeds the tolerance, or None."""
+    """Return the errors of `out` [M, N] from `reference` [M, N], and a text on what exceeds the tolerance, or None."""
     import torch
 
     if out.numel() == 0:
@@ -251,7 +251,7 @@ def poisoned() -> Iterator[None]:
     class Poison(TorchDispatchMode):
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Where nothing has imported Dynamo there is nothing for it to skip, and asking it to would import it."""
+            """Return `function`: if Dynamo is not imported it has nothing to skip, and `disable` would import it."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

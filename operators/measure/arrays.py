@@ -1,4 +1,4 @@
-"""NumPy's arrays as torch's tensors of the same memory, so that what measures and judges knows one kind alone."""
+"""View NumPy arrays as torch tensors of the same memory, so that measuring and checking handle only tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NUMPY = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def tensor_of(value: Any) -> Tensor | None:
-    """The tensor itself, one that shares an array's memory where it can, or None for anything else.
+    """Return a tensor for a tensor or array, sharing the array's memory if possible; None for anything else.
 
-    An array that may not be written to, or that runs backwards, is copied. So is a number of NumPy's.
+    A read-only array, one with negative strides, and a NumPy scalar are copied.
     """
     import torch
 
@@ -33,7 +33,7 @@ def tensor_of(value: Any) -> Tensor | None:
 
 
 def numpy_of(name: str) -> Any:
-    """NumPy's dtype of that name. Raises ValueError where it has none."""
+    """Return NumPy's dtype of that name. Raises ValueError for an unknown name."""
     import numpy
 
     if name not in NUMPY:

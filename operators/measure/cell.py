@@ -1,9 +1,9 @@
-"""One cell at a time in a process of its own: inputs, backend, calls. It neither judges nor decides what is recorded.
+"""Run one cell at a time in a process of its own: inputs, backend, calls. It does not check or record the results.
 
-The parent asks over a pipe, one request and one answer at a time, so that several cells can be alive together and their
-bursts interleaved; whatever this process does (crash, hang, corrupt its GPU context), its neighbours do not feel it.
-What it says is data of declared types. Its outputs go to a process that judges them (judge.py), and the parent's own
-clock bounds the times that it reports (witness.py).
+The parent sends one request at a time over a pipe, so several cells can be alive together with interleaved bursts. A
+crash, a hang or a corrupt GPU context in this process does not affect the others. Its replies are data of declared
+types. Its outputs are checked in another process (judge.py), and the parent's clock bounds the times that it reports
+(witness.py).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Code, Kernel, Telemetry, Timing
 
 KEEP_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-"""Outputs of timed calls that are kept until the parent has said which one it wants to see."""
+"""Number of outputs of timed calls that are kept until the parent has chosen one of them."""
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Environment variables that say where compilers keep what they have made."""
+"""Environment variables with the folders of compilers' caches."""
 
 _now = time.perf_counter
 _libc = ctypes.CDLL(None)
@@ -51,10 +51,10 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure, small enough to send to a process anywhere.
+    """One cell to measure, small enough to send to a process anywhere.
 
-    shape    its canonical text
-    problem  the shape itself, None where only its text is known
+    shape    the shape's canonical text
+    problem  the shape itself; None if only its text is known
     """
 
     operator: str
@@ -69,18 +69,18 @@ class Job:
     rtol: float | None = None
     atol: float | None = None
     plugins: tuple[str, ...] = ()
-    costs: tuple[str, ...] = CHEAP  # what else than latency and accuracy is measured
+    costs: tuple[str, ...] = CHEAP  # costs to measure in addition to latency and accuracy
     problem: Any = field(default=None, compare=False)
 
     def shape_of(self, operator: Operator) -> Any:
-        """Return the shape. Raises ValueError where the operator does not read its text."""
+        """Return the shape. Raises ValueError if the operator does not read its text."""
         return operator.parse_shape(self.shape) if self.problem is None else self.problem
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `prepare`: everything but latency and accuracy.
+    """Reply to `prepare`: all results except latency and accuracy.
 
-    sent  the output of the second of two calls on poisoned memory; followed by the first's where they differ
+    sent  the output of the second of two calls on poisoned memory, followed by that of the first if they differ
     """
 
     timing: Timing
@@ -89,9 +89,9 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     kernels: tuple[Kernel, ...]
     sent: Sent
     repeatable: bool
-    problem: str | None = None  # what the backend did to its inputs, or to what measures it
+    problem: str | None = None  # a change by the backend to its inputs or to the harness
     code: tuple[Code, ...] = ()  # of the kernels
-    metrics: dict[str, float] = {}  # what preparing cost, by the metrics' names
+    metrics: dict[str, float] = {}  # costs of preparing, by metric
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
@@ -157,28 +157,28 @@ def answer_requests(connection: Connection, take: Callable[[Request, Any], Any])
     """The loop of a process that is asked. `take` gives the object whose methods answer a request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    own: Any = None
+    handler: Any = None
     encode, send = msgspec.msgpack.encode, connection.send_bytes
-    gc.freeze()  # what was imported lives as long as the process: collecting need not look at it again
+    gc.freeze()  # imported modules live as long as the process, so the garbage collector can skip them
     while True:
         try:
             request: Request = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            own = take(request, own)
-            answer = getattr(own, request.verb)(*request.arguments)
+            handler = take(request, handler)
+            reply = getattr(handler, request.verb)(*request.arguments)
         except Unavailable as reason:
-            answer = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
+            reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
         except BaseException as error:
             traceback.print_exc()
-            answer = Failure("oom" if is_oom(error) else "error", located(error))
+            reply = Failure("oom" if is_oom(error) else "error", located(error))
         _flush()
-        send(request.token + encode(answer))
+        send(request.token + encode(reply))
 
 
 def _flush() -> None:
-    """Write out what was printed: by Python, and by C and CUDA, which prints what kernels do when it is waited for."""
+    """Flush the output of Python, C and CUDA; kernels' output appears when the device is synchronized."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a backend may have closed it
             stream.flush()
@@ -236,7 +236,7 @@ class _Cell:
     def __init__(self, job: Job, file: int) -> None:
         self.job = job
         self.file = file
-        self.shown: Any = None  # what another process may be reading
+        self.shown: Any = None  # tensors that another process may be reading
         self.kept: list[tuple[int, str, list[Any]]] | None = None
 
     def load(self) -> Done:
@@ -248,10 +248,10 @@ class _Cell:
         return Done("loaded")
 
     def adopt(self) -> Done:
-        """Import what the cell needs, and no more: `load` makes its inputs, or `reload`."""
+        """Import the modules that the cell needs, without making inputs, which `load` or `reload` does."""
         import torch
 
-        torch.cuda.Event  # noqa: B018 - imported before what is measured is
+        torch.cuda.Event  # noqa: B018 - import it before the backend
         seal.close()
         job = self.job
         self.operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
@@ -261,7 +261,7 @@ class _Cell:
         return Done("adopted")
 
     def unload(self) -> Done:
-        """Drop everything but what was imported, so that others find the device's memory free."""
+        """Drop everything but imported modules, so that the device's memory is free for other processes."""
         job = self.job
         self.__dict__.clear()
         gc.collect()
@@ -300,7 +300,7 @@ class _Cell:
 
     def _prepared(self) -> tuple[Any, list[Any]]:
         """(the callable, after one call; the copies of inputs in other layouts that it reads)"""
-        moves.registered_copies()  # of what was prepared before
+        moves.registered_copies()  # discard those of the previous cell
         with compiled.interpreted() as launched:
             run = self.backend.prepare(self.inputs)
             if not callable(run):
@@ -319,13 +319,13 @@ class _Cell:
         return Costs(built.metrics | {"cold_prepare_ms": 1e3 * (_now() - start)})
 
     def costs(self, wanted: tuple[str, ...], call_ms: float) -> Costs:
-        """What a call costs besides its latency. What cannot be measured is left out: it is no fault of the cell."""
+        """Return the costs of a call besides its latency, without those that cannot be measured."""
         if self.job.device != "cuda":
             return Costs({})
         self.moves.set(None)
         enqueue_ms = self.timer.host_ms() if isinstance(self.timer, GpuTimer) else None
-        found = costs.of_cuda(self.run, wanted, call_ms, self.nvml)
-        return msgspec.structs.replace(found, enqueue_ms=enqueue_ms)
+        measured = costs.of_cuda(self.run, wanted, call_ms, self.nvml)
+        return msgspec.structs.replace(measured, enqueue_ms=enqueue_ms)
 
     def forget(self) -> Done:
         """Drop the outputs that were shown."""
@@ -350,9 +350,9 @@ class _Cell:
         return Shown(exchange.send(form, self.shown, self.file, by_handle=True), 0)
 
     def reload(self, seed: int, samples: int) -> Done:
-        """The same problem at other addresses: what lies before it in memory is of random size.
+        """Load the same problem at other addresses, after an allocation of random size.
 
-        Where a kernel's inputs lie moves its time by up to 0.4 % (0.7 % at 13 us), in one process as between two.
+        The addresses of the inputs change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
         """
         job = self.job
         for name in ("timer", "inputs", "given", "pads", "moves", "shown", "kept"):
@@ -394,7 +394,7 @@ class _Cell:
 
 
 def _choices() -> Any:
-    """What notes the variants of kernels that are chosen within; nothing in a tree whose kernels have none."""
+    """Return a context that records the chosen kernel variants; it does nothing in a tree without variants."""
     try:
         from groupbench.kernels.variants import choices
     except ImportError:
@@ -422,7 +422,7 @@ def _release(device: str) -> None:
 
 
 def _pads(seed: int, device: str) -> list[Any]:
-    """Memory that is held and never used: some small pieces and one of up to 64 MiB, of sizes that the seed says."""
+    """Allocate memory that is never used: some small pieces and one of up to 64 MiB, with sizes from the seed."""
     import torch
 
     draw = random.Random(seed)

@@ -1,8 +1,8 @@
-"""Which Triton kernels a call launches, with what the compiler said of them.
+"""Record the Triton kernels that a call launches, with the compiler's facts about them.
 
 The hash is of each kernel's PTX without line numbers and comments: equal hashes mean that the code did not change,
-whatever the latency did. Triton offers no hook that hands over the compiled kernel at launch, so the one method that
-returns it is watched, here and nowhere else.
+even if the latency did. Triton has no hook that passes the compiled kernel at launch, so this module wraps the one
+method that returns it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 @contextmanager
 def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
-    """Within, every distinct Triton kernel launched is added to the list; none is where Triton interprets.
+    """Record every distinct Triton kernel launched in this context; none if Triton interprets.
 
     code  receives the code of each kernel by its hash
     """
     kernels: dict[str, Kernel] = {}
-    found: list[Kernel] = []
+    launched: list[Kernel] = []
     try:
         from triton.runtime.jit import JITFunction
     except ImportError:
-        yield found
+        yield launched
         return
     original = JITFunction.run
 
@@ -48,14 +48,14 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
         return compiled
 
     with mock.patch.object(JITFunction, "run", run):
-        yield found
-    found.extend(kernels.values())
+        yield launched
+    launched.extend(kernels.values())
 
 
 def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
-    """Return the kernels with, in `config`, the variant that ran of each choice, and why those before it did not.
+    """Return the kernels with, in `config`, the variant that ran of each choice, and why earlier ones did not.
 
-    `variant` maps what was chosen between to the variant; `passed_over`, where there is one, to reasons by variant.
+    `variant` maps each choice to its variant; `passed_over`, if present, maps it to reasons by variant.
     """
     choices = list(chosen)
     more: dict[str, Any] = {"variant": {choice.kernel: choice.variant for choice in choices}}
@@ -70,20 +70,20 @@ def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[
 @contextmanager
 def interpreted() -> Iterator[list[str]]:
     """Within, the name of every kernel that Triton's interpreter runs is added to the list."""
-    found: list[str] = []
+    names: list[str] = []
     try:
         from triton.runtime.interpreter import GridExecutor
     except ImportError:
-        yield found
+        yield names
         return
     original = GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(getattr(self.fn, "__name__", "kernel"))
+        names.append(getattr(self.fn, "__name__", "kernel"))
         return original(self, *args, **kwargs)
 
     with mock.patch.object(GridExecutor, "__call__", call):
-        yield found
+        yield names
 
 
 def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
@@ -104,7 +104,7 @@ def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
 
 
 def _code_of(hash_: str, compiled: Any, function: Any) -> Code:
-    """Return the code of a compiled kernel, without what its hash passes over: line numbers and debug information."""
+    """Return the code of a compiled kernel without line numbers and debug information, which its hash ignores."""
     asm = compiled.asm
     ptx, ttgir, cubin = asm.get("ptx"), asm.get("ttgir"), asm.get("cubin")
     source = getattr(function, "src", None)
@@ -133,7 +133,7 @@ def _number(compiled: Any, name: str) -> int | None:
 
 
 def code_hash(ptx: str) -> str:
-    """Of what the GPU would run: moving the source by a line leaves it as it is."""
+    """Return the hash of the code that the GPU runs, which does not change if the source moves by a line."""
     return hashlib.sha256("\n".join(instructions(ptx)).encode()).hexdigest()[:16]
 
 

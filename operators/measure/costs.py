@@ -1,7 +1,7 @@
-"""What a call costs besides its latency: memory, kernels launched, energy; and what compiling and tuning took.
+"""Measure the costs of a call besides its latency: memory, kernels launched, energy, compile and tuning time.
 
-Measured in the cell's own process when its bursts are over, so that none of it moves a latency. Each cost is a metric
-of `tracker/metrics.py`; one that cannot be measured here is left out.
+They are measured in the cell's process after its bursts, so that they do not affect the latency. Each cost is a metric
+of `tracker/metrics.py`; one that cannot be measured here is omitted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLED_CALLS = 3
 
 
 class Costs(msgspec.Struct, frozen=True, tag=True):
-    """What a call costs, by the metrics' names, and what it launches."""
+    """The costs of a call, by metric, and the kernels that it launches."""
 
     metrics: dict[str, float]
     launched: tuple[str, ...] | None = None  # kernels, copies and fills, in order
@@ -39,28 +39,28 @@ class Costs(msgspec.Struct, frozen=True, tag=True):
 
 MEMORY, KERNELS, ENERGY, COLD = "memory", "kernels", "energy", "cold"
 CHEAP = (MEMORY,)
-"""What takes milliseconds and changes nothing in the process, and is measured unless asked otherwise."""
+"""The costs measured by default: they take milliseconds and do not change the process."""
 ALL = (MEMORY, KERNELS, ENERGY, COLD)
-"""What can be asked for: energy takes a second a cell; cold is a process of its own with empty caches."""
+"""All costs: energy takes a second per cell, cold a new process with empty caches."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
-    """Return what is wanted of a call on the current CUDA device; what fails is left out."""
+    """Return the wanted costs of a call on the current CUDA device, without those that cannot be measured."""
     import torch
 
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     names = None
     with contextlib.suppress(Exception):
         if ENERGY in wanted and nvml and nvml.joules() is not None:
-            found |= _energy(run, call_ms, nvml)
+            values |= _energy(run, call_ms, nvml)
     with contextlib.suppress(Exception):
         if MEMORY in wanted:
-            found["workspace_mib"] = workspace_mib(run, CudaMemory())
+            values["workspace_mib"] = workspace_mib(run, CudaMemory())
     if KERNELS in wanted:
         names = launched(run)
-        run()  # a process that a capture has spoilt says so here, and is not asked anything more
+        run()  # fails here if a capture has broken the process
     torch.cuda.synchronize()
-    return Costs({name: value for name, value in found.items() if math.isfinite(value) and value >= 0}, names)
+    return Costs({name: value for name, value in values.items() if math.isfinite(value) and value >= 0}, names)
 
 
 def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, float]:
@@ -73,8 +73,8 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
 
     idle = idle_watts(nvml.joules)
     taken = energy(run, call_ms, nvml.joules, event, torch.cuda.synchronize)
-    found = {} if idle is None else {"idle_w": idle}
-    return found if taken is None else found | {"energy_j": taken.joules, "power_w": taken.watts}
+    values = {} if idle is None else {"idle_w": idle}
+    return values if taken is None else values | {"energy_j": taken.joules, "power_w": taken.watts}
 
 
 # ---- compiling and tuning
@@ -82,7 +82,7 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
 
 @dataclass
 class Building:
-    """Milliseconds of compiling and of tuning within a stretch of time; None where there was none."""
+    """Milliseconds spent compiling and tuning during a period; None if there was none."""
 
     compiled_ms: float = 0.0
     compiled: int = 0  # kernels that no cache had
@@ -92,52 +92,52 @@ class Building:
 
     @property
     def metrics(self) -> dict[str, float]:
-        found = {"compile_ms": self.compiled_ms} if self.compiled else {}
+        values = {"compile_ms": self.compiled_ms} if self.compiled else {}
         if self.tuned_ms is not None:
-            found["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
-        return found
+            values["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
+        return values
 
 
 @contextmanager
 def building() -> Iterator[Building]:
-    """Within, what Triton compiles and tunes is added up. A kernel that a cache has costs nothing and is not counted.
+    """Add up the time that Triton compiles and tunes in this context. Cached kernels cost nothing and are not counted.
 
     Triton calls a listener for each kernel that it compiles; its autotuner has no hook, so its method is wrapped.
     """
-    found = Building()
+    total = Building()
     try:
         from triton import knobs
         from triton.runtime.autotuner import Autotuner
     except ImportError:
-        yield found
+        yield total
         return
     before = knobs.compilation.listener
 
-    def listener(**given: Any) -> None:
-        if not given.get("cache_hit"):
-            found.compiled += 1
-            found.compiled_ms += given["times"].total / 1e3
-            if found._depth:
-                found.within_tuning_ms += given["times"].total / 1e3
+    def listener(**event: Any) -> None:
+        if not event.get("cache_hit"):
+            total.compiled += 1
+            total.compiled_ms += event["times"].total / 1e3
+            if total._depth:
+                total.within_tuning_ms += event["times"].total / 1e3
         if before is not None:
-            before(**given)
+            before(**event)
 
     original = Autotuner._bench
 
-    def bench(self: Any, *args: Any, **given: Any) -> Any:
+    def bench(self: Any, *args: Any, **keywords: Any) -> Any:
         begun = _now()
-        found._depth += 1
+        total._depth += 1
         try:
-            return original(self, *args, **given)
+            return original(self, *args, **keywords)
         finally:
-            found._depth -= 1
-            if not found._depth:
-                found.tuned_ms = (found.tuned_ms or 0.0) + 1e3 * (_now() - begun)
+            total._depth -= 1
+            if not total._depth:
+                total.tuned_ms = (total.tuned_ms or 0.0) + 1e3 * (_now() - begun)
 
     knobs.compilation.listener = listener
     Autotuner._bench = bench
     try:
-        yield found
+        yield total
     finally:
         knobs.compilation.listener = before
         Autotuner._bench = original
@@ -147,7 +147,7 @@ def building() -> Iterator[Building]:
 
 
 class Memory(Protocol):
-    """What `workspace_mib` asks of a device: torch's allocator, and what the whole device has left."""
+    """The memory counters that `workspace_mib` needs: those of torch's allocator, and the device's free memory."""
 
     def allocated(self) -> int:
         """Bytes of live tensors."""
@@ -217,15 +217,15 @@ class CudaMemory:
 def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
     """Return the peak of device memory during a call beyond its inputs and its output, in MiB.
 
-    Torch's allocator knows what went through it to the byte. What did not is seen as the device's free memory, read by
-    a thread while calls run, so that a workspace that is allocated and freed within one call may be missed there.
+    Torch's allocator counts its own allocations to the byte. Other allocations show in the device's free memory, which
+    a thread reads while calls run; a workspace allocated and freed within one call may be missed there.
     """
-    run()  # what only the first call allocates is no cost of each
+    run()  # ignore allocations that only the first call makes
     memory.synchronize()
     memory.reset_peak()
     out = run()
     memory.synchronize()
-    held = memory.allocated()  # inputs, what the backend keeps, and the output, whose life this is
+    held = memory.allocated()  # inputs, memory kept by the backend, and the output
     inside = max(0, memory.peak() - held)
     del out
     before = memory.used() - memory.reserved()
@@ -270,10 +270,10 @@ class _KernelNode(ctypes.Structure):
 
 
 def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
-    """Return the names of what one call puts on the GPU, in order: kernels, `[memcpy]`, `[memset]`.
+    """Return the names of the GPU operations of one call, in order: kernels, `[memcpy]`, `[memset]`.
 
-    The call is captured into a CUDA graph, which is read and dropped: nothing runs. None where it cannot be captured,
-    as one that waits for the GPU, or where this torch or driver does not hand the graph over.
+    The call is captured into a CUDA graph, which is read and dropped: nothing runs. None if it cannot be captured,
+    such as one that waits for the GPU, or if this torch or driver does not expose the graph.
     """
     import torch
 
@@ -304,16 +304,16 @@ def _names(driver: Any, graph: int) -> tuple[str, ...] | None:
     nodes = (ctypes.c_void_p * count.value)()
     if driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)):
         return None
-    found = []
+    names = []
     for node in filter(None, nodes[: count.value]):
         kind = ctypes.c_int()
         if driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)):
             return None
         if kind.value == _KERNEL:
-            found.append(_name(driver, node))
+            names.append(_name(driver, node))
         elif kind.value in (_MEMCPY, _MEMSET):
-            found.append("[memcpy]" if kind.value == _MEMCPY else "[memset]")
-    return tuple(found)
+            names.append("[memcpy]" if kind.value == _MEMCPY else "[memset]")
+    return tuple(names)
 
 
 def _name(driver: Any, node: int) -> str:
@@ -341,7 +341,7 @@ LEAST_TICKS = 4
 
 @dataclass(frozen=True)
 class Energy:
-    """Of a call, in a row of calls that keeps the GPU busy."""
+    """Return the energy of a call in mJ, from consecutive calls that keep the GPU busy."""
 
     joules: float
     watts: float
@@ -361,9 +361,9 @@ def idle_watts(joules: Callable[[], float], sleep: Callable[[float], None] = tim
 
 def energy(
     run: Callable[[], Any],
-    call_ms: float,  # about what a call takes
+    call_ms: float,  # approximate duration of a call
     joules: Callable[[], float],  # reading of the counter
-    event: Callable[[], Any],  # records an event; its `query` says whether it has come
+    event: Callable[[], Any],  # records an event; its `query` returns whether it is done
     synchronize: Callable[[], None],
 ) -> Energy | None:
     """Return the energy of a call from the GPU's counter, over calls in a row.

@@ -1,4 +1,4 @@
-"""Where a run happens: on which device, and its hardware, driver and versions, as far as they can be found out."""
+"""Detect the environment of a run: device, hardware, driver and versions, as far as they are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.record import PACKAGE, Environment, cut
 
-# Environment variables that change what is compiled or how it runs.
+# Environment variables that change the compiled code or its execution.
 SETTING_PREFIXES = (
     "TRITON_",
     "HELION_",
@@ -34,16 +34,16 @@ SETTING_PREFIXES = (
 PLACES = ("_DIR", "_PATH", "_HOME", "_CACHE")
 
 
-def resolve_device(asked: str) -> str:
-    """Return "cuda" or "cpu" for what the user asked, "auto" included, and set up this process to measure there.
+def resolve_device(requested: str) -> str:
+    """Return "cuda" or "cpu" for the requested device or "auto", and set up this process to measure on it.
 
-    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS says otherwise: on a busy machine a
+    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS is set: on a busy machine a
     product of 0.1 ms took 112 ms with two threads, since each waits for the one that is not scheduled.
 
-    Raises UsageError where TRITON_INTERPRET contradicts the device.
+    Raises UsageError if TRITON_INTERPRET contradicts the device.
     """
-    device = asked
-    if asked == "auto":
+    device = requested
+    if requested == "auto":
         device = "cuda" if _gpu_driver() and _torch_sees_gpu() else "cpu"
     if device == "cpu":
         # Read when kernels are defined, so before anything imports Triton, the fork server included.
@@ -55,7 +55,7 @@ def resolve_device(asked: str) -> str:
 
 
 def interpreted() -> bool:
-    """Whether TRITON_INTERPRET is set, by the user or, in a process for a CPU, by resolve_device."""
+    """Return whether TRITON_INTERPRET is set, by the user or, in a process for a CPU, by resolve_device."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no")
 
 
@@ -117,17 +117,17 @@ def detect(device: str) -> Environment:
     )
 
 
-def with_packages(found: Environment, packages: Iterable[str]) -> Environment:
+def with_packages(detected: Environment, packages: Iterable[str]) -> Environment:
     """Return the environment with the versions of further packages, of those that are installed, in its settings."""
     versions = {f"{PACKAGE}{name}": _version(name) for name in packages}
-    known = {name: storable(version) for name, version in versions.items() if version}
-    return msgspec.structs.replace(found, settings=found.settings | known) if known else found
+    installed = {name: storable(version) for name, version in versions.items() if version}
+    return msgspec.structs.replace(detected, settings=detected.settings | installed) if installed else detected
 
 
-def without_packages(found: Environment) -> Environment:
+def without_packages(detected: Environment) -> Environment:
     """Return the environment as it is for backends that need no further package."""
-    settings = {name: value for name, value in found.settings.items() if not name.startswith(PACKAGE)}
-    return msgspec.structs.replace(found, settings=settings)
+    settings = {name: value for name, value in detected.settings.items() if not name.startswith(PACKAGE)}
+    return msgspec.structs.replace(detected, settings=settings)
 
 
 def _version(package: str) -> str | None:
@@ -138,14 +138,14 @@ def _version(package: str) -> str | None:
 
 
 def _tritonbench() -> str | None:
-    """With the commit that pip installed it from, since its version never changes; "source" where it is only a path."""
+    """Return the version with the commit that pip installed, since the version never changes; "source" for a path."""
     try:
-        found = distribution("tritonbench")
+        installed = distribution("tritonbench")
     except PackageNotFoundError:
         return "source" if importlib.util.find_spec("tritonbench") else None
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id", "")
-    return f"{found.version}+{commit[:10]}" if commit else found.version
+    return f"{installed.version}+{commit[:10]}" if commit else installed.version
 
 
 def _driver(nvml: Nvml) -> str | None:

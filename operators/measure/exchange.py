@@ -1,6 +1,6 @@
-"""Outputs on their way from a backend's process to the one that judges: by CUDA's own means, or through a file.
+"""Send outputs from a backend's process to the judging process, through CUDA's IPC handles or a file.
 
-What travels beside the bytes is plain data, checked by its types. Nothing is unpickled that a backend's process sent.
+The data next to the bytes is plain and its types are checked. Nothing from a backend's process is unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int = 0
     handle: tuple[int, bytes, int, int, bytes, int, bytes, bool] | None = None
-    start: int = 0  # of the tensor in what the handle is of, in bytes
+    start: int = 0  # offset of the tensor in the handle's memory, in bytes
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
-    """(form, tensors) of what a backend returned.
+    """Return (form, tensors) of a backend's output.
 
-    Raises TypeError where it is not a tensor, or a tuple or list of tensors: materialised, strided, on the device, and
-    of no class of its own, which could put off its work until someone looks.
+    Raises TypeError if it is not a tensor, or a tuple or list of tensors, that are materialised, strided and on the
+    device. Subclasses of Tensor are rejected, since they could defer the work until the output is read.
     """
     import torch
 
@@ -122,7 +122,7 @@ def receive(sent: Sent, path: str, device: str) -> Any:
     for part in sent.parts:
         dtype = getattr(torch, part.dtype, None)
         if not isinstance(dtype, torch.dtype) or any(size < 0 for size in part.shape):
-            raise ValueError(f"the backend's process sent {part.dtype} {list(part.shape)}, which is no tensor")
+            raise ValueError(f"the backend's process sent {part.dtype} {list(part.shape)}, which is not a tensor")
         size = math.prod(part.shape) * dtype.itemsize
         if not size:
             tensors.append(torch.empty(part.shape, dtype=dtype, device=device))
@@ -145,14 +145,14 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
     file = os.open(path, os.O_RDONLY)
     try:
         if offset < 0 or offset + size > os.fstat(file).st_size:
-            raise ValueError("the backend's process sent less than it said")
+            raise ValueError("the backend's process sent fewer bytes than it announced")
         with mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as memory:
             view = memoryview(memory)[offset : offset + size]
-            found = torch.frombuffer(bytearray(view), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(view), dtype=torch.uint8)
             view.release()
     finally:
         os.close(file)
-    return found.to(device)
+    return data.to(device)
 
 
 def _name(part: Tensor) -> str:

@@ -48,7 +48,7 @@ def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
 
 
 def shown(file: str) -> str:
-    """A file as users know it: relative to the current folder where it is below it."""
+    """Return a file's path, relative to the current folder if the file is below it."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -56,10 +56,10 @@ def shown(file: str) -> str:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether the GPU's or the host's memory ran out.
+    """Return whether the GPU's or the host's memory ran out.
 
-    torch's CPU allocator says so in a RuntimeError's text, and so does CUDA where something else than torch's
-    allocator asked it for memory.
+    torch's CPU allocator reports it in the text of a RuntimeError, as does CUDA for allocations that do not go through
+    torch's allocator.
     """
     import torch
 

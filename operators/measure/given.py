@@ -1,8 +1,7 @@
-"""The inputs as a backend was given them: has it changed one, or handed one back as its output?
+"""Detect whether a backend has changed one of its inputs or returned one as its output.
 
-An operator's maths leaves its inputs alone, and so must a backend: a caller has its values for further use, and the
-next call of the same callable computes with them. What was there is remembered as sums of its bits, not as a copy, for
-which a large problem leaves no memory.
+A backend must not change its inputs: the caller may use them again, and so does the next call. The original contents
+are remembered as checksums rather than as a copy, for which a large problem leaves no memory.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class Given:
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
     def is_like(self, other: Given) -> bool:
-        """Whether two inputs hold the same values."""
+        """Return whether two inputs hold the same values."""
         return list(self._sums.values()) == list(other._sums.values())
 
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
-        """Names of the inputs whose memory any of the outputs lies in."""
-        found = {_address(out) for out in outputs}
-        return [name for at, name in self._names.items() if at in found]
+        """Return the names of the inputs that share memory with one of the outputs."""
+        addresses = {_address(out) for out in outputs}
+        return [name for at, name in self._names.items() if at in addresses]
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
-        """What a backend has done to its inputs, of which it has `returned` some, in words; None where nothing."""
+        """Return as text which inputs a backend has changed or `returned`; None if it has done neither."""
         changed = [self._names[at] for at, tensor in self._memory.items() if _memory_sums(tensor) != self._sums[at]]
         if changed:
             return f"the backend changed {_inputs(changed)}"
@@ -72,9 +71,9 @@ def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def place_sums(bits: Tensor) -> list[int]:
-    """Sums of a vector of integers, weighted by place, so that what has changed places is found too.
+    """Return sums of a vector of integers, weighted by position, so that swapped values are detected too.
 
-    By parts, for whose products there is memory.
+    Computed in parts, whose products fit in memory.
     """
     import torch
 
@@ -82,12 +81,12 @@ def place_sums(bits: Tensor) -> list[int]:
     weights = torch.arange(1, 1 + (len(parts[0]) if parts else 0), device=bits.device)
     for shift, factor in MIXING:
         weights = (weights ^ (weights >> shift)) * factor
-    found: list[int] = torch.stack([(part * weights[: len(part)]).sum() for part in parts]).tolist()
-    return found
+    sums: list[int] = torch.stack([(part * weights[: len(part)]).sum() for part in parts]).tolist()
+    return sums
 
 
 def _address(tensor: Tensor) -> int:
-    """Of what it lies in; 0 where it has no memory of its own, as a sparse or a nested one."""
+    """Return the address of a tensor's storage; 0 for a tensor without one, such as a sparse or nested tensor."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # torch has no other way to ask
@@ -95,7 +94,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _memory_sums(tensor: Tensor) -> list[int]:
-    """Of all that a tensor's storage holds, by words of 4 bytes, and the bytes behind the last word."""
+    """Return the checksums of a tensor's storage, over words of 4 bytes and the bytes after the last word."""
     import torch
 
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

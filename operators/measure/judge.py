@@ -1,8 +1,8 @@
-"""The process that judges: it has the reference, and no backend is ever imported there.
+"""The judging process: it computes the reference and compares outputs with it. It never imports a backend.
 
-It makes a problem's inputs itself, moves them as the parent says that a backend's were moved, computes the reference
-with its own torch, and compares what the backend's process sent. One for each run; the reference of a round serves all
-backends of the problem.
+It makes the inputs of a problem, applies the same moves as the parent applied to a backend's inputs, computes the
+reference with its own torch, and compares the outputs sent by the backend's process. There is one per run. The
+reference of a round serves all backends of the problem.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHECKED: set[str] = set()
 
 
 class At(msgspec.Struct, frozen=True):
-    """What a backend's inputs were: moved by a secret and so many steps, or as they were made; rerouted by a seed."""
+    """The state of a backend's inputs: as made, or moved by a secret and so many steps; and rerouted by a seed."""
 
     secret: int | None = None
     step: int = 0
@@ -39,7 +39,7 @@ class At(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `compare`: errors, and what is wrong, or None."""
+    """Reply to `compare`: the errors, and the fault as text, or None."""
 
     accuracy: Accuracy
     problem: str | None
@@ -62,7 +62,7 @@ JudgeAnswer = Judged | Rerouted | Gauged | Done | Failure
 
 def serve(connection: Connection, file: int) -> None:
     """Answer requests until the pipe closes."""
-    answer_requests(connection, lambda request, own: own or _Judge())
+    answer_requests(connection, lambda request, judge: judge or _Judge())
 
 
 class _Judge:
@@ -98,10 +98,10 @@ class _Judge:
         return Gauged(witness.stretch(self.job.device))
 
     def _check_inputs(self) -> None:
-        """Raises UsageError where a plugin's inputs are drawn from a generator that nobody seeds.
+        """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
 
-        Each process makes its own: a result would be judged by the reference for other inputs. One problem of each
-        operator is made twice.
+        Each process makes its own inputs, so a result would be compared with the reference of other inputs. To detect
+        this, the inputs of one problem of each operator are made twice.
         """
         assert self.job is not None
         job = self.job
@@ -117,7 +117,7 @@ class _Judge:
         _CHECKED.add(job.operator)
 
     def can_reroute(self, seed: int) -> Rerouted:
-        """Whether this problem has another routing."""
+        """Return whether this problem has another routing."""
         held = moves.reroute(self.operator, self.shape, self.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
@@ -191,10 +191,10 @@ def _operator(job: Job) -> Any:
 
 def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:
     """The row of the table that a backend is held to. Raises ValueError for one of another dtype."""
-    own: str = operator.output_dtype(dtype)
-    name = (row or "{dtype}").format(dtype=own)
+    dtype_: str = operator.output_dtype(dtype)
+    name = (row or "{dtype}").format(dtype=dtype_)
     table = TOLERANCES | dict(getattr(operator, "tolerances", {}))
-    if name not in table or name.partition("_")[0] != own.partition("_")[0]:
-        raise ValueError(f"the backend asks for the tolerance {name!r}, which is not one of {own}")
+    if name not in table or name.partition("_")[0] != dtype_.partition("_")[0]:
+        raise ValueError(f"the backend asks for the tolerance {name!r}, which is not one of {dtype_}")
     tolerance: Tolerance = table[name]
     return tolerance

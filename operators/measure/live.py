@@ -1,7 +1,7 @@
-"""A cell in the making: what is asked of its process, and what of the answers is believed.
+"""Drive a cell while it is measured: send requests to its process and check the replies.
 
-Its outputs are judged by another process, and its times bounded by this one's clock. The executor drives a cell through
-all of it; one side of a comparison drives two.
+Another process checks its outputs, and this process's clock bounds its times. The executor drives one cell through all
+steps; one side of a comparison drives two.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ FIRST = At()
 
 
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
-"""What else than Done a verb is answered by."""
+"""The reply types of verbs, other than Done."""
 
 LOOKS, LOOK_S = 3, 0.2
 """Timed calls of a burst that are judged; one where that takes longer. Half of the calls must lie to move a median."""
 
 
 SLACK, REROUTED_SLACK = 4.0, 10.0
-"""Times its tolerance that a result may be off for inputs that are drawn. What was not computed is off by far more."""
+"""Limit for results on drawn inputs, in units of the tolerance. A result that was not computed is off by far more."""
 
 
 def new_secret() -> int:
-    """What the inputs of a round are moved by: drawn when every backend of it has been prepared."""
+    """Draw the secret that moves the inputs of a round, after all its backends are prepared."""
     return secrets.randbits(63)
 
 
 @dataclass(frozen=True)
 class HeldTo:
-    """What the judge must know of a backend.
+    """The facts about a backend that the judge needs.
 
-    row   of the tolerance table, None for that of its dtype
-    home  plugins that the judge imports, to have the operator
+    row   row of the tolerance table; None for that of its dtype
+    home  plugins that the judge imports to get the operator
     """
 
     row: str | None
@@ -60,9 +60,9 @@ class HeldTo:
 
 
 def held_to(job: Job) -> HeldTo:
-    """By what the backend itself says. Imports the plugins, in this process.
+    """Return the facts that the backend declares. Imports the plugins, in this process.
 
-    Where the operator is known without a plugin, or with one of several, the judge imports no other.
+    The judge imports only the plugin that defines the operator, if any.
     """
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
@@ -73,7 +73,7 @@ def held_to(job: Job) -> HeldTo:
 
 @dataclass
 class Live:
-    """A cell and what is known of it so far. `judge` gives the process that judges, a new one where it has died."""
+    """A cell and its results so far. `judge` returns the judging process, restarted if it has died."""
 
     job: Job
     worker: Worker
@@ -84,12 +84,12 @@ class Live:
     bursts: list[Burst] = field(default_factory=list)
     accuracy: Accuracy | None = None
     problem: str | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # what it costs, by name
+    metrics: dict[str, float] = field(default_factory=dict)  # its costs, by metric
     launched: tuple[str, ...] | None = None  # kernels, copies and fills of one call, in order
     dynamic: bool | None = None  # whether the callable follows another routing; None where that was not tried
 
     held_to: HeldTo | None = None
-    inaccurate: str | None = None  # what the first calls' output has against it
+    inaccurate: str | None = None  # the fault in the output of the first calls, as text
 
     def __post_init__(self) -> None:
         self.held_to = self.held_to or held_to(self.job)
@@ -100,7 +100,7 @@ class Live:
 
     @property
     def suspicious(self) -> bool:
-        """Whether it is wrong by what it does to the measurement, and not by its result alone."""
+        """Return whether it is wrong because it tampers with the measurement, and not only because of its result."""
         return self.problem is not None and self.problem != self.inaccurate
 
     @property
@@ -113,17 +113,17 @@ class Live:
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         """The answer of the verb's type, or a Failure, which is noted too."""
-        answer = self.worker.ask(Request(verb, arguments=arguments))
-        if not isinstance(answer, (Failure, ANSWERS.get(verb, Done))):
+        reply = self.worker.ask(Request(verb, arguments=arguments))
+        if not isinstance(reply, (Failure, ANSWERS.get(verb, Done))):
             self.worker.kill()
-            answer = Failure("error", f"its answer to {verb} could not be read: it is of another kind")
-        return self.take(answer)
+            reply = Failure("error", f"its answer to {verb} could not be read: it is of another kind")
+        return self.take(reply)
 
-    def take(self, answer: Any) -> Any:
+    def take(self, reply: Any) -> Any:
         """The answer; a failure is noted too."""
-        if isinstance(answer, Failure):
-            self.failure = answer
-        return answer
+        if isinstance(reply, Failure):
+            self.failure = reply
+        return reply
 
     def prepare(self) -> None:
         """Prepare the backend, and have the output of its first calls judged."""
@@ -146,9 +146,9 @@ class Live:
         self._forget()
 
     def burst(self, secret: int, chosen: int | None) -> Burst | Failure:
-        """A burst on inputs moved by the secret, and the judgement of some of its timed calls.
+        """Measure a burst on inputs moved by the secret, and check the outputs of some of its timed calls.
 
-        chosen  seed that says which calls; None: none is judged
+        chosen  seed for the choice of calls; None to check none
         """
         begun = witness.now()
         burst = self.ask("burst", secret)
@@ -156,17 +156,17 @@ class Live:
         if not isinstance(burst, Burst):
             return burst
         self.bursts.append(burst)
-        found = burst.problem or witness.too_long(burst.samples_ms, took_s)
-        if found is None and self.problem is None and chosen is not None:
-            found = self._look(secret, _draw(chosen, burst.kept, self._looks))
-        if burst.kept < 1 and found is None:
-            found = "no output of a timed call was kept"
-        self.problem = self.problem or found
+        fault = burst.problem or witness.too_long(burst.samples_ms, took_s)
+        if fault is None and self.problem is None and chosen is not None:
+            fault = self._look(secret, _draw(chosen, burst.kept, self._looks))
+        if burst.kept < 1 and fault is None:
+            fault = "no output of a timed call was kept"
+        self.problem = self.problem or fault
         self._forget()
         return self.failure or burst
 
     def _look(self, secret: int, numbers: Sequence[int]) -> str | None:
-        """Have these of the kept outputs judged. Returns what is wrong with the first that is."""
+        """Have some of the kept outputs checked. Returns the fault of the first wrong one, or None."""
         for number in numbers:
             shown = self.ask("show", number)
             if not isinstance(shown, Shown):
@@ -182,7 +182,7 @@ class Live:
         return None
 
     def finish(self) -> None:
-        """Find out what is left when the bursts are over."""
+        """Make the checks that come after the bursts."""
         if not self.going:
             return
         if self.job.plugins and (name := seal.broken()) is not None:
@@ -198,31 +198,31 @@ class Live:
         def calls(number: int) -> Any:
             return self.worker.ask(Request("witness", arguments=(number,)))
 
-        found = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
-        if isinstance(found, Failure):
-            self.failure = found
+        fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
+        if isinstance(fault, Failure):
+            self.failure = fault
         else:
-            self.problem = found
+            self.problem = fault
 
     def _gauge(self) -> float | Failure:
-        """How many times as long known work takes on the device, by the process that judges."""
+        """Return how many times as long known work takes on the device, by the process that judges."""
         gauged = self._ask_judge(Request("gauge"))
         return gauged.stretch if isinstance(gauged, Gauged) else gauged
 
     def find_costs(self) -> bool:
-        """Measure what a call costs besides its latency. False where the process is no good afterwards.
+        """Measure the costs of a call besides its latency. Returns False if the process is unusable afterwards.
 
-        A cost that cannot be measured is no failure of the cell, whose latency and accuracy are known by now.
+        The cell does not fail if a cost cannot be measured, since its latency and accuracy are known by now.
         """
         if not self.going or self.interpreted or self.problem is not None or not self.bursts:
             return True
         wanted = tuple(name for name in self.job.costs if name != COLD)
-        answer = self.worker.ask(Request("costs", arguments=(wanted, median_ms(self.bursts)))) if wanted else None
-        if isinstance(answer, Costs):
-            self.metrics |= answer.metrics
-            self.launched = answer.launched
-            self._lower_enqueue(answer.enqueue_ms)
-        return not isinstance(answer, Failure)
+        reply = self.worker.ask(Request("costs", arguments=(wanted, median_ms(self.bursts)))) if wanted else None
+        if isinstance(reply, Costs):
+            self.metrics |= reply.metrics
+            self.launched = reply.launched
+            self._lower_enqueue(reply.enqueue_ms)
+        return not isinstance(reply, Failure)
 
     def _lower_enqueue(self, enqueue_ms: float | None) -> None:
         """Take the lower of two times of the host, seconds apart: in one process of four the first was up to 3.5 x."""
@@ -231,7 +231,7 @@ class Live:
             self.prepared = msgspec.structs.replace(self.prepared, enqueue_ms=enqueue_ms)
 
     def find_cold(self) -> None:
-        """Time the first result of a fresh process with empty caches: what is compiled and tuned on the first day."""
+        """Time the first result of a new process with empty caches, which includes compiling and tuning."""
         if not self.going or self.interpreted or self.problem is not None or COLD not in self.job.costs:
             return
         fresh = Worker(self.job.device, self.worker.timeout_s)
@@ -247,10 +247,10 @@ class Live:
             self.metrics |= answers[-1].metrics | {"first_result_ms": took_ms}
 
     def find_routing(self) -> bool:
-        """Whether the callable follows another routing, in the same buffers, or has its own built in.
+        """Return whether the callable follows another routing in the same buffers; False if its routing is fixed.
 
-        The last question to its process, which what is built in may crash when it does not fit: that is no failure of
-        the cell. False then.
+        This is the last request to its process, since a fixed routing that does not fit may crash it. A crash also
+        returns False and does not make the cell fail.
         """
         if not self.going or self.interpreted or self.problem is not None:
             return True
@@ -267,11 +267,11 @@ class Live:
         return True
 
     def _judged(self, sent: Sent, at: At) -> Judged | None:
-        """What the judge says of an output; None where it cannot, which is the cell's failure."""
-        answer = self._ask_judge(self._comparison(sent, at))
-        if isinstance(answer, Judged):
-            return answer
-        self.failure = answer
+        """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell."""
+        reply = self._ask_judge(self._comparison(sent, at))
+        if isinstance(reply, Judged):
+            return reply
+        self.failure = reply
         return None
 
     def _comparison(self, sent: Sent, at: At) -> Request:

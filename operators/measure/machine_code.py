@@ -1,8 +1,8 @@
-"""What the code of a compiled kernel says of it: its instructions by kind, and how many programs an SM holds.
+"""Analyse the code of a compiled kernel: its instructions by kind, and the number of programs per SM.
 
-Instructions are counted in the machine code (SASS) where `nvdisasm` is found: Triton's package brings one, and so does
-the CUDA toolkit. Where it is not, they are counted in the PTX, which knows nothing of spills; `counted_in` says which.
-An instruction counts once, however often a loop runs it.
+Instructions are counted in the machine code (SASS) if `nvdisasm` is found, which Triton's package and the CUDA toolkit
+include. Otherwise they are counted in the PTX, which does not show spills. `counted_in` records which of the two was
+used. An instruction in a loop counts once.
 
 Occupancy follows the limits in the CUDA C++ programming guide, table "Technical Specifications per Compute Capability",
 and how registers and shared memory are handed out (the CUDA occupancy calculator).
@@ -60,7 +60,7 @@ _PTX_KINDS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What one SM of an architecture has for the programs that run on it at the same time."""
+    """The resources of one SM of an architecture, shared by the programs that run on it at the same time."""
 
     warps: int
     programs: int
@@ -87,7 +87,7 @@ RESERVED_BYTES = 1024
 
 
 def described(kernels: Iterable[Kernel], code: Iterable[Code]) -> tuple[Kernel, ...]:
-    """Return the kernels with what their code says of them; one whose code is not there stays as it is."""
+    """Return the kernels with the results of the analysis; a kernel without code is unchanged."""
     by_hash = {each.hash: each for each in code}
     return tuple(
         _described(kernel, by_hash[kernel.hash]) if kernel.hash is not None and kernel.hash in by_hash else kernel
@@ -109,21 +109,21 @@ def with_launched(kernels: Iterable[Kernel], names: Sequence[str]) -> tuple[Kern
     Several kernels that Triton compiled under one name share its launches, which only the name tells.
     """
     counts = Counter(names)
-    own = [msgspec.structs.replace(kernel, launches=counts.get(kernel.name)) for kernel in kernels]
-    known = {kernel.name for kernel in own}
-    others = [Kernel(name=name, external=True, launches=n) for name, n in counts.items() if name not in known]
-    return (*own, *others)
+    counted = [msgspec.structs.replace(kernel, launches=counts.get(kernel.name)) for kernel in kernels]
+    compiled = {kernel.name for kernel in counted}
+    others = [Kernel(name=name, external=True, launches=n) for name, n in counts.items() if name not in compiled]
+    return (*counted, *others)
 
 
 def target(ptx: str) -> str | None:
     """Return the architecture that PTX is for: `sm_90a`."""
-    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    return match[1] if match else None
 
 
 @lru_cache(maxsize=512)
 def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
-    """Return (what was counted in: sass, ptx or None; how many instructions there are of each kind)."""
+    """Return (code that was counted: sass, ptx or None; number of instructions of each kind)."""
     sass = disassembled(cubin) if cubin else None
     if sass:
         return "sass", counts_in_sass(sass)
@@ -133,34 +133,34 @@ def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
 def counts_in_sass(text: str) -> dict[str, int]:
     """Return how many instructions of each kind the output of a disassembler holds."""
     names = Counter(_SASS.findall(text))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, number in names.items():
         if product := _SASS_PRODUCT.match(name):
-            found["wgmma m{}n{}k{}".format(*product.groups())] += number
+            counts["wgmma m{}n{}k{}".format(*product.groups())] += number
         elif product := _SASS_MMA.match(name):
-            found["mma m{}n{}k{}".format(*product.groups())] += number
+            counts["mma m{}n{}k{}".format(*product.groups())] += number
         elif name.startswith(("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA")):
-            found["tcgen05.mma"] += number
-        found.update({kind: number for kind, pattern in _SASS_KINDS if pattern.match(name)})
-    return _sorted(found, sum(names.values()))
+            counts["tcgen05.mma"] += number
+        counts.update({kind: number for kind, pattern in _SASS_KINDS if pattern.match(name)})
+    return _sorted(counts, sum(names.values()))
 
 
 def counts_in_ptx(text: str) -> dict[str, int]:
     """Return how many instructions of each kind PTX holds."""
     body = text.partition(".section")[0]
     names = Counter(name for name in _PTX.findall(body) if "." in name)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, number in names.items():
         if product := _PTX_PRODUCT.match(name):
-            found[f"{product[1]} {product[2]}"] += number
+            counts[f"{product[1]} {product[2]}"] += number
         elif name.startswith("tcgen05.mma"):
-            found["tcgen05.mma"] += number
-        found.update({kind: number for kind, pattern in _PTX_KINDS if pattern.match(name)})
-    return _sorted(found, sum(names.values()))
+            counts["tcgen05.mma"] += number
+        counts.update({kind: number for kind, pattern in _PTX_KINDS if pattern.match(name)})
+    return _sorted(counts, sum(names.values()))
 
 
-def _sorted(found: Counter[str], instructions: int) -> dict[str, int]:
-    return {"instructions": instructions, **dict(sorted(found.items()))}
+def _sorted(counts: Counter[str], instructions: int) -> dict[str, int]:
+    return {"instructions": instructions, **dict(sorted(counts.items()))}
 
 
 def disassembled(cubin: bytes) -> str | None:
@@ -179,7 +179,7 @@ def disassembled(cubin: bytes) -> str | None:
 
 
 def disassembler() -> str | None:
-    """Return where `nvdisasm` is: as Triton is told, on the path, or in Triton's package."""
+    """Return the path of `nvdisasm`: from Triton's setting, from PATH, or in Triton's package."""
     named = os.environ.get("TRITON_NVDISASM_PATH")
     if named and Path(named).is_file():
         return named
@@ -209,28 +209,28 @@ def occupancy(kernel: Kernel, arch: str | None) -> float | None:
 
 
 def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Return the metrics of a cell that its compiled kernels tell.
+    """Return the metrics of a cell that follow from its compiled kernels.
 
     Counts are summed over kernels; registers and shared memory are the largest, occupancy the smallest. Stages are
-    those of the kernels that multiply matrices, where there are any: a helper's say nothing of a pipeline.
+    those of the kernels that multiply matrices, if any, since helper kernels have no pipeline.
     """
-    known = [kernel for kernel in kernels if not kernel.external]
-    if not known:
+    ours = [kernel for kernel in kernels if not kernel.external]
+    if not ours:
         return {}
-    found: dict[str, float] = {}
-    if all(kernel.spills is not None for kernel in known):
-        found["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in known)
-    found |= _extreme("registers", max, [kernel.registers for kernel in known])
-    found |= _extreme("shared_kib", max, [None if k.shared_bytes is None else k.shared_bytes / 1024 for k in known])
-    found |= _extreme("occupancy", min, [kernel.occupancy for kernel in known])
-    multiply = [kernel for kernel in known if products(kernel)]
-    found |= _extreme("stages", min, [stages(kernel) for kernel in multiply or known])
-    if all(kernel.counted_in for kernel in known):
-        found["matrix_ops"] = float(sum(sum(products(kernel).values()) for kernel in known))
+    values: dict[str, float] = {}
+    if all(kernel.spills is not None for kernel in ours):
+        values["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in ours)
+    values |= _extreme("registers", max, [kernel.registers for kernel in ours])
+    values |= _extreme("shared_kib", max, [None if k.shared_bytes is None else k.shared_bytes / 1024 for k in ours])
+    values |= _extreme("occupancy", min, [kernel.occupancy for kernel in ours])
+    multiply = [kernel for kernel in ours if products(kernel)]
+    values |= _extreme("stages", min, [stages(kernel) for kernel in multiply or ours])
+    if all(kernel.counted_in for kernel in ours):
+        values["matrix_ops"] = float(sum(sum(products(kernel).values()) for kernel in ours))
         for name, kinds in _SUMMED.items():
-            if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in known):
-                found[name] = float(sum(kernel.counts.get(kind, 0) for kernel in known for kind in kinds))
-    return found
+            if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in ours):
+                values[name] = float(sum(kernel.counts.get(kind, 0) for kernel in ours for kind in kinds))
+    return values
 
 
 _SUMMED = {
@@ -246,13 +246,13 @@ def products(kernel: Kernel) -> dict[str, int]:
 
 
 def stages(kernel: Kernel) -> int | None:
-    """Return how many stages a kernel's pipeline has: its own constant, where it has one, or the compiler's."""
-    found = kernel.config.get("STAGES", kernel.config.get("NUM_STAGES", kernel.config.get("num_stages")))
-    return found if isinstance(found, int) else None
+    """Return the number of stages of a kernel's pipeline: its own constant if it has one, or the compiler's."""
+    number = kernel.config.get("STAGES", kernel.config.get("NUM_STAGES", kernel.config.get("num_stages")))
+    return number if isinstance(number, int) else None
 
 
 def _extreme(name: str, pick: Callable[[list[float]], float], values: Sequence[float | None]) -> dict[str, float]:
-    known = [float(value) for value in values if value is not None]
-    if not known or len(known) < len(values):
+    numbers = [float(value) for value in values if value is not None]
+    if not numbers or len(numbers) < len(values):
         return {}
-    return {name: pick(known)}
+    return {name: pick(numbers)}

@@ -1,4 +1,4 @@
-"""New values in the same buffers: what makes a cached, fingerprinted or stale result wrong.
+"""Write new values to the input buffers, so that a cached, fingerprinted or stale result becomes wrong.
 
 Before each call some bits of each floating-point input are flipped in place: the sign, where the input has negative
 values, and the lower bits of the mantissa. A value keeps its magnitude to within a factor of two, so that neither the
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
-"""What a step changes of an input."""
+"""The part of an input that a step changes."""
 
 SHARE = 8
-"""An input of less than eight windows has an eighth of it changed: what looks at some places misses most of them."""
+"""In an input smaller than eight windows, an eighth is changed, so that sampling a few places misses most changes."""
 
 MOST = 6
 """Inputs that one step changes."""
@@ -50,7 +50,7 @@ class _Part:
 
     @property
     def kind(self) -> tuple[Any, int]:
-        """What its mask is known by."""
+        """The key of its mask."""
         return self.words.dtype, self.bits
 
 
@@ -71,7 +71,7 @@ class Moves:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything that can move."""
+        """Return whether there is anything that can move."""
         return bool(self._parts)
 
     def set(self, secret: int | None, step: int = 0) -> None:
@@ -139,34 +139,34 @@ def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
     import torch
 
     integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-    found: dict[int, _Part] = {}
+    parts: dict[int, _Part] = {}
     for name, tensor in named_tensors(inputs):
-        known = _BITS.get(str(tensor.dtype).removeprefix("torch."))
-        if known is None or not tensor.numel() or (names and name not in names):
+        layout = _BITS.get(str(tensor.dtype).removeprefix("torch."))
+        if layout is None or not tensor.numel() or (names and name not in names):
             continue
-        width, sign, mantissa = known
+        width, sign, mantissa = layout
         storage = tensor.untyped_storage()
-        if not storage.data_ptr() or storage.data_ptr() in found:
+        if not storage.data_ptr() or storage.data_ptr() in parts:
             continue
         signed = not mantissa or bool((tensor.detach() < 0).any())
         bits = mantissa | (sign if signed else 0)
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         words = memory[: len(memory) // (width // 8) * (width // 8)].view(integers[width])
-        found[storage.data_ptr()] = _Part(words, bits - (1 << width) * (bits >> (width - 1)))
-    return list(found.values())
+        parts[storage.data_ptr()] = _Part(words, bits - (1 << width) * (bits >> (width - 1)))
+    return list(parts.values())
 
 
 def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are what they should be. Raises TypeError for one that is not a copy of an input."""
+    """Return the valid pairs. Raises TypeError for one that is not a copy of an input."""
     import torch
 
-    own = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
+    addresses = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
     for copy, source in copies:
         plain = type(copy) is torch.Tensor and type(source) is torch.Tensor
         if not plain or copy.shape != source.shape or copy.dtype != source.dtype:
             raise TypeError("a copy of an input in another layout has the input's shape and dtype")
-        if source.untyped_storage().data_ptr() not in own or copy.untyped_storage().data_ptr() in own:
-            raise TypeError("what is copied into another layout is an input, and the copy has memory of its own")
+        if source.untyped_storage().data_ptr() not in addresses or copy.untyped_storage().data_ptr() in addresses:
+            raise TypeError("laid_out must copy an input of the operator into memory of its own")
     return list(copies)
 
 
@@ -177,7 +177,7 @@ def of(operator: Any, inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ())
 
 
 def registered_copies() -> list[tuple[Any, Any]]:
-    """What operators/relayout.py was told since it was last asked."""
+    """Return the copies registered with operators/relayout.py since the last call."""
     module = _relayout()
     return module.take() if module is not None else []
 
@@ -191,9 +191,9 @@ def _relayout() -> Any:
 
 
 def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Give the inputs another routing of as many rows, in place. Returns (tensor, what it held) of what is no value.
+    """Give the inputs another routing of as many rows, in place. Returns (tensor, old contents) of index tensors.
 
-    None where the operator has no routing, or this shape no other.
+    Returns None if the operator has no routing, or this shape no other routing.
     """
     rerouted = getattr(operator, "reroute", None)
     if rerouted is None:

@@ -1,12 +1,12 @@
-"""How latency is taken.
+"""Measure latency.
 
 A GPU's power management is the noise of a benchmark: a compute-bound kernel's time depends on what ran in the half
 second before it. Within a burst, samples agree to 0.2 %; bursts taken back to back differ by 5 %. So the GPU idles
 before each burst, a burst is short, several bursts are taken with other backends' in between, and the burst is the
 unit. Measured on an H100 with clocks not locked, medians of such bursts repeat to 0.04-0.4 % at 0.1-0.6 ms.
 
-`cooled` is that. `sustained` warms the GPU with the same kernel first, and is 18 % slower for the same kernel: a number
-says which it is.
+`cooled` is that. `sustained` warms the GPU with the same kernel first, and is 18 % slower for the same kernel. Every
+record names its protocol.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CPU_BURST_S = 0.25
 LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
 """Calls that the host's time of one is taken from."""
 
-# Bound here, before any plugin is imported: what a backend puts in their places changes no measurement.
+# Bound here before any plugin is imported, so that a backend that replaces them does not change a measurement.
 _now = time.perf_counter
 _threads = _thread._count
 
@@ -58,7 +58,7 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """The part of a series' identity: what shifts the level is in it, how many bursts there were is not."""
+        """The text in a series' identity: settings that shift the level, without the number of bursts."""
         parts = [self.name]
         if self.name == "cooled" and self.idle_s != Protocol.idle_s:
             parts.append(f"idle={self.idle_s:g}s")
@@ -70,10 +70,10 @@ class Protocol:
 
 
 class Watch:
-    """What goes on around each call of a burst: nothing, unless someone moves inputs and keeps outputs."""
+    """Hooks around each call of a burst, which may move inputs and keep outputs; by default they do nothing."""
 
     left_thread = False
-    """Whether a call came back while a thread that it had started was still running."""
+    """Return whether a call came back while a thread that it had started was still running."""
 
     def before(self) -> None:
         """Before each call, warm-ups included."""
@@ -82,7 +82,7 @@ class Watch:
         """After a warm-up."""
 
     def after(self, out: Any) -> None:
-        """After a timed call, outside of what is timed. On a GPU nothing here may wait for it."""
+        """Run after a timed call, outside the timed interval. On a GPU it must not wait for the device."""
 
 
 class GpuTimer:
@@ -101,15 +101,14 @@ class GpuTimer:
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Milliseconds of each run, the L2 overwritten before each.
 
-        The GPU spins until the host has queued the burst, so that what is timed is the GPU's work: a call that takes
-        the host longer to launch than the GPU to run would otherwise be timed as its launch. A run that the GPU began
-        before the host had queued all of it is taken again, with four times the lead each time: a host that stalls for
-        some milliseconds, once in a few hundred bursts on a virtual machine, is waited for. What is late even then is
-        host-bound and stays as it is.
+        The GPU spins until the host has queued the burst, so that the GPU's work is timed: otherwise a call that takes
+        longer to launch than to run would be timed by its launch. If the GPU starts a run before the host has queued
+        all of it, the run is repeated with four times the lead, since a host may stall for some milliseconds, once in
+        a few hundred bursts on a virtual machine. A run that is late even then is host-bound and is kept.
 
-        `watch` is called around each run, in the same queue. What moves the inputs runs on the GPU right before the
-        run, and what keeps the output right behind it, so that work on a stream that does not wait for the one reads
-        stale inputs, and work that the other does not wait for is missing from the output.
+        `watch` is called around each run, in the same queue. It moves the inputs on the GPU right before the run, and
+        keeps the output right after it. Work on a stream without a dependency on the move reads stale inputs, and work
+        that the copy does not wait for is missing from the output.
         """
         cuda, watch = self.torch.cuda, watch or Watch()
         _reset_persisting_l2()
@@ -150,9 +149,9 @@ class GpuTimer:
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
     def witness(self, calls: int) -> list[float]:
-        """Milliseconds of each of so many calls in a row, nothing around them: their sum is what an outer clock sees.
+        """Return the ms of each of `calls` consecutive calls, without hooks, so that an outer clock sees their sum.
 
-        Ends when the whole device is idle, whatever stream a call has used.
+        Returns when the whole device is idle, whichever streams the calls have used.
         """
         begun = _now()
         start, end = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
@@ -174,7 +173,7 @@ class GpuTimer:
             self.torch.cuda.synchronize()
 
     def host_ms(self) -> float:
-        """Lower quartile of the host's time of calls that find the GPU idle: what disturbs one makes it slower."""
+        """Return the lower quartile of the host's time for calls on an idle GPU, since disturbances only slow it."""
         times: list[float] = []
         begun = _now()
         while len(times) < LEAST_ENQUEUED or (len(times) < MOST_ENQUEUED and _now() - begun < ENQUEUE_S):
@@ -196,7 +195,7 @@ class CpuTimer:
         self.enqueue_ms = None
 
     def burst(self, watch: Watch | None = None) -> list[float]:
-        """Milliseconds of each run. `watch` is called around each, outside of what is timed."""
+        """Return the milliseconds of each run. `watch` is called around each, outside the timed interval."""
         watch = watch or Watch()
         if self.warm:
             watch.before()
@@ -215,7 +214,7 @@ class CpuTimer:
         return times
 
     def witness(self, calls: int) -> list[float]:
-        """Milliseconds of each of so many calls in a row: their sum is what an outer clock sees."""
+        """Return the milliseconds of each of `calls` consecutive calls, so that an outer clock sees their sum."""
         times = []
         for _ in range(calls):
             start = _now()
@@ -251,7 +250,7 @@ def _driver() -> Any:
 def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
     """`run` as the replay of a CUDA graph, captured after a warm-up on a side stream as torch's documentation asks.
 
-    Its output is the captured one, written anew by each replay.
+    Its output is the captured one, overwritten by each replay.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Whether the functions that measure are still the ones that were imported.
+"""Check that the functions that measure are still those that were imported.
 
 The harness holds its own references to clocks, taken before any plugin is imported, so that replacing
 `time.perf_counter` does not change a measurement. A backend that replaces such a function, on purpose or by a test
@@ -35,19 +35,19 @@ _first: dict[str, Any] = {}
 
 
 def close() -> None:
-    """Remember what there is now: before a plugin is imported. What was remembered already stays."""
+    """Remember the current functions, before a plugin is imported. Does not replace remembered functions."""
     for name, value in _watched():
         _first.setdefault(name, value)
 
 
 def renew() -> None:
-    """Forget what was remembered, and remember what there is now."""
+    """Forget the remembered functions, and remember the current ones."""
     _first.clear()
     close()
 
 
 def broken() -> str | None:
-    """The name of a function that is not what it was, or None."""
+    """Return the name of a function that was replaced, or None."""
     now = dict(_watched())
     for name, value in _first.items():
         if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
@@ -56,7 +56,7 @@ def broken() -> str | None:
 
 
 def problem() -> str | None:
-    """What `broken` found, as a record's message."""
+    """Return the result of `broken` as a record's message."""
     name = broken()
     return name and f"the backend's process replaced {name}, which measures it"
 
@@ -75,28 +75,29 @@ def _modes() -> str | None:
 
 def _watched() -> list[tuple[str, Any]]:
     """(name, object) of everything that is watched; of a function its code too."""
-    found: list[tuple[str, Any]] = []
+    members: list[tuple[str, Any]] = []
     for holder, label, names in _named():
-        found += [(f"{label}.{name}", _of(holder, name)) for name in names]
+        members += [(f"{label}.{name}", _of(holder, name)) for name in names]
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
-        found += [(f"{module_name.removeprefix('groupbench.')}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
+        short = module_name.removeprefix("groupbench.")
+        members += [(f"{short}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
         for name, value in list(vars(module).items()):
             if getattr(value, "__module__", None) == module_name and callable(value):
-                found += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
-    return found
+                members += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
+    return members
 
 
 def _inside(label: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, FunctionType):
         return [(label, value), (f"{label}'s code", value.__code__), (f"{label}'s defaults", value.__defaults__)]
-    found = [(label, value)]
+    members = [(label, value)]
     if isinstance(value, type):
         for name, member in list(vars(value).items()):
             if isinstance(member, FunctionType):
-                found += [(f"{label}.{name}", member), (f"{label}.{name}'s code", member.__code__)]
-    return found
+                members += [(f"{label}.{name}", member), (f"{label}.{name}'s code", member.__code__)]
+    return members
 
 
 def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
@@ -104,7 +105,7 @@ def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
         (time, "time", CLOCKS),
         (importlib.import_module("builtins"), "builtins", BUILTINS),
     ]
-    statistics = sys.modules.get("statistics")  # where nobody has imported it, it judges nothing
+    statistics = sys.modules.get("statistics")  # not used unless it is imported
     if statistics is not None:
         holders.append((statistics, "statistics", STATISTICS))
     torch = sys.modules.get("torch")
@@ -119,7 +120,7 @@ def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
 
 
 def _of(holder: Any, name: str) -> Any:
-    """A class's own attribute as it stands there, a module's as it is."""
+    """Return an attribute of a class, without binding it, or of a module."""
     if isinstance(holder, type):
         for base in holder.__mro__:
             if name in vars(base):

@@ -1,6 +1,6 @@
-"""What of an operator is measured where nothing else is said, what names stand for, and which backends can run.
+"""Select modes, dtypes and shapes of an operator, with their defaults, and find the backends that can run.
 
-Beside the code that measures, since a comparison of commits asks other trees' operators in the same way.
+It is next to the measuring code, since a comparison of commits applies it to the operators of other trees.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from groupbench.operators.operator import Operator, Target
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
-    """The operator in that mode. Raises UsageError where it has none such."""
+    """Return the operator in that mode. Raises UsageError if it does not have the mode."""
     if mode not in operator.modes:
         raise UsageError(f"{operator.name} has no mode {mode!r}; there are: {', '.join(operator.modes)}")
     return operator.in_mode(mode)
 
 
 def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tuple[str, ...]:
-    """Those that are named, or the default. Raises UsageError for what the operator does not have."""
+    """Return the named dtypes, or the default. Raises UsageError for a dtype that the operator does not have."""
     for dtype in dtypes:
         if dtype not in operator.dtypes:
             raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
@@ -30,9 +30,9 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
 
 
 def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[Any]:
-    """Return the shapes of suites, or else of the default one, and of those given as text: each once.
+    """Return the shapes of suites, by default of the default suite, and those given as text, without duplicates.
 
-    Raises UsageError for what does not exist.
+    Raises UsageError for an unknown suite or an invalid shape.
     """
     if not suites and not texts:
         suites = (default_suite(operator, device),)
@@ -49,7 +49,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
 
 
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
-    """Why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
+    """Return why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
     try:
         reason = operator.backend(backend).unavailable(target)
         return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
@@ -58,7 +58,7 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
 
 
 def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:
-    """The operator's first dtype; on a CPU fp16 where it has it, since Triton's interpreter computes bf16 wrongly."""
+    """Return the operator's first dtype; on a CPU fp16 if supported, since Triton's interpreter gets bf16 wrong."""
     return ("fp16",) if device == "cpu" and "fp16" in operator.dtypes else operator.dtypes[:1]
 
 

@@ -8,7 +8,7 @@ which no backend runs in: those of the first calls, and those of timed calls of 
 one in four at random from then on.
 
     hello   device            -> device, capability, environment
-    cells   operator, ...     -> what there is to compare
+    cells   operator, ...     -> the cells that can be compared
     prepare cell, timeout_s   -> timing, accuracy, compiled kernels
     adopt   seed, samples, fresh -> the same cell in the process that is timed, in a new one if fresh
     reload  seed, samples     -> the same cell at other addresses
@@ -94,9 +94,9 @@ class Side:
             self._able.add(self._job)
         self._checker = self._started(self._checker)
         for request in (Request("adopt", self._job), Request("load")):
-            answer = self._checker.ask(request)
-            if isinstance(answer, Failure):
-                return self._answer(answer)
+            reply = self._checker.ask(request)
+            if isinstance(reply, Failure):
+                return self._answer(reply)
         self._held_to = self._as_held(cell)
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
@@ -131,9 +131,9 @@ class Side:
         return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
 
     def reload(self, seed: int, samples: int) -> str | Failure:
-        answer = self._ask(Request("reload", arguments=(seed, samples)))
-        if isinstance(answer, Failure):
-            return answer
+        reply = self._ask(Request("reload", arguments=(seed, samples)))
+        if isinstance(reply, Failure):
+            return reply
         assert self._timed is not None and self._job is not None
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
             self._live = Live(self._job, self._timed, self._judging, held_to=self._held_to)
@@ -157,8 +157,8 @@ class Side:
         self._live = None
         if self._timed is None:
             return "nothing was loaded"
-        answer = self._ask(Request("unload"))
-        return answer.what if isinstance(answer, Done) else answer
+        reply = self._ask(Request("unload"))
+        return reply.what if isinstance(reply, Done) else reply
 
     def end(self) -> None:
         """End the cell's processes, at once."""
@@ -183,13 +183,13 @@ class Side:
             return Failure("error", f"asked to {request.verb} before anything was loaded")
         return self._answer(self._timed.ask(request))
 
-    def _answer(self, answer: Any) -> Any:
-        if isinstance(answer, Failure):
+    def _answer(self, reply: Any) -> Any:
+        if isinstance(reply, Failure):
             self.end()
-        return answer
+        return reply
 
     def _as_held(self, cell: dict[str, Any]) -> HeldTo:
-        """What the judge must know; of the backend that the cell names in its own backend's place, if any.
+        """Return the facts that the judge needs, from the cell's backend or the one that replaces it.
 
         This process, whose clock bounds the times, imports no plugin.
         """
@@ -217,7 +217,7 @@ def _end(worker: Worker | None) -> None:
 
 
 def check_contract() -> None:
-    """Raises ImportError where the operators beside this code do not offer what measuring asks of them."""
+    """Raise ImportError if the operators of this tree lack functions that measuring needs."""
     importlib.import_module("groupbench.operators.measure.accuracy")
     from groupbench.operators.operator import Operator
 
@@ -226,7 +226,7 @@ def check_contract() -> None:
 
 
 def probe(device: str) -> dict[str, Any]:
-    """What this side runs on; in a process of its own, since it opens the device."""
+    """Return the environment of this side, from a process of its own, since that opens the device."""
     import torch
 
     from groupbench.kernels.device import cuda_capability
@@ -239,7 +239,7 @@ def probe(device: str) -> dict[str, Any]:
 
 
 def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
-    """Why the job's backend cannot run here, or None. Raises UsageError where this side has no such thing."""
+    """Return why the job's backend cannot run here, or None. Raises UsageError if this side has no such thing."""
     from groupbench.operators.measure.selection import why_unavailable
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
@@ -252,24 +252,24 @@ def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
     """The candidate's backends: operator, name, and the operator's baseline; whether the operator is its own.
 
-    Raises UsageError where it does not load.
+    Raises UsageError if it does not load.
     """
     from groupbench.operators import plugins as sources
     from groupbench.operators import registry
 
     before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
     plugin = sources.read(candidate)
-    found = [(b.operator, b.name) for b in plugin.backends]
-    found += [
+    offers = [(b.operator, b.name) for b in plugin.backends]
+    offers += [
         (op.name, b.name) for op in plugin.operators for b in op.backends if b.name not in before.get(op.name, ())
     ]
     answers = []
-    for operator, backend in found:
+    for operator, backend in offers:
         known = registry.get_operator(operator, (*plugins, candidate))
         own = operator in registry.operator_names((*plugins, candidate)) and not registry.has_operator(
             operator, plugins
         )
-        if own and backend == known.baseline and len(found) > 1:
+        if own and backend == known.baseline and len(offers) > 1:
             continue
         answers.append({"operator": operator, "backend": backend, "baseline": known.baseline, "own": own})
     return answers
@@ -291,11 +291,11 @@ def amounts(job: Job) -> tuple[int, int]:
 
 
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cells of one operator that a selection names: all backends, the first suite, one dtype, unless it says so.
+    """Return the selected cells of one operator; by default all backends, the first suite and one dtype.
 
-    selection  operator, and where given: backends, shapes, suites, dtypes, mode, plugins
+    selection  operator, and optionally: backends, shapes, suites, dtypes, mode, plugins
 
-    Raises UsageError for what does not exist.
+    Raises UsageError for an unknown name or an invalid shape.
     """
     from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes, why_unavailable
     from groupbench.operators.operator import Target
@@ -362,7 +362,7 @@ def main() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         side.end()
-        raise SystemExit(ExitCode.TERMINATED)  # so that what multiprocessing keeps in the temporary folder goes too
+        raise SystemExit(ExitCode.TERMINATED)  # so that multiprocessing removes its temporary files
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

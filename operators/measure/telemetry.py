@@ -1,4 +1,4 @@
-"""What NVML says of the GPU beside a burst. Nothing at all where NVML or its Python package is missing."""
+"""Read the GPU's state from NVML during a burst; no data without NVML and its Python package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Nvml:
             return None
 
     def joules(self) -> float | None:
-        """Return the energy that the card has used since its driver was loaded; None where it does not count it."""
+        """Return the energy that the GPU has used since its driver was loaded; None if it does not count it."""
         millijoules = self.get("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 

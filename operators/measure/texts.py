@@ -5,13 +5,13 @@ from __future__ import annotations
 from groupbench.tracker.record import cut
 
 LONGEST = 1000
-"""Characters of a message: what a compiler says may fill pages."""
+"""Maximum length of a message in characters: a compiler's output may fill pages."""
 
 
 def storable(text: str) -> str:
-    """The text with what no file of records can hold spelled as Python does.
+    """Return the text with Python escapes for characters that record files cannot hold.
 
-    That is lone surrogates, in which Python reads bytes that are not UTF-8 (a file's name, an argument), and NUL.
+    These are NUL and lone surrogates, which Python uses for bytes that are not UTF-8 (in file names and arguments).
     """
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", r"\x00")
 

@@ -1,10 +1,9 @@
-"""What stands between the fork server and a cell: it ends all that the cell has started, wherever that has gone.
+"""The warden, a process between the fork server and a cell: it ends every process that the cell has started.
 
-A backend may start processes, and those may leave their process group and session, and outlive their parents. The
-kernel gives such orphans to the nearest ancestor that asked for them (PR_SET_CHILD_SUBREAPER, Linux 3.4): the cell's
-warden, a process that does nothing but wait. What a cell does to its parent, it does to its own warden, and no other
-cell notices. A cell holds no descriptors but its own, so that it cannot write into the fork server's pipes, nor what it
-leaves behind keep anyone's output open.
+A backend may start processes that leave their process group and session and outlive their parents. Linux gives such
+orphans to the nearest ancestor that requested them (PR_SET_CHILD_SUBREAPER, Linux 3.4): the cell's warden, which only
+waits. If a cell attacks its parent, only its own warden is affected. A cell has no descriptors but its own, so it
+cannot write to the fork server's pipes, and its orphans do not keep another process's output open.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def guard(serve: Callable[[], None], keep: Collection[int], log: int) -> NoReturn:
-    """Run `serve` in a child and end as that ends, when nothing is left of what it started.
+    """Run `serve` in a child and end with its status, after all processes that it started have ended.
 
     keep  descriptors that stay open in the child
     log   descriptor of the file for its standard output and error
@@ -96,7 +95,7 @@ def end_with_parent() -> None:
 
 
 def _end_children() -> None:
-    """Kill all children until there are none: those of a child that is killed are ours next."""
+    """Kill children until none is left: the children of a killed child become ours."""
     while True:
         for pid in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -118,7 +117,7 @@ def children(parent: int) -> list[int]:
 
 
 def end(pid: int, alive: bool) -> None:
-    """End a warden and all below it, without asking; what is left of one that is over, by its fork server."""
+    """Kill a warden and its descendants; the fork server kills those of a warden that has ended."""
     if alive:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
@@ -133,13 +132,13 @@ def kill_group(pid: int) -> None:
 
 
 def kill_left(leader: int) -> None:
-    """End what is left of the group that a process led, which may be over: its number is no other's until all are."""
+    """Kill the rest of a process's group. Its id is not reused while any member is alive, even if the leader ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def _end_orphans() -> None:
-    """End what wardens that were killed have left behind, which is the fork server's now (fork_server.py)."""
+    """Kill the processes of killed wardens, which now belong to the fork server (fork_server.py)."""
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is None:
         return

@@ -1,4 +1,4 @@
-"""The parent's own clock: it bounds what a backend's process says of its times, from above and from below."""
+"""Bound the times that a backend's process reports, from above and below, by the parent's clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_CALLS, MOST_CALLS = 64, 4000
 ATTEMPTS = 6
 """Windows, each twice as long as the one before: on a busy machine a process may wait for milliseconds to go on."""
 SHARE, SLACK_MS = 0.5, 5.0
-"""What may be missing in the samples: that share of their sum, or as much as asking takes."""
+"""Time that may be missing from the samples: this share of their sum, or the time of a request."""
 FACTOR, LAUNCH_MS = 3.0, 0.05
 """How far the calls of a window may be above those of the bursts, whose inputs are colder, and by how much at least."""
 
@@ -28,7 +28,7 @@ now = time.monotonic
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
-    """What is wrong with samples of a burst that took so long in all, or None."""
+    """Return the fault in the samples of a burst that took `took_s` in all, or None."""
     total = sum(samples_ms)
     if total <= 1e3 * took_s * 1.01 + 1:
         return None
@@ -41,19 +41,19 @@ def watch(
     enqueue_ms: float | None,
     gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Have calls made in a row, and time them from outside. Return what is wrong, or None.
+    """Have consecutive calls made, and time them from outside. Return the fault, or None.
 
     A Failure where other work on the device can explain it: processes that take turns on a GPU stretch calls in a row
     and leave single ones as they are, and no backend is to blame for that.
 
     ask         makes so many calls, and waits until the device is idle
-    median_ms   of the bursts
-    enqueue_ms  what the host takes to launch a call, where it does not wait for it
-    gauge       measures how many times as long work takes on the device as it would alone
+    median_ms   median of the bursts
+    enqueue_ms  host time to launch a call without waiting for it
+    gauge       returns the slowdown of work on the device compared with an idle device
     """
     single_ms = max(median_ms, enqueue_ms or 0.0)
     most = max(2, min(MOST_CALLS, math.ceil(WINDOW_MS / max(single_ms, 1e-3))))
-    calls = min(FIRST_CALLS, most)  # of a call that takes longer than it says, thousands would take minutes
+    calls = min(FIRST_CALLS, most)  # thousands of calls that take longer than reported would take minutes
     for _ in range(ATTEMPTS):
         while True:
             begun = now()
@@ -84,7 +84,7 @@ def watch(
 def _problem(
     samples_ms: Sequence[float], took_ms: float, calls: int, single_ms: float, stretched: float = 1.0
 ) -> str | None:
-    """What is wrong with the times of calls in a row on a device that takes so many times as long for them."""
+    """Return the fault in the times of consecutive calls on a device with this slowdown, or None."""
     total = sum(samples_ms)
     if len(samples_ms) != calls:
         return f"implausible: {len(samples_ms)} times are reported for {calls} calls"
@@ -100,11 +100,11 @@ def _problem(
 
 
 def stretch(device: str) -> float:
-    """Return how many times as long known work takes as it would on an idle device: 1 where nothing else runs.
+    """Return the slowdown of known work compared with an idle device: 1 if nothing else runs.
 
-    On a GPU, kernels that spin for half a millisecond each. Processes that share a GPU take turns of milliseconds: most
-    spins fit into a turn, which says how long one takes, and the others contain the turns of the rest. On a CPU, the
-    wall clock over the processor time of a loop.
+    On a GPU the work is kernels that spin for half a millisecond each. Processes that share a GPU alternate every few
+    milliseconds: most spins fit into a time slice and give the undisturbed time, the others include the slices of other
+    processes. On a CPU it is the wall-clock time over the processor time of a loop.
     """
     if device != "cuda":
         began, worked = time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
-"""The parent's end of a cell's process: start it, ask it, give up on it.
+"""The parent's end of a cell's process: start it, send requests, and end it.
 
 Processes come from a fork server that has imported torch and Triton once but never opened a GPU, so that a fresh
 process costs a fraction of a second and still shares no CUDA context with any other. Between the fork server and each
-of them stands a warden (warden.py), which ends all that a cell has started.
+of them is a warden (warden.py), which ends every process that a cell has started.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ HOST_MEMORY_SHARE = 0.8
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log in which its last words are looked for."""
 LAST_WORDS = 300
-"""Characters of them that are told."""
+"""Characters of them that are reported."""
 MEASURING = "/groupbench/operators/measure/"
 """Where frames are this package's way to a backend, and back when it is watched."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """As Python's fault handler writes a frame."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
-"""What it says of the signals it is for, which the exit code says too."""
+"""Its texts for signals that the exit code already names."""
 
 DOING = {
     "adopt": "its imports",
@@ -66,16 +66,16 @@ DOING = {
     "compare": "judging an output",
     "gauge": "looking for other work on the device",
     "unload": "its clearing away",
-    "costs": "measuring what a call costs",
+    "costs": "measuring the costs of a call",
     "first": "prepare or the first call with empty caches",
 }
-"""What a process is at, by what it was asked for. It answers at the end: of one that does not, no more is known."""
+"""The activity of a process for each request. It replies when done, so a silent process has no finer status."""
 
 
 def preload(*modules: str) -> None:
-    """What the fork server imports besides torch and Triton, said before it starts; unless said, Dynamo.
+    """Set the modules that the fork server imports besides torch and Triton, before it starts; by default Dynamo.
 
-    Dynamo takes 1 to 4 s: each process of a backend that needs it has it so, and where none does, all start sooner.
+    Importing Dynamo takes 1 to 4 s. This way, processes that need it have it, and others start sooner.
     """
     _besides[:] = modules
 
@@ -83,7 +83,7 @@ def preload(*modules: str) -> None:
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, *_besides])  # what is not installed is passed over
+    context.set_forkserver_preload([*PRELOAD, *_besides])  # modules that are not installed are ignored
     _start_quietly()
     return context
 
@@ -102,11 +102,11 @@ def _start_quietly() -> None:
 
 
 class _Log:
-    """What a cell's process prints: a file without a name, so that nobody who is killed leaves it behind."""
+    """The output of a cell's process: a file without a name, so that a killed process does not leave it behind."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        # A shell that the backend starts may empty it: what follows is to stand at its end all the same.
+        # Append, since a shell that the backend starts may truncate the file.
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
         self._begun = 0
@@ -115,11 +115,11 @@ class _Log:
         return _descriptor, (DupFd(self._file.fileno()),)
 
     def begin(self) -> None:
-        """What follows is the next cell's."""
+        """Start the output of the next cell."""
         self._begun = os.fstat(self._file.fileno()).st_size
 
     def tail(self) -> str:
-        """What was printed for this cell, or the end of it."""
+        """Return the end of the output for this cell."""
         descriptor = self._file.fileno()  # read without seeking: the position is the process's too
         size = os.fstat(descriptor).st_size
         begun = self._begun if self._begun <= size else 0  # emptied by a shell of the backend's
@@ -131,17 +131,17 @@ class _Log:
 
 
 def last_words(log: str) -> str:
-    """What a log says of its process's death: ", at FILE:LINE in FUNCTION; it last wrote: ...", as far as it does.
+    """Return a log's facts about the death of its process: ", at FILE:LINE in FUNCTION; it last wrote: ...".
 
-    The line is that of the backend, of what Python's fault handler wrote: the innermost that is no library's.
+    The line comes from Python's fault handler: the innermost frame that does not belong to a library.
     """
-    said, fault, stack = log.partition("Fatal Python error: ")
+    output, fault, stack = log.partition("Fatal Python error: ")
     where = ""
     if fault:
         why = stack.partition("\n")[0].strip()
-        said = said if why in SIGNALS else f"{said}\n{why}"
+        output = output if why in SIGNALS else f"{output}\n{why}"
         where = _backends_frame(stack.partition("Current thread")[2].partition("\n\n")[0])
-    text = joined_lines(said)
+    text = joined_lines(output)
     if len(text) > LAST_WORDS:
         text = f"... {text[-LAST_WORDS:].partition(' ')[2] or text[-LAST_WORDS:]}"
     return where + (f"; it last wrote: {text}" if text else "")
@@ -178,12 +178,12 @@ class Worker:
         self._log = _Log()
         self._file = _SharedFile()
         self._doing = "its start"
-        self._connection, theirs = multiprocessing.Pipe()
+        self._connection, child_end = multiprocessing.Pipe()
         self._token = b""
-        arguments = (type(self).serves, device, theirs, self._log, self._file)
+        arguments = (type(self).serves, device, child_end, self._log, self._file)
         self._process = _context().Process(target=_serve_limited, args=arguments, daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._alive: int | None = None
         with contextlib.suppress(OSError):
             self._alive = os.pidfd_open(self._process.pid or 0)
@@ -191,21 +191,21 @@ class Worker:
 
     @property
     def path(self) -> str:
-        """Where another process of this user opens the file that outputs are sent through."""
+        """The path at which another process of this user can open the file for outputs."""
         return self._file.path
 
     def begin_log(self) -> None:
-        """What the process prints from now on is another cell's."""
+        """Assign the process's output from now on to another cell."""
         self._log.begin()
 
     @property
     def printed(self) -> str:
-        """What the process has printed since `begin_log`, tracebacks included, or the end of it."""
+        """Return the end of the process's output since `begin_log`, including tracebacks."""
         return self._log.tail()
 
     @property
     def over(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return not self._lives()
 
     def send(self, request: Request) -> None:
@@ -216,21 +216,21 @@ class Worker:
             self._connection.send(replace(request, token=self._token))
 
     def receive(self) -> Any:
-        """The answer, which is checked by its types: what a backend's process writes is not to be trusted."""
+        """Return the reply after checking its types, since data from a backend's process is not trusted."""
         try:
-            # A child of its own may hold its end of the pipe after its death, which is therefore looked for too: by the
-            # kernel, since what multiprocessing knows of it is gone with the fork server.
+            # A child of the process may keep the pipe open after its death, so its death is checked as well, through
+            # the operating system, since multiprocessing's knowledge of it ends with the fork server.
             over = self._process.sentinel if self._alive is None else self._alive
             if not wait([self._connection, over], self.timeout_s):
                 self.kill()
                 return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}")
             if not self._connection.poll():
                 raise EOFError
-            answer = self._connection.recv_bytes(MOST_BYTES)
-            if not answer.startswith(self._token):
-                raise ValueError("it is not to what was asked")
-            return self._decoder.decode(answer[len(self._token) :])
-        except Exception as error:  # closed by its death, or an answer that is none
+            reply = self._connection.recv_bytes(MOST_BYTES)
+            if not reply.startswith(self._token):
+                raise ValueError("the reply is to another request")
+            return self._decoder.decode(reply[len(self._token) :])
+        except Exception as error:  # closed by its death, or an invalid reply
             self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
 
@@ -245,7 +245,7 @@ class Worker:
         self._process.join(10)
 
     def close(self) -> None:
-        """Let the process end, killing it where it does not, and what it leaves behind."""
+        """End the process and the processes that it leaves behind; kill them if they do not end."""
         self._connection.close()
         self._process.join(5)
         self.kill()
@@ -256,19 +256,19 @@ class Worker:
             self._alive = None
 
     def _lives(self) -> bool:
-        """Whether the kernel knows the process still: its number may be another's by now."""
+        """Return whether the kernel knows the process still: its number may be another's by now."""
         return self._alive is None or not wait([self._alive], 0)
 
     def _obituary(self, error: Exception) -> Failure:
         code = self._process.exitcode
-        said = last_words(self._log.tail())
+        report = last_words(self._log.tail())
         if code is None:
             self.kill()
-            return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{said}")
+            return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{report}")
         if code == -signal.SIGKILL:
-            return Failure("oom", f"killed during {self._doing}, as the system does when host memory runs out{said}")
+            return Failure("oom", f"killed during {self._doing}, as the system does when host memory runs out{report}")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Failure("error", f"the process died ({how}) during {self._doing}{said}")
+        return Failure("error", f"the process died ({how}) during {self._doing}{report}")
 
 
 class Judge(Worker):
@@ -304,16 +304,16 @@ def _serve_limited(serves: Callable[..., None], device: str, connection: Connect
 
 
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
-    """The result of a function run in a process of its own, so that this one never opens the GPU.
+    """Return the result of a function that runs in a process of its own, so that this one never opens the GPU.
 
-    Raises GroupbenchError with what the process said when it fails.
+    Raises GroupbenchError with the process's message if it fails.
     """
-    ours, theirs = multiprocessing.Pipe()
-    process = _context().Process(target=_call, args=(function, args, theirs), daemon=True)
+    parent_end, child_end = multiprocessing.Pipe()
+    process = _context().Process(target=_call, args=(function, args, child_end), daemon=True)
     process.start()
-    theirs.close()
+    child_end.close()
     try:
-        ok, value = ours.recv() if ours.poll(timeout_s) else (False, f"no answer within {timeout_s:g} s")
+        ok, value = parent_end.recv() if parent_end.poll(timeout_s) else (False, f"no answer within {timeout_s:g} s")
     except EOFError:
         process.join(5)
         ok, value = False, f"the process died with exit code {process.exitcode}"
@@ -329,7 +329,7 @@ def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> An
 def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warden.end_with_parent()
-    with contextlib.suppress(OSError):  # of the pipe: whoever asked was interrupted meanwhile
+    with contextlib.suppress(OSError):  # the pipe is closed if the caller was interrupted
         if connection.poll():  # closed, since nothing is ever sent: interrupted while this process was being started
             return
         try:

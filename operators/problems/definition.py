@@ -151,7 +151,7 @@ class Problem:
     # --- files ---
 
     def _read_workloads(self) -> list[Workload]:
-        found: list[Workload] = []
+        workloads: list[Workload] = []
         for file in self._workload_files():
             for number, line in enumerate(file.read_bytes().splitlines(), 1):
                 if line.strip():
@@ -161,8 +161,8 @@ class Problem:
                     except msgspec.DecodeError as error:
                         raise UsageError(f"{file}: line {number}: {error}") from error
                     if entry.definition in (None, self.file.name):
-                        found.append(workload)
-        return found
+                        workloads.append(workload)
+        return workloads
 
     def _workload_files(self) -> list[Path]:
         if self.root == self.path.parent:
@@ -188,9 +188,9 @@ class Problem:
             lambda s: len(text) > 3 and s.workload.uuid.startswith(text.removeprefix("workload=")),
             lambda s: str(s).rpartition(",workload=")[0] == text,
         ):
-            found = [shape for shape in shapes if fits(shape)]
-            if len(found) == 1:
-                return found[0]
+            matching = [shape for shape in shapes if fits(shape)]
+            if len(matching) == 1:
+                return matching[0]
         raise ValueError(f"shape {text!r} is none of the {len(shapes)} workloads, such as {shapes[0]}")
 
     def make_inputs(self, shape: Shape, dtype: str, device: str, seed: int) -> Any:
@@ -236,12 +236,12 @@ class Problem:
         parts = out if isinstance(out, (tuple, list)) else [out]
         if len(parts) != len(self.file.outputs):
             raise TypeError(f"the backend returned {len(parts)} outputs, not {', '.join(self.file.outputs)}")
-        found = []
+        outputs = []
         for (name, spec), part in zip(self.file.outputs.items(), parts, strict=True):
             if str(part.dtype) != f"torch.{spec.dtype}":
                 raise TypeError(f"the backend returned {name} in {part.dtype}, expected torch.{spec.dtype}")
-            found.append(self._comparable(name, part))
-        return tuple(found) if len(found) > 1 else found[0]
+            outputs.append(self._comparable(name, part))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def min_bytes(self, shape: Shape, dtype: str) -> int:
         import torch
@@ -276,11 +276,11 @@ class Problem:
         """What the reference's source defines. Tracebacks show its lines."""
         name = f"{self.path}#reference"
         linecache.cache[name] = (len(self.file.reference), None, self.file.reference.splitlines(keepends=True), name)
-        found: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}
-        exec(compile(self.file.reference, name, "exec"), found)
-        if "run" not in found:
+        names: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}
+        exec(compile(self.file.reference, name, "exec"), names)
+        if "run" not in names:
             raise UsageError(f"{self.path}: the reference has no function `run`")
-        return found
+        return names
 
     def _axes(self, shape: Shape) -> dict[str, int]:
         axes = {name: axis.value for name, axis in self.file.axes.items() if axis.value is not None}

@@ -54,13 +54,13 @@ class Solution(msgspec.Struct, frozen=True):
 
 def read_solutions(files: Iterable[Path]) -> list[Solution]:
     """The solutions in these files; those of another form are passed over."""
-    found = []
+    solutions = []
     for file in files:
         try:
-            found.append(msgspec.json.decode(file.read_bytes(), type=Solution))
+            solutions.append(msgspec.json.decode(file.read_bytes(), type=Solution))
         except msgspec.DecodeError:
             continue
-    return found
+    return solutions
 
 
 def solution_backend(solution: Solution) -> Backend:

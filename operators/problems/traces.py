@@ -28,23 +28,23 @@ LIBRARIES = ("torch", "triton", "helion", "cuda", "groupbench")
 
 def write(path: Path, records: Sequence[Record], plugins: Sequence[str]) -> int:
     """Write the traces of these records to a file, and return how many there are. Raises UsageError."""
-    found = traces(records, plugins)
+    lines = traces(records, plugins)
     with whole_file(path, UsageError) as file:
-        file.writelines(msgspec.json.encode(trace) + b"\n" for trace in found)
-    return len(found)
+        file.writelines(msgspec.json.encode(trace) + b"\n" for trace in lines)
+    return len(lines)
 
 
 def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, Any]]:
     """A trace for each record of a definition's operator that was run; one for a speed needs a real one."""
     references = table.baselines(records)
-    found = []
+    lines = []
     for record in records:
         shape = get_operator(record.cell.operator, plugins).parse_shape(record.cell.shape)
         if isinstance(shape, Shape):
             baseline = next(iter(table.baselines([_as_baseline(record)])), None)
             evaluation = _evaluation(record, references.get(baseline) if baseline else None)
             if evaluation is not None:
-                found.append(
+                lines.append(
                     {
                         "definition": record.cell.operator,
                         "workload": msgspec.to_builtins(shape.workload),
@@ -52,7 +52,7 @@ def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, 
                         "evaluation": evaluation,
                     }
                 )
-    return found
+    return lines
 
 
 def _as_baseline(record: Record) -> Record:

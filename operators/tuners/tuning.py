@@ -133,7 +133,7 @@ def require_gpu() -> None:
 
 
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
-    """Fields of the config by problem; none where there is no file yet."""
+    """Fields of the config by problem; none if there is no file yet."""
     if not path.exists():
         return {}
     configs: dict[str, dict[str, Any]] = json.loads(path.read_text())["configs"]

@@ -73,7 +73,7 @@ def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Wor
         done = github(job, checkout, given, GITHUB_STEP_SUMMARY=str(summary))
         assert done.failed == failed, done.text
         if failed:
-            assert "left out: grouped_gemm fwd fp32 G=3,M_g=0|1|5,N=8,K=4 (2 cells)" in done.text
+            assert "skipped: grouped_gemm fwd fp32 G=3,M_g=0|1|5,N=8,K=4 (2 cells)" in done.text
             assert "2 missing" in done.text
         assert len(runs(checkout.folder / "state/groupbench.db")) == night
         assert {path.name for path in (checkout.folder / "artifacts").iterdir()} == {*ARTIFACTS, "groupbench.db"}
@@ -161,7 +161,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     (checkout.folder / "go").touch()
     second = checkout.run(*slow)
     assert second.returncode == 0, second.stderr
-    assert "going on with the run" in second.stdout or number is signal.SIGKILL
+    assert "resuming the run" in second.stdout or number is signal.SIGKILL
     (night,) = records(checkout.folder / "records")
     assert [record.status for record in night] == ["ok"] * 4
     assert len({record.run.id for record in night}) == 1

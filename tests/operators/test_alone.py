@@ -116,7 +116,7 @@ def test_devices_do_not_share_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = ("GPU-1", "GPU-2", "cpu-a/b")
     assert len({alone.take(name, ["x"]) for name in names}) == 3
     assert [path.parent for path in map(alone.lock_file, names)] == [tmp_path] * 3
-    with pytest.raises(alone.Busy, match="GPU-1 is measured on by pid"):
+    with pytest.raises(alone.Busy, match="GPU-1 is in use by pid"):
         alone.take("GPU-1", ["y"])
 
 
@@ -144,8 +144,8 @@ def test_a_lock_that_cannot_be_made(kind: str, tmp_path: Path, monkeypatch: pyte
 
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a pipe": (os.mkfifo, "a pipe, a device or the like"),
-    "a file of something else": (lambda path: path.write_text("dear diary"), "a file of something else"),
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "a file of something else": (lambda path: path.write_text("dear diary"), "not a lock file"),
     "a folder": (Path.mkdir, "Is a directory"),
 }
 

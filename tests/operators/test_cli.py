@@ -39,7 +39,7 @@ def test_help_names_every_exit_code(invoke: Callable[..., Result]) -> None:
     for flag in ("--help", "-h"):
         result = invoke(flag)
         assert result.exit_code == 0
-        for text in ("0 all measured", "1 a result is wrong", "2 usage", "3 something", "130 interrupted"):
+        for text in ("0 all cells measured", "1 a result is wrong", "2 usage", "3 a cell", "130 interrupted"):
             assert text in " ".join(result.output.split())
 
 
@@ -69,7 +69,7 @@ def test_lists(invoke: Callable[..., Result]) -> None:
 
 OP = ("--op", "grouped_gemm", "--device", "cpu", "--host", "builtin")
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {
-    "nothing": ((), "--op NAME or --plan FILE"),
+    "nothing": ((), "--op NAME (see --list-operators) or --plan FILE"),
     "operator": (("--op", "conv", "--device", "cpu", "--host", "builtin"), "'conv'"),
     "operator of a list": (("--list-backends", "--op", "conv"), "'conv'"),
     "backend": ((*OP, "--only", "cutlass"), "torch_loop"),
@@ -77,7 +77,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "backend of neither": (("--op", "vector_add,canary", *OP[2:], "--skip", "cutlass"), "no backend 'cutlass'"),
     "backends of one alone": (
         ("--op", "vector_add,matmul_outer_k", *OP[2:], "--only", "triton_outer_k"),
-        "vector_add has none of the backends of --only; there are: torch, triton",
+        "vector_add does not have the backends in --only; its backends: torch, triton",
     ),
     "baseline": ((*OP, "--baseline", "cutlass"), "torch_loop"),
     "suite": ((*OP, "--suite", "huge"), "smoke"),
@@ -125,8 +125,8 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "plan that is missing": (("--plan", "x.toml", "--device", "cpu"), "x.toml"),
     "plan on tritonbench": (("--plan", "x.toml", "--host", "tritonbench"), "built-in"),
     "commit": ((*OP, "--only", "torch_loop", "--commit", "garbage"), "'garbage'"),
-    "a suite without a name": ((*OP, "--suite", ","), "names nothing"),
-    "cudagraph on a cpu": ((*OP, "--only", "torch_loop", "--cudagraph"), "no CUDA graphs on a CPU"),
+    "a suite without a name": ((*OP, "--suite", ","), "no name given"),
+    "cudagraph on a cpu": ((*OP, "--only", "torch_loop", "--cudagraph"), "a CPU has no CUDA graphs"),
     "records that cannot be written": ((*OP, "--only", "torch_loop", "--records", "/proc/none/r"), "cannot write"),
 }
 
@@ -165,7 +165,7 @@ def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result
     other = tmp_path / "other.jsonl"
     other.write_text('{"a": 1}\n')
     result = invoke(*OP, "--only", "torch_loop", "--records", str(other))
-    assert "other.jsonl holds something that is no record: line 1: " in str(result.exception)
+    assert "other.jsonl contains a line that is not a record: line 1: " in str(result.exception)
     assert other.read_text() == '{"a": 1}\n'
 
 
@@ -403,7 +403,7 @@ cli._run = run
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.strip()) == (130, "tritonbench: interrupted: nothing is measured yet")
+    assert (done.returncode, done.stderr.strip()) == (130, "tritonbench: interrupted: nothing was measured yet")
 
 
 SPELLINGS = {

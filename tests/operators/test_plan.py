@@ -200,11 +200,11 @@ def test_a_name_is_as_a_record_holds_it(plan_file: Callable[[str], Path]) -> Non
 
 
 BAD_PLANS = {
-    "empty": ("", "nothing in it"),
+    "empty": ("", "no entry in it"),
     "no TOML": ("name = ", "plan.toml"),
     "an empty name": ('name = ""\nmeasure = [{operator = "canary"}]', "name"),
-    "no entries": ('name = "x"', "nothing in it"),
-    "an empty list of entries": ('name = "x"\nmeasure = []', "nothing in it"),
+    "no entries": ('name = "x"', "no entry in it"),
+    "an empty list of entries": ('name = "x"\nmeasure = []', "no entry in it"),
     "an unknown field": ('name = "x"\n[[measure]]\noperator = "canary"\nbakends = ["a"]', "bakends"),
     "an unknown field on top": ('name = "x"\nnope = 1\n[[measure]]\noperator = "canary"', "nope"),
     "no operator": ('name = "x"\n[[measure]]\nsuites = ["smoke"]', "operator"),

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[Commit, Environment, str | None],
     "another commit": ({}, (Commit(hash="d" * 40), HERE, "night"), "commit cccccccccc; this is dddddddddd"),
     "uncommitted changes": (
         *({}, (Commit(hash="c" * 40, dirty=True), HERE, "night")),
-        "this is cccccccccc+ (+ is for changes that are not committed, as `git status` lists them",
+        "this is cccccccccc+ (+ marks uncommitted changes, as in `git status`",
     ),
     "another plan": ({}, (NOW, HERE, "other"), "plan night, not other"),
     "no plan": ({}, (NOW, HERE, None), "plan night"),

@@ -73,10 +73,10 @@ def test_what_was_left_out_is_told_once(make: Make, capsys: pytest.CaptureFixtur
         assert rows == ["other"]
         return [line for line in out if "interrupted" in line]
 
-    assert told(1) == ["left out: grouped_gemm fwd fp16 G=1,M_g=0,N=3,K=4 (2 cells): interrupted"]
-    assert told(38) == ["left out: grouped_gemm fwd (76 cells of 38 problems): interrupted"]
+    assert told(1) == ["skipped: grouped_gemm fwd fp16 G=1,M_g=0,N=3,K=4 (2 cells): interrupted"]
+    assert told(38) == ["skipped: grouped_gemm fwd (76 cells of 38 problems): interrupted"]
     long = "G=200,M_g=" + "|".join("1" * 200) + ",N=3,K=4"
-    assert told(1, long) == ["left out: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
+    assert told(1, long) == ["skipped: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
 
 
 def test_going_on_says_how_far_it_was(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +86,7 @@ def test_going_on_says_how_far_it_was(make: Make, tmp_path: Path, capsys: pytest
     assert begun.run is not None
     path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
     Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
-    assert "measured already: 1 cell\n" in capsys.readouterr().out
+    assert "1 cell already measured\n" in capsys.readouterr().out
 
 
 def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +120,9 @@ def test_what_scatters_wildly_is_said(make: Make, capsys: pytest.CaptureFixture[
     wild = make(ms=2.0)
     wild = msgspec.structs.replace(wild, latency=Latency(timing="cpu", bursts_ms=((1.0,), (60.0,))))
     run(Session(), [wild, make(ms=2.0)])
-    assert "the bursts of 1 cell scatter by more than 50 %: something else" in capsys.readouterr().out
+    assert "too noisy to use: 1 cell (bursts vary by more than 50 %)" in capsys.readouterr().out
     run(Session(), [make(ms=2.0)])
-    assert "scatter" not in capsys.readouterr().out
+    assert "too noisy" not in capsys.readouterr().out
 
 
 def test_files(make: Make, tmp_path: Path) -> None:
@@ -304,6 +304,6 @@ def test_rows_of_finished_cells_count_each_once_and_tell_the_time_left(make: Mak
 
 def test_what_an_interrupt_leaves(make: Make, tmp_path: Path) -> None:
     session = Session(records_path=tmp_path / "r.jsonl")
-    assert session.kept == "nothing is measured yet"
+    assert session.kept == "nothing was measured yet"
     session.records = [make(ms=2.0)]
-    assert session.kept == f"1 cell kept in {tmp_path / 'r.jsonl'}; --resume goes on"
+    assert session.kept == f"1 cell kept in {tmp_path / 'r.jsonl'}; --resume continues the run"

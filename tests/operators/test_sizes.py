@@ -20,27 +20,27 @@ WRONG = [
     ("vector_add", "N=3,stride=0", f"stride=0: 1 to {2**40}"),
     ("vector_add", "M=0,N=3", f"M=0: 1 to {2**40}"),
     ("vector_add", f"N={2**41}", f"N={2**41}: 1 to {2**40}"),
-    ("vector_add", "N=x", "N=x is no whole number"),
+    ("vector_add", "N=x", "N=x is not an integer"),
     ("split_k_matmul", "M=16,N=16,K=0", f"K=0: 1 to {INT32}"),
     ("split_k_matmul", "M=-1,N=16,K=16", f"M=-1: 1 to {INT32}"),
     ("matmul_outer_k", "16,-1,16", f"N=-1: 1 to {INT32}"),
-    ("matmul_outer_k", "16,16,1.5", "K=1.5 is no whole number"),
+    ("matmul_outer_k", "16,16,1.5", "K=1.5 is not an integer"),
     ("quantize_fp8", "rowwise,M=0,K=8", f"M=0: 1 to {INT32}"),
     ("quantize_fp8", "blockwise,K=-8,M=8", f"K=-8: 1 to {INT32}"),
-    ("quantize_fp8", "rowwise,M=x,K=1", "M=x is no whole number"),
+    ("quantize_fp8", "rowwise,M=x,K=1", "M=x is not an integer"),
     ("canary", "copy,N=0", f"N=0: 1 to {2**20}"),
     ("canary", "matmul,M=1,N=-2,K=1", f"N=-2: 1 to {2**20}"),
-    ("canary", "matmul,N=²", "N=² is no whole number"),
-    ("canary", "matmul,N=٣", "N=٣ is no whole number"),
+    ("canary", "matmul,N=²", "N=² is not an integer"),
+    ("canary", "matmul,N=٣", "N=٣ is not an integer"),
     ("grouped_gemm", "4,0,8,0", f"K=0: 1 to {INT32}"),
     ("grouped_gemm", "G=2,M=-4,N=4,K=4", f"M=-4: 0 to {INT32}"),
     ("grouped_gemm", "G=2,M_g=5|-4,N=4,K=4", f"M_g=-4: 0 to {INT32}"),
-    ("grouped_gemm", "G=2,M=4,N=x,K=4", "N=x is no whole number"),
+    ("grouped_gemm", "G=2,M=4,N=x,K=4", "N=x is not an integer"),
     ("grouped_gemm_fp8", "G=2,M=4,N=0,K=4", f"N=0: 1 to {INT32}"),
     ("moe_layer", "T=1,k=1,G=1,H=8,F=0", f"F=0: 1 to {2**20}"),
     ("moe_layer", "T=1,k=1,G=1,H=-8,F=8", f"H=-8: 1 to {2**20}"),
     ("moe_layer", "T=-1,k=1,G=1,H=8,F=8", "T=-1, k=1: 0 to "),
-    ("moe_permute", "T=1,k=1,G=x,H=8", "G=x is no whole number"),
+    ("moe_permute", "T=1,k=1,G=x,H=8", "G=x is not an integer"),
 ]
 
 
@@ -68,7 +68,7 @@ def test_text_is_a_number_or_refused(text: str) -> None:
     if re.fullmatch("-?[0-9]+", text):
         assert whole("N", text) == int(text)
     else:
-        with pytest.raises(ValueError, match=r"is no whole number$"):
+        with pytest.raises(ValueError, match=r"is not an integer$"):
             whole("N", text)
 
 

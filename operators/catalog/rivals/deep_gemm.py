@@ -156,7 +156,7 @@ def _alignment() -> int:
 
 
 def _aligned_experts(x: GroupedInputs | Fp8Inputs) -> Tensor:
-    """[M] int32, each row's expert. Raises Unavailable where a group is not a multiple of the alignment."""
+    """[M] int32, each row's expert. Raises Unavailable if a group is not a multiple of the alignment."""
     import torch
 
     alignment = _alignment()

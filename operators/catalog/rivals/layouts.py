@@ -52,7 +52,7 @@ def weights_nk(
 
 
 def require(multiple: int, **sizes: int) -> None:
-    """Raises Unavailable where a size is not a multiple of `multiple`."""
+    """Raises Unavailable if a size is not a multiple of `multiple`."""
     for name, size in sizes.items():
         if size % multiple:
             raise Unavailable(f"it takes {name} that is a multiple of {multiple}, not {size}")

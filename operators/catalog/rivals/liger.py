@@ -18,7 +18,7 @@ PACKAGE = Package("liger-kernel", "liger_kernel.ops.fused_moe", "rivals-liger")
 
 
 def layer(x: LayerInputs) -> Layer:
-    """Raises Unavailable where a choice has no expert here: it takes ids of its own experts alone."""
+    """Raises Unavailable if a choice has no expert here: it takes ids of its own experts alone."""
     import torch
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 

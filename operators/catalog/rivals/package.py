@@ -29,7 +29,7 @@ class Package:
 
     @property
     def missing(self) -> str | None:
-        """Why its backends cannot be imported, with the command that installs it; None where it is installed."""
+        """Return why its backends cannot be imported, with the command that installs it; None if it is installed."""
         if found(self.module):
             return None
         note = f" ({self.note})" if self.note else ""
@@ -54,7 +54,7 @@ class Package:
 
 
 def found(module: str) -> bool:
-    """Whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
+    """Return whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
     path = None
     name = ""
     for part in module.split("."):

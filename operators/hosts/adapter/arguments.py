@@ -48,18 +48,18 @@ def protocol_name(tb_args: Any, setup: Setup) -> str:
 
 @contextlib.contextmanager
 def parsed(arguments: list[str] | None) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """(options unlike their defaults, what no parser knew) of an operator's arguments, which it parses for itself."""
+    """Yield (options that are not the default, arguments that no parser knew) of an operator that parses its own."""
     options: dict[str, Any] = {}
     unknown = list(arguments or ())
     real = argparse.ArgumentParser.parse_known_args
 
     def parse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = real(parser, args, namespace)
+        values, rest = real(parser, args, namespace)
         if args is not None and list(args) == list(arguments or ()):
             defaults = vars(real(parser, [])[0])
-            options.update({name: value for name, value in vars(found).items() if value != defaults.get(name)})
+            options.update({name: value for name, value in vars(values).items() if value != defaults.get(name)})
             unknown[:] = [text for text in unknown if text in rest]
-        return found, rest
+        return values, rest
 
     argparse.ArgumentParser.parse_known_args = parse  # type: ignore[assignment,method-assign]
     try:
@@ -78,32 +78,32 @@ def check_inputs(op: Any) -> None:
 
 def check_backends(op: Any, setup: Setup) -> None:
     """TritonBench passes over backends that it does not know."""
-    known = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
-    there_are = f"there are: {', '.join(known)}"
+    registered = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
+    there_are = f"there are: {', '.join(registered)}"
     prefixes = op.tb_args.only_match_mode != "exact"
     only, skip = op._only or [], op._skip or []
     baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
-    strays = [name for name in [*only, *skip] if name not in known]
+    strays = [name for name in [*only, *skip] if name not in registered]
     if prefixes:
-        strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in known)]
-    wrong = [name for name in baselines if name not in known] + (strays if setup.alone else [])
+        strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in registered)]
+    wrong = [name for name in baselines if name not in registered] + (strays if setup.alone else [])
     tell(setup, Event(strays=tuple(strays)))
     if wrong:
         raise UsageError(f"no backend {wrong[0]!r}; {there_are}")
     if only and not set(only) - set(strays):
         raise UsageError(f"none of the backends of --only; {there_are}")
-    if not set(only or known) - set(skip):
+    if not set(only or registered) - set(skip):
         raise UsageError("--only and --skip leave no backend")
 
 
 def check_metrics(setup: Setup, arguments: list[str]) -> None:
     """A metric that TritonBench has not would leave its column blank."""
-    asked = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
-    known = known_metrics(setup.op)
-    for name in asked:
-        if name not in known:
+    names = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
+    available = known_metrics(setup.op)
+    for name in names:
+        if name not in available:
             raise UsageError(
-                f"TritonBench has no metric {name!r}; it has: {', '.join(known)}. --host builtin has others, "
+                f"TritonBench has no metric {name!r}; it has: {', '.join(available)}. --host builtin has others, "
                 "which records hold in any case"
             )
 

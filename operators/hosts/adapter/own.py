@@ -32,7 +32,7 @@ from groupbench.operators.operator import Backend, Example, Operator, Target
 class Context:
     """What the methods of a class for TritonBench have to know, as its attribute `groupbench`.
 
-    ours      our operator, or ours of which the backends are added to TritonBench's; None where there is none
+    ours      our operator, or ours of which the backends are added to TritonBench's; None if there is none
     metrics   columns that the operator shows unless it is told which
     finished  cells that an earlier process dealt with, by input and backend
     """

@@ -152,7 +152,7 @@ def test_an_interrupt_records_the_cell_and_says_what_is_left(
 
     polls: list[float] = []
     monkeypatch.setattr(tritonbench, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
-    with pytest.raises(KeyboardInterrupt, match=r"^input 0 was not finished, and 3 inputs not begun$"):
+    with pytest.raises(KeyboardInterrupt, match=r"^input 0 was not finished, and 3 inputs not started$"):
         follow("begin('a')\nfinish('a')\ntell(backend='b', begun=cell('b'), left=3)\ntime.sleep(3600)")
     found = follow.found  # type: ignore[attr-defined]
     assert told(found) == [("a", "ok"), ("b", "skipped")]
@@ -166,11 +166,11 @@ ENDS: dict[str, tuple[Any, list[str], str | None]] = {
     "one": (((UsageError("why"), set()), (None, set())), ["o0: why"], None),
     "several": (((UsageError("y"), set()), (None, set()), (Incomplete("n"), set())), ["o0: y", "o2: n"], None),
     "all": (((UsageError("y"), set()), (Incomplete("n"), set())), [], "o0: y; o1: n"),
-    "a backend": (((None, {"x", "y"}), (None, {"y"})), ["no operator that was asked for has a backend 'y'"], None),
+    "a backend": (((None, {"x", "y"}), (None, {"y"})), ["none of the selected operators has a backend 'y'"], None),
     "a backend of who knows whom": (((UsageError("why"), None), (None, {"y"})), ["o0: why"], None),
     "interrupted": (
         ((UsageError("y"), set()), (KeyboardInterrupt("3 left"), set()), (None, set())),
-        ["o0: y", "interrupted: o1: 3 left", "not begun: o2"],
+        ["o0: y", "interrupted: o1: 3 left", "not started: o2"],
         "3 left",
     ),
 }
@@ -229,20 +229,26 @@ def test_options_as_tritonbench_has_them(given: dict[str, Any], understood: dict
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "its own processes": ({"rest": ("--isolate",)}, "--isolate does not go with records: each operator has a process"),
-    "an A/B": ({"rest": ("--side-a=--bwd",)}, "--side-a does not go with records: "),
-    "graphs on a CPU": ({"cudagraph": True}, "there are no CUDA graphs on a CPU"),
-    "a file of two": ({"ops": ("sum", "gemm"), "output_json": "x"}, "--output-json is one operator's on TritonBench"),
-    "a number that is none": ({"input_id": ("x",)}, "--input-id 'x' is no number"),
-    "inputs twice": ({"input_id": ("1", "2"), "num_inputs": 1}, "goes with at most one --input-id"),
-    "our timing": ({"given": ["device", "idle"]}, "--idle is of groupbench's own operators, and sum is TritonBench's"),
+    "its own processes": (
+        {"rest": ("--isolate",)},
+        "--isolate cannot be combined with records: each",
+    ),
+    "an A/B": ({"rest": ("--side-a=--bwd",)}, "--side-a cannot be combined with records: "),
+    "graphs on a CPU": ({"cudagraph": True}, "a CPU has no CUDA graphs"),
+    "a file of two": ({"ops": ("sum", "gemm"), "output_json": "x"}, "--output-json takes one operator on TritonBench"),
+    "a number that is none": ({"input_id": ("x",)}, "--input-id 'x' is not a number"),
+    "inputs twice": ({"input_id": ("1", "2"), "num_inputs": 1}, "with at most one --input-id"),
+    "our timing": (
+        {"on_command_line": ["device", "idle"]},
+        "--idle works only with groupbench's operators",
+    ),
     "our suites": ({"suites": ("smoke",)}, "sum is not an operator of groupbench"),
 }
 
 
 @pytest.mark.parametrize(("given", "says"), REFUSED.values(), ids=REFUSED)
 def test_refused(given: dict[str, Any], says: str) -> None:
-    options = OPTIONS | {"suites": (), "given": [], "plugins": ()} | given
+    options = OPTIONS | {"suites": (), "on_command_line": [], "plugins": ()} | given
     with pytest.raises(UsageError, match=says):
         tritonbench._setups(tritonbench._understood(options, "cpu"), "cpu")
 
