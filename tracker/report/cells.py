@@ -36,6 +36,7 @@ class Table:
     titles: Sequence[str]
     cells: Sequence[Row] = field(repr=False)
     left_out: int = 0  # rows that the page has no room for
+    cards: bool = False  # on a phone each row is a card, so that nothing scrolls sideways
 
     @property
     def rows(self) -> list[list[Cell]]:

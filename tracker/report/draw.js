@@ -59,13 +59,15 @@ const groupbenchFigures = (() => {
   function draw(canvas, figure, runs) {
     const { meta, xaxis, yaxis, ...rest } = figure.layout;
     const touch = matchMedia("(pointer: coarse)").matches;
-    return Plotly.react(canvas, figure.data.map((trace) => themed(filled(trace, runs))), {
+    const drawn = Plotly.react(canvas, figure.data.map((trace) => themed(filled(trace, runs))), {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
       font: { color: colour("--text"), size: 11, family: getComputedStyle(document.body).fontFamily },
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") }, align: "left" },
       dragmode: touch ? false : "zoom",
       ...themed(rest), xaxis: axis(xaxis, runs), yaxis: axis(yaxis, runs),
     }, { displayModeBar: false, responsive: true });
+    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");  // where plotly measures texts
+    return drawn;
   }
 
   const said = (text) => new DOMParser().parseFromString(String(text).replace(/<br>/g, " · "), "text/html").documentElement.textContent;
@@ -90,8 +92,12 @@ const groupbenchFigures = (() => {
       });
       return [["run", layout.yaxis.title.text, "what happened"], rows.sort((a, b) => a[0] - b[0]).map((row) => row.slice(1))];
     },
+    backends({ data }) {
+      const rows = data.flatMap((trace) => trace.x.map((x, i) => [x, trace.name, trace.text[i], trace.y[i]]));
+      return [["backend", "run", "ms"], rows.sort((a, b) => a[0] - b[0]).map((row) => row.slice(1))];
+    },
     bursts({ data }) {
-      const rows = data.flatMap((trace) => [...new Set(trace.x)].map((burst) => {
+      const rows = data.filter((trace) => trace.type === "box").flatMap((trace) => [...new Set(trace.x)].map((burst) => {
         const values = trace.y.filter((_, i) => trace.x[i] === burst).sort((a, b) => a - b);
         return [trace.name, burst, values.length, values[0], values[Math.floor(values.length / 2)], values[values.length - 1]];
       }));
@@ -102,6 +108,8 @@ const groupbenchFigures = (() => {
   function dataTable(figure, runs) {
     const [head, rows] = TABLES[figure.layout.meta.kind](figure, runs);
     const table = document.createElement("table");
+    table.createCaption().textContent = "Data of the plot";
+    table.caption.className = "unseen";
     const top = table.createTHead().insertRow();
     for (const name of head) {
       const cell = document.createElement("th");
@@ -184,14 +192,16 @@ const groupbenchFigures = (() => {
   const waiting = new Map();
   const watcher = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      watcher.unobserve(target);
-      const [figure, runs] = waiting.get(target);
-      waiting.delete(target);
-      target.style.minHeight = "";
-      show(target, figure, runs);
+      if (isIntersecting) drawWaiting(target);
     }
   }, { rootMargin: "400px" });
+  function drawWaiting(place) {
+    watcher.unobserve(place);
+    const [figure, runs] = waiting.get(place);
+    waiting.delete(place);
+    place.style.minHeight = "";
+    show(place, figure, runs);
+  }
   function later(place, figure, runs) {
     place.style.minHeight = figure.layout.height + 24 + "px";
     waiting.set(place, [figure, runs]);
@@ -221,5 +231,19 @@ const groupbenchFigures = (() => {
     apply();
   }
 
-  return { show, later, redraw, refresh, themes };
+  // On paper nothing scrolls: what is waiting is drawn, and what is larger than a page made smaller.
+  const PAPER = { width: 680, height: 940, least: 0.35 };
+  function toPaper() {
+    for (const place of [...waiting.keys()]) if (place.offsetParent !== null) drawWaiting(place);
+    refresh();
+    for (const { canvas } of shown.values()) {
+      const { offsetWidth: width, offsetHeight: height } = canvas;
+      if (width) canvas.style.zoom = Math.max(PAPER.least, Math.min(1, PAPER.width / width, PAPER.height / height));
+    }
+  }
+  function fromPaper() {
+    for (const { canvas } of shown.values()) canvas.style.zoom = "";
+  }
+
+  return { show, later, redraw, refresh, themes, toPaper, fromPaper };
 })();

@@ -251,7 +251,7 @@ def metric_history(history: SeriesHistory, metric: Metric, runs: Sequence[RunLab
 def burst_distribution(bursts: Sequence[Bursts], runs: Sequence[RunLabel]) -> Figure:
     """All samples by burst, of the newest result and the one before it: the burst is the unit of noise."""
     data: list[dict[str, Any]] = []
-    told = []
+    alt = []
     for number, each in enumerate(bursts):
         newest = number == len(bursts) - 1
         ink = "var(--series)" if newest else "var(--older)"
@@ -267,17 +267,93 @@ def burst_distribution(bursts: Sequence[Bursts], runs: Sequence[RunLabel]) -> Fi
         middle = _middle(samples)
         if middle is not None:
             text = f"median {middle:.4g} ms, from {min(samples):.4g} to {max(samples):.4g}"
-            told.append(f"{runs[each.run].commit}: {len(samples)} samples in {len(each.ms)} bursts, {text}.")
+            alt.append(f"{runs[each.run].commit}: {len(samples)} samples in {len(each.ms)} bursts, {text}.")
+    ranges = [_clip([value for burst in each.ms for value in burst]) for each in bursts]  # runs may differ in level
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    outside = [
+        (number, value) for each in bursts for number, burst in enumerate(each.ms, 1) for value in burst
+        if not low <= value <= high
+    ]  # fmt: skip
+    if outside:
+        data.append(_clipped(outside, low, high))
+        alt.append(f"Outside the plot and marked at its edge: {len(outside)} samples.")
     return {
         "data": data,
         "layout": {
             "height": 250, "margin": {"l": 55, "r": 8, "t": 10, "b": 34}, "boxmode": "group",
             "showlegend": len(data) > 1, "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
             "xaxis": {"title": {"text": "burst", "standoff": 4}, "dtick": 1, "fixedrange": True},
-            "yaxis": {"title": {"text": "ms", "standoff": 4}, "automargin": True},
-            "meta": {"kind": "bursts", "alt": "Samples by burst. " + " ".join(told)},
+            "yaxis": {
+                "title": {"text": "ms", "standoff": 4}, "automargin": True,
+                "range": [_round(low - 0.05 * (high - low), 6), _round(high + 0.05 * (high - low), 6)],
+            },
+            "meta": {"kind": "bursts", "alt": "Samples by burst. " + " ".join(alt)},
         },
     }  # fmt: skip
+
+
+def _clip(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the range of a plot that one outlier does not flatten.
+
+    It holds every sample within three interquartile ranges of the quartiles, or within 3 % of the median.
+    """
+    if not samples:
+        return 0.0, 1.0
+    ordered = sorted(samples)
+    lower, middle, upper = (ordered[int(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))
+    reach = max(3 * (upper - lower), 0.03 * abs(middle))
+    inside = [value for value in ordered if lower - reach <= value <= upper + reach]
+    low, high = inside[0], inside[-1]
+    return (low, high) if high > low else (low - 0.01 * abs(low) - 1e-9, high + 0.01 * abs(high) + 1e-9)
+
+
+def _clipped(outside: Sequence[tuple[int, float]], low: float, high: float) -> dict[str, Any]:
+    """Return the marks, at the edge of a plot, of the samples (burst, ms) that it does not reach."""
+    above = [value > high for _, value in outside]
+    return {
+        "type": "scatter", "mode": "markers", "name": f"{len(outside)} clipped", "cliponaxis": False,
+        "x": [burst for burst, _ in outside], "y": [_round(high if up else low, 5) for up in above],
+        "text": [f"{value:.5g} ms" for _, value in outside],
+        "marker": {
+            "color": "var(--warn)", "size": 9, "symbol": ["triangle-up" if up else "triangle-down" for up in above],
+        },
+        "hovertemplate": "burst %{x}: %{text}, outside the plot<extra></extra>",
+    }  # fmt: skip
+
+
+def backend_latencies(histories: Sequence[SeriesHistory], runs: Sequence[RunLabel]) -> Figure:
+    """Return the latency of each backend of one problem by run, one line a backend.
+
+    The first history is the one that the page is about; its changes of environment are marked.
+    """
+    data: list[dict[str, Any]] = []
+    alt = []
+    for number, history in enumerate(histories):
+        places = [i for i, value in enumerate(history.ms) if value is not None and i not in history.status]
+        if not places:
+            continue
+        mark = mark_of(number)
+        data.append({
+            "type": "scatter", "mode": "lines+markers", "name": plain(history.series.backend),
+            "x": [history.runs[i] for i in places], "y": [_round(history.ms[i], 5) for i in places],
+            "line": {"color": mark["color"], "width": 2.2 if number == 0 else 1.2}, "marker": {**mark, "size": 6},
+            **_texts(history, places, runs),
+            "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
+        })  # fmt: skip
+        alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
+    values = [value for trace in data for value in trace["y"]]
+    layout = _history_layout(histories[0], runs, "ms", _range(values, _middle(values), 0.03))
+    if values and max(values) > 10 * min(values) > 0:
+        ends = (math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1)
+        layout["yaxis"] |= {"type": "log", "range": [_round(end, 4) for end in ends]}
+    layout |= {
+        "height": 330 + 18 * (len(data) // 4), "showlegend": True,
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 50},
+        "legend": {"orientation": "h", "y": -0.14, "yanchor": "top", "x": 0},
+        "shapes": [_line(mark) for mark in histories[0].marks if mark.kind == "environment"],
+        "meta": {"kind": "backends", "alt": f"Latency of {len(data)} backends by run. Newest: {', '.join(alt)}."},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
 
 
 def speedup_text(speedup: float) -> str:

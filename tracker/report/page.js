@@ -105,6 +105,17 @@
     }
   }
 
+  // Paper shows every page, each with its maps.
+  window.addEventListener("beforeprint", () => {
+    document.documentElement.classList.add("printing");
+    sections.forEach(build);
+    groupbenchFigures.toPaper();
+  });
+  window.addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("printing");
+    groupbenchFigures.fromPaper();
+  });
+
   document.documentElement.classList.add("paged");
   groupbenchTables.start(document);
   groupbenchIndex.start();

@@ -69,7 +69,7 @@ def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
     titles = ("verdict", "series", "effect", "before", "now", "cause", "first commit", "note")
     groups = _together(rows)
     lines = [_change(group, addresses) for group in groups[:ROWS]]
-    table = Table("What changed", "changed", titles, lines, left_out=len(groups) - len(lines))
+    table = Table("What changed", "changed", titles, lines, left_out=len(groups) - len(lines), cards=True)
     return table.without_empty_columns()
 
 

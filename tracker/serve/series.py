@@ -19,7 +19,7 @@ from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.report import figures
-from groupbench.tracker.report.histories import histories, places, read_context
+from groupbench.tracker.report.histories import Context, histories, places, read_context
 from groupbench.tracker.report.shown import Bursts, Mark, RunLabel, SeriesHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.asked import Asked, NotFound
@@ -33,6 +33,9 @@ LAST = 500
 """Points of a history that are drawn unless more are asked for."""
 
 MOST = 5_000
+
+CHARTED = 7
+"""Other backends that the chart of a problem shows: with the series itself, as many as there are colours."""
 
 
 def search(site: Site, asked: Asked) -> Page:
@@ -78,16 +81,21 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last)
         alerts = site.alerts_of(session, key)
-        on_line = line_through(session, points[-1].run).along(points) if points else []
+        line = line_through(session, points[-1].run) if points else None
+        on_line = [] if line is None else line.along(points)
         listed = every_line(session).along(points)
         runs = [point.run for point in on_line]
         context = read_context(session, on_line, runs, alerts=alerts)
-        told = histories(on_line, places(runs), context)
+        own = histories(on_line, places(runs), context)
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
-        siblings = newest_data(session, _other_backends(session, row))
+        others = _other_backends(session, row)
+        siblings = newest_data(session, others)
+        keys = queries.point_keys(session, [other.pk for other in others[:CHARTED]], [run.pk for run in runs])
+        other_points = [] if line is None else line.along(queries.points(session, keys))
+        other_histories = histories(other_points, places(runs), Context({}))
     labels = [label_of(run) for run in runs]
-    history = _with_verdict(told[0], verdict, labels) if told else None
+    history = _with_verdict(own[0], verdict, labels) if own else None
     rows = changes(listed)[::-1]
     page = paging.part(rows)
     data = {
@@ -108,6 +116,9 @@ def series(site: Site, asked: Asked, key: int) -> Page:
     if history is not None:
         if any(value is not None for value in history.ms):
             drawn["latency"] = figures.latency_history(history, labels)
+        timed = [other for other in other_histories if not other.interpreted and any(other.ms)]
+        if timed and not history.interpreted:
+            drawn["backends"] = figures.backend_latencies([history, *timed], labels)
         if any(value is not None for value in history.rms):
             drawn["accuracy"] = figures.accuracy_history(history, labels)
         for name in history.further:

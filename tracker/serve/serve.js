@@ -9,6 +9,8 @@
     groupbenchFigures.later(place, figures[place.dataset.figure]);
   }
   groupbenchTables.start(document);
+  window.addEventListener("beforeprint", groupbenchFigures.toPaper);
+  window.addEventListener("afterprint", groupbenchFigures.fromPaper);
   for (const form of document.querySelectorAll("form:not([method=post])")) {
     form.addEventListener("formdata", (event) => {
       for (const [name, value] of [...event.formData.entries()]) {

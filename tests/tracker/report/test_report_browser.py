@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Browse = Callable[..., "Page"]
 
+WALK = (Path(__file__).parents[1] / "walk.js").read_text(encoding="utf-8")
 HOSTILE = """</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'"&amp;\u2028"""
 WORK = {"flops": 10**11, "min_bytes": 10**9, "dims": {"G": 4}}
 
@@ -270,6 +271,74 @@ def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> No
     assert page.locator("[data-figure=map-0] .annotation", has_text="G=1,N=1024").count() == 1  # above its cells
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     assert page.evaluate("visualViewport.scale") == 1
+
+
+def test_a_change_is_read_on_a_phone_without_scrolling(browse: Browse, report: Path) -> None:
+    page = browse(report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    box = page.locator("#changed").locator("xpath=..")
+    assert box.evaluate("node => node.scrollWidth <= node.clientWidth")
+    row = page.locator("#changed tbody tr").first
+    for title in ("verdict", "series", "now"):
+        place = row.locator(f"td[data-title='{title}']").bounding_box()
+        assert place["x"] >= 0, title
+        assert place["x"] + place["width"] <= 390, title
+
+
+def test_paper_has_every_map_and_plot_whole(browse: Browse, report: Path) -> None:
+    page = browse(report, viewport={"width": 718, "height": 1000})
+    page.evaluate("() => { window.dispatchEvent(new Event('beforeprint')); }")
+    page.emulate_media(media="print")
+    for name in ("map-0", "roofline"):
+        plot = page.locator(f"#op-grouped_gemm [data-figure={name}] .js-plotly-plot")
+        plot.wait_for()
+        place = plot.bounding_box()
+        assert 0 < place["width"] <= 718 - place["x"], name
+        assert place["height"] < 1000, name
+    assert page.locator("main > section:visible").count() == 6
+    page.evaluate("() => { window.dispatchEvent(new Event('afterprint')); }")
+    page.emulate_media(media="screen")
+    assert page.locator("main > section:visible").count() == 1
+
+
+@pytest.mark.parametrize("place", ["overview", "op-grouped_gemm", "op-canary", "unmeasured", "environment"])
+def test_a_screen_reader_finds_its_way(browse: Browse, report: Path, place: str) -> None:
+    page = browse(at(report, place))
+    opened(page, place)
+    page.wait_for_timeout(300)
+    assert page.evaluate(WALK) == []
+
+
+@pytest.fixture
+def many(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same night where a page shows three series in full."""
+    from groupbench.tracker.report import selection
+
+    monkeypatch.setattr(selection, "FULL", 3)
+    monkeypatch.setattr(selection.choose, "__defaults__", (3,))
+    out = tmp_path / "many.html"
+    done = CliRunner().invoke(main, ["--db", str(report.parent / "t.db"), "report", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_every_series_of_a_large_night_is_found(browse: Browse, many: Path) -> None:
+    page = browse(many)
+    assert "3 of 17 series in full" in page.locator("#overview").inner_text()
+    page.locator("nav a", has_text="All series").click()
+    opened(page, "series")
+    rows = page.locator("#index tbody tr")
+    assert rows.count() == 17
+    assert page.evaluate(WALK) == []
+    page.get_by_label("Find series by").fill("HELION g=16")
+    assert rows.count() == 1
+    assert "helion" in rows.inner_text()
+    assert page.locator("#series output").inner_text() == "1 of 17"
+    assert rows.locator("a").count() == 0
+    page.get_by_label("Find series by").fill("")
+    link = rows.locator("a").first
+    address = link.get_attribute("href")
+    link.click()
+    assert page.locator("article:focus").get_attribute("id") == address.partition("/")[2]
 
 
 def test_hostile_text_stays_text(browse: Browse, report: Path) -> None:

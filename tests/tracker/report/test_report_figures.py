@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.query.rows import SeriesRow
-from groupbench.tracker.report import figures
+from groupbench.tracker.report import figures, selection
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import (
     Bursts,
@@ -352,6 +352,65 @@ def test_many_series_leave_room_for_fewer_runs(
     assert [run.id for run in report().runs] == ["run-003", "run-004", "run-005"]
     monkeypatch.setattr("groupbench.tracker.report.gather.POINTS", 1)
     assert [run.id for run in report().runs] == ["run-005"]
+
+
+@pytest.mark.usefixtures("plain_statistics")
+def test_of_many_series_the_changed_and_the_slowest_are_shown_in_full(
+    stored: Any, make: Any, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = []
+    for night in range(7):
+        for number in range(10):
+            shape = {"shape": f"s{number}"}
+            slow = 5.0 if number == 7 else 1.0
+            worse = 1.1 if number == 3 and night > 4 else 1.0
+            records.append(make(night, ms=1.0, backend="base", baseline=True, **shape))
+            records.append(make(night, ms=slow * worse, backend="fast", **shape))
+    stored(records)
+    assert (report().coverage.complete, len(report().pages[0].histories)) == (True, 20)
+    monkeypatch.setattr("groupbench.tracker.report.selection.FULL", 4)
+    monkeypatch.setattr(selection.choose, "__defaults__", (4,))
+    page = report()
+    (operator,) = page.pages
+    shown = {(one.series.shape, one.series.backend) for one in operator.histories}
+    assert shown == {(shape, backend) for shape in ("s3", "s7") for backend in ("base", "fast")}
+    assert (page.coverage.shown, page.coverage.total) == (4, 20)
+    assert len(page.runs) == 7
+    assert {row.problem for row in operator.speeds[0].rows} == {"s3", "s7"}
+    index = selection.index(page.gate, page.coverage)
+    assert (index["total"], len(index["rows"])) == (20, 20)
+    assert [row[-1] for row in index["rows"]].count(1) == 4
+    first = index["rows"][0]
+    assert (index["names"][2][first[2]], index["verdicts"][first[5]][0]) == ("s3", "regressed")
+    assert first[6:8] == [pytest.approx(1.1, rel=0.01), pytest.approx(0.91, abs=0.01)]
+
+
+def test_one_changed_backend_keeps_its_row_of_the_map_whole(
+    stored: Any, make: Any, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make(0, backend=name, ms=1.0 + number, baseline=not number) for number, name in enumerate("abcdef")])
+    monkeypatch.setattr("groupbench.tracker.report.selection.FULL", 2)
+    monkeypatch.setattr(selection.choose, "__defaults__", (2,))
+    (operator,) = report().pages
+    assert len(operator.histories) == 2
+    assert operator.speeds[0].backends == tuple("abcdef")
+
+
+def test_an_outlier_does_not_flatten_the_bursts() -> None:
+    quiet = (1.0, 1.01, 0.99, 1.02)
+    labels = [RunLabel("r", "c", "2026-01-01 03:00")]
+    plain = figures.burst_distribution([Bursts(0, (quiet, quiet))], labels)
+    assert len(plain["data"]) == 1
+    low, high = plain["layout"]["yaxis"]["range"]
+    assert low < 0.99 < 1.02 < high < 1.1
+    clipped = figures.burst_distribution([Bursts(0, (quiet, (*quiet, 40.0)))], labels)
+    assert clipped["layout"]["yaxis"]["range"] == [low, high]
+    marks = clipped["data"][-1]
+    assert (marks["name"], marks["x"], marks["y"], marks["text"]) == ("1 clipped", [2], [1.02], ["40 ms"])
+    assert 40.0 in clipped["data"][0]["y"]  # the table of its data has it
+    assert "marked at its edge: 1 samples" in clipped["layout"]["meta"]["alt"]
+    alike = figures.burst_distribution([Bursts(0, ((1.0, 1.0),))], labels)["layout"]["yaxis"]["range"]
+    assert alike[0] < 1.0 < alike[1]
 
 
 def test_hosts_and_protocols_have_maps_of_their_own(stored: Any, make: Any, report: Any) -> None:

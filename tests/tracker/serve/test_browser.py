@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from groupbench.tracker.serve.jobs import Jobs
 from groupbench.tracker.serve.security import LOOPBACK
 
 pytestmark = pytest.mark.sqlite
+WALK = (Path(__file__).parents[1] / "walk.js").read_text(encoding="utf-8")
 TOKEN = "a-token-of-some-length"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -63,7 +65,7 @@ def test_every_page_draws_without_an_error(address: str, browse: Browse) -> None
     page.get_by_role("heading", name="What changed").wait_for()
     for path in ("/runs", "/runs/run-007", "/series", "/compare?a=000&b=latest", "/alerts", "/alerts/1", "/login"):
         page.goto(address + path)
-    for path, figures in (("/series/1", 3), ("/operators/grouped_gemm", 2), ("/points/1.8", 1)):
+    for path, figures in (("/series/1", 4), ("/operators/grouped_gemm", 2), ("/points/1.8", 1)):
         page.goto(address + path)
         assert page.locator("figure[data-figure]").count() == figures, path
         for place in page.locator("figure[data-figure]").all():
@@ -145,6 +147,45 @@ def test_no_page_is_wider_than_its_window(address: str, browse: Browse, options:
         page.goto(address + path)
         wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= window, path
+
+
+def test_a_change_is_read_on_a_phone_without_scrolling(address: str, browse: Browse) -> None:
+    page = browse(address, **PHONE)
+    table = page.locator("table.cards")
+    table.wait_for()
+    assert table.locator("xpath=..").evaluate("node => node.scrollWidth <= node.clientWidth")
+    row = table.locator("tbody tr").first
+    for title in ("effect", "before, ms", "now, ms"):
+        cell = row.locator(f"td[data-title='{title}']")
+        place = cell.bounding_box()
+        assert place["x"] >= 0, title
+        assert place["x"] + place["width"] <= 390, title
+        assert cell.inner_text(), title
+
+
+def test_a_series_stands_among_the_backends_of_its_problem(address: str, browse: Browse) -> None:
+    page = browse(f"{address}/series/1")
+    place = page.locator("figure[data-figure=backends]")
+    place.scroll_into_view_if_needed()
+    place.locator("svg.main-svg").first.wait_for()
+    assert place.get_by_role("img").first.get_attribute("aria-label").startswith("Latency of 2 backends by run.")
+    place.get_by_text("Data as a table").click()
+    place.locator("tbody tr").first.wait_for()
+    assert place.locator("tbody tr").count() == 16
+    assert {*place.locator("tbody td:first-child").all_inner_texts()} == {"triton", "torch"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/operators", "/operators/grouped_gemm",
+     "/compare?a=000&b=latest", "/alerts", "/alerts/1", "/login", "/nowhere"),
+)  # fmt: skip
+def test_a_screen_reader_finds_its_way(address: str, chromium: Any, path: str) -> None:
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(address + path)
+        page.wait_for_timeout(300)
+        assert page.evaluate(WALK) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
