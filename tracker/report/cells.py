@@ -1,4 +1,4 @@
-"""Tables as data: what the templates show, sort and filter."""
+"""Tables as data, which the templates show, sort and filter."""
 
 from __future__ import annotations
 

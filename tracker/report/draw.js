@@ -4,7 +4,7 @@ const groupbenchFigures = (() => {
   const DATA = new Set(["x", "y", "z", "text", "customdata", "hovertext", "array", "arrayminus", "tickvals", "ticktext"]);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // Colours are named as in the style sheet: "var(--series)". Long lists of data hold none.
+  // Colours are named as in the style sheet: "var(--series)". Long lists of data contain no names.
   function themed(value, key) {
     if (typeof value === "string") return value.startsWith("var(") ? colour(value.slice(4, -1)) : value;
     if (value === null || typeof value !== "object" || DATA.has(key)) return value;
@@ -28,7 +28,7 @@ const groupbenchFigures = (() => {
     return all;
   }
 
-  // On a phone the names of problems would leave no room for their cells: they stand above these.
+  // On a phone the names of problems would leave no room for their cells: there the names are above the cells.
   const NARROW = 600;
   function stacked(figure) {
     const { layout, data: [map, ...others] } = figure;
@@ -70,8 +70,8 @@ const groupbenchFigures = (() => {
     return drawn;
   }
 
-  const said = (text) => new DOMParser().parseFromString(String(text).replace(/<br>/g, " · "), "text/html").documentElement.textContent;
-  const told = (value) => typeof value === "number" ? Number(value.toPrecision(5)).toString() : said(value ?? "");
+  const plainText = (text) => new DOMParser().parseFromString(String(text).replace(/<br>/g, " · "), "text/html").documentElement.textContent;
+  const cellText = (value) => typeof value === "number" ? Number(value.toPrecision(5)).toString() : plainText(value ?? "");
 
   const TABLES = {
     heatmap({ data: [map, lacking], layout }) {
@@ -114,7 +114,7 @@ const groupbenchFigures = (() => {
     for (const name of head) {
       const cell = document.createElement("th");
       cell.scope = "col";
-      cell.textContent = said(name);
+      cell.textContent = plainText(name);
       top.append(cell);
     }
     const body = table.createTBody();
@@ -122,7 +122,7 @@ const groupbenchFigures = (() => {
       const line = body.insertRow();
       for (const value of row) {
         const cell = line.insertCell();
-        cell.textContent = told(value);
+        cell.textContent = cellText(value);
         if (typeof value === "number") cell.className = "number";
       }
     }
@@ -173,7 +173,7 @@ const groupbenchFigures = (() => {
     return draw(canvas, fitted, runs);
   }
 
-  // Again, in the colours of another theme; what is on no visible page has its turn in `refresh`.
+  // Draws all figures in the colours of another theme; `refresh` draws those of hidden pages once they are visible.
   const visible = ({ canvas }) => canvas.offsetParent !== null;
   function redraw() {
     shown.forEach((held) => { held.stale = true; });
@@ -208,7 +208,7 @@ const groupbenchFigures = (() => {
     watcher.observe(place);
   }
 
-  // Light or dark: as the system has it, unless the button said otherwise.
+  // Light or dark: as the system has it, unless the reader chose with the button.
   function themes(button) {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     const root = document.documentElement;
@@ -231,7 +231,7 @@ const groupbenchFigures = (() => {
     apply();
   }
 
-  // On paper nothing scrolls: what is waiting is drawn, and what is larger than a page made smaller.
+  // On paper nothing scrolls: draw the figures that are waiting, and shrink those larger than a page.
   const PAPER = { width: 680, height: 940, least: 0.35 };
   function toPaper() {
     for (const place of [...waiting.keys()]) if (place.offsetParent !== null) drawWaiting(place);

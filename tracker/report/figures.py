@@ -4,7 +4,7 @@ Each figure is {"data": [...], "layout": {...}}, with less than plotly needs to 
 of the style sheet ("var(--series)"), and fonts, grids and grounds are left out. `draw.js` puts in both when it draws,
 by the theme of the moment. `layout["meta"]` holds
 
-    kind       which plot it is; `draw.js` makes the table of its data by it
+    kind       which plot it is; `draw.js` chooses the table of its data by it
     alt        its text alternative
     min_width  of a figure that must not be squeezed, in pixels
 
@@ -42,7 +42,7 @@ _MARKS = {  # symbol, colour, dash
     "verdict": ("diamond-open", "var(--change)", "longdash"),
 }
 _NAMES = {"closed": "closed alert"}
-"""Of marks whose kind is no name for readers."""
+"""Names for readers, of marks whose kind does not suit them."""
 
 
 def speedup_heatmap(
@@ -50,7 +50,7 @@ def speedup_heatmap(
     backends: Sequence[str],  # left to right
     baseline: str,  # one of the backends
 ) -> Figure:
-    """Speed-up of each backend over the baseline, by problem: blue and ▲ faster, orange and ▼ slower."""
+    """Return the speed-up of each backend over the baseline, by problem: blue and ▲ faster, orange and ▼ slower."""
     z: list[list[float | None]] = []
     text: list[list[str]] = []
     hover: list[list[str]] = []
@@ -63,7 +63,7 @@ def speedup_heatmap(
         hover.append([])
         for place, backend in enumerate(backends):
             ms = row.ms.get(backend)
-            told = f"{plain(row.problem)}<br>{plain(backend)}"
+            place_text = f"{plain(row.problem)}<br>{plain(backend)}"
             speedup = row.speedup(backend, baseline)
             if ms is None or speedup is None:
                 label, why = _no_speedup(row, backend, baseline)
@@ -73,11 +73,13 @@ def speedup_heatmap(
                 absent["x"].append(place)
                 absent["y"].append(number)
                 absent["text"].append(plain(label))
-                absent["hovertext"].append(f"{told}<br>{plain(_cut(why, 200))}")
+                absent["hovertext"].append(f"{place_text}<br>{plain(_cut(why, 200))}")
                 continue
             z[-1].append(_round(max(-1.0, min(1.0, math.log(speedup) / math.log(FAR))), 3))
             text[-1].append(speedup_text(speedup))
-            hover[-1].append(f"{told}<br>{speedup:.3g}× over {plain(baseline)}: {ms:.4g} ms<br>{plain(row.run.text)}")
+            hover[-1].append(
+                f"{place_text}<br>{speedup:.3g}× over {plain(baseline)}: {ms:.4g} ms<br>{plain(row.run.text)}"
+            )
             slower += speedup < 1 - CLEAR
             if best is None or speedup > best[0]:
                 best = (speedup, backend, row.problem)
@@ -123,7 +125,7 @@ def speedup_heatmap(
 
 
 def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
-    """Return a word for a cell without a speed-up, and why it has none."""
+    """Return a word for a cell without a speed-up, and the reason."""
     ms = row.ms.get(backend)
     if ms is None:
         why = row.why.get(backend) or "not measured"
@@ -135,7 +137,7 @@ def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
 
 
 def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
-    """Achieved TFLOP/s by arithmetic intensity, below the ceilings that canaries of the same run reached."""
+    """Return achieved TFLOP/s by arithmetic intensity, below the ceilings that canaries of the same run reached."""
     ridge = 1e3 * ceilings.tflops / ceilings.gbps
     intensities = [point.intensity for point in points]
     low = min([*intensities, ridge]) / 5
@@ -150,12 +152,13 @@ def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
         }
     ]  # fmt: skip
     for number, backend in enumerate(backends):
-        own = sorted((point for point in points if point.backend == backend), key=lambda point: point.intensity)
+        of_backend = sorted((point for point in points if point.backend == backend), key=lambda point: point.intensity)
         data.append({
             "type": "scatter", "mode": "markers", "name": plain(backend),
-            "x": [_round(point.intensity, 4) for point in own], "y": [_round(point.tflops, 4) for point in own],
-            "text": [plain(f"{_cut(point.problem, 120)}") for point in own],
-            "customdata": [[_round(point.gbps, 4), _round(100 * point.share(ceilings), 3)] for point in own],
+            "x": [_round(point.intensity, 4) for point in of_backend],
+            "y": [_round(point.tflops, 4) for point in of_backend],
+            "text": [plain(_cut(point.problem, 120)) for point in of_backend],
+            "customdata": [[_round(point.gbps, 4), _round(100 * point.share(ceilings), 3)] for point in of_backend],
             "marker": {**mark_of(number), "size": 9},
             "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} TFLOP/s, %{customdata[0]:.4g} GB/s<br>"
                              "%{customdata[1]:.3g}% of the ceiling at %{x:.4g} FLOP/byte<extra></extra>",
@@ -196,7 +199,7 @@ def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
 
 
 def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
-    """Latency by run, bars from the fastest to the slowest burst; levels, changes, environments, alerts, failures."""
+    """Return latency by run, with burst ranges, levels, changes, environments, alerts and failures."""
     shape = [value for value in (*history.ms, *history.low, *history.high) if value is not None]
     typical = _middle([value for value in history.ms if value is not None])
     data = _results(history, history.ms, runs, "ms", "var(--series)", history.low, history.high)
@@ -221,14 +224,14 @@ def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = No
 
 
 def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
-    """Relative RMS error against the reference, by run; logarithmic where it moved by more than a factor of ten."""
-    known = [value for value in history.rms if value is not None]
-    positive = [value for value in known if value > 0]
+    """Return the relative RMS error by run; logarithmic if it moved by more than a factor of ten."""
+    errors = [value for value in history.rms if value is not None]
+    positive = [value for value in errors if value > 0]
     data = _results(history, [_round(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
-    low, high = _range(known, _middle(known), 0.25)
+    low, high = _range(errors, _middle(errors), 0.25)
     layout = _history_layout(history, runs, "relative RMS", (low, high))
     layout["yaxis"]["exponentformat"] = "e"
-    if len(positive) == len(known) > 1 and max(positive) > 10 * min(positive):
+    if len(positive) == len(errors) > 1 and max(positive) > 10 * min(positive):
         ends = (math.log10(min(positive)) - 0.2, math.log10(max(positive)) + 0.2)
         layout["yaxis"] |= {"type": "log", "range": [_round(end, 4) for end in ends]}
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
@@ -239,17 +242,20 @@ def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = N
 def metric_history(history: SeriesHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return the history of a metric that records carry by name, by run."""
     values = history.further[metric.name]
-    known = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None]
     title = metric.unit or metric.name
     data = _results(history, [_round(value, 4) for value in values], runs, title, "var(--c1)")
-    layout = _history_layout(history, runs, title, _range(known, _middle(known), 0.05))
+    layout = _history_layout(history, runs, title, _range(numbers, _middle(numbers), 0.05))
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
     layout["meta"] = {"kind": "history", "alt": _history_alt(metric.name, metric.unit, history, values, runs)}
     return {"data": data, "layout": layout}
 
 
 def burst_distribution(bursts: Sequence[Bursts], runs: Sequence[RunLabel]) -> Figure:
-    """All samples by burst, of the newest result and the one before it: the burst is the unit of noise."""
+    """Return all samples by burst, of the newest result and the one before it.
+
+    The burst is the unit of noise. Samples far outside are clipped, and marked at the edge.
+    """
     data: list[dict[str, Any]] = []
     alt = []
     for number, each in enumerate(bursts):
@@ -370,7 +376,7 @@ def times(speedup: float) -> str:
 
 
 def run_text(run: RunLabel) -> str:
-    """What is told of a run where the pointer rests, escaped for plotly."""
+    """Return the text shown when the pointer is on a run, escaped for plotly."""
     return plain(run.text) + (f"<br>{plain(_cut(run.subject, 90))}" if run.subject else "")
 
 
@@ -393,7 +399,7 @@ def _results(
     low: Sequence[float | None] = (),
     high: Sequence[float | None] = (),
 ) -> list[dict[str, Any]]:
-    """What is ok as a line of points; what is not as crosses, on the typical level where it has no value."""
+    """Return ok results as a line of points, and others as crosses, on the typical level if they have no value."""
     typical = _middle([value for value in values if value is not None])
     good = [i for i, value in enumerate(values) if value is not None and i not in history.status]
     bad = [i for i in sorted(history.status) if values[i] is not None or typical is not None]
@@ -429,15 +435,15 @@ def _bars(
 
 
 def _texts(history: SeriesHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
-    """Texts of the points; without `runs`, what is to be added to those of the page's own list."""
-    own = []
+    """Return the texts of the points; without `runs`, the text to add to those in the page's list."""
+    added = []
     for i in places:
         status, message = history.status.get(i), history.message.get(i)
-        own.append(plain(status + (f": {_cut(message, 200)}" if message else "")) if status else "")
+        added.append(plain(status + (f": {_cut(message, 200)}" if message else "")) if status else "")
     if runs is None:
-        return {"meta": "runs", "text": own} if any(own) else {"meta": "runs"}
+        return {"meta": "runs", "text": added} if any(added) else {"meta": "runs"}
     labels = [run_text(runs[history.runs[i]]) for i in places]
-    return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, own, strict=True)]}
+    return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, added, strict=True)]}
 
 
 def _mark_traces(history: SeriesHistory, y: float) -> list[dict[str, Any]]:
@@ -515,17 +521,17 @@ def _history_alt(
     values: Sequence[float | None],
     runs: Sequence[RunLabel] | None,
 ) -> str:
-    known = [value for i, value in enumerate(values) if value is not None and i not in history.status]
-    told = [f"{what} of {history.series}, {len(values)} results."]
-    if known:
+    numbers = [value for i, value in enumerate(values) if value is not None and i not in history.status]
+    sentences = [f"{what} of {history.series}, {len(values)} results."]
+    if numbers:
         unit = f" {unit}" if unit else ""
-        told.append(f"Newest {known[-1]:.4g}{unit}, from {min(known):.4g} to {max(known):.4g}{unit}.")
+        sentences.append(f"Newest {numbers[-1]:.4g}{unit}, from {min(numbers):.4g} to {max(numbers):.4g}{unit}.")
     if history.status:
-        told.append(f"{len(history.status)} not ok.")
+        sentences.append(f"{len(history.status)} not ok.")
     for mark in history.marks:
         at = f" at {runs[mark.at].commit}" if runs is not None and mark.at < len(runs) else ""
-        told.append(f"{_NAMES.get(mark.kind, mark.kind).capitalize()}{at}: {mark.text}.")
-    return " ".join(told)
+        sentences.append(f"{_NAMES.get(mark.kind, mark.kind).capitalize()}{at}: {mark.text}.")
+    return " ".join(sentences)
 
 
 def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:

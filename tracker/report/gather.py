@@ -1,4 +1,4 @@
-"""From the store to what pages show: a report on a run that was judged.
+"""Read the data of a report on a run that was judged.
 
 `histories`, `speed` and `roofline` take points in hand, so that a page of one operator, or of a few series, can be made
 of fewer.
@@ -37,7 +37,7 @@ _CHUNK = 200
 
 @dataclass(frozen=True)
 class Report:
-    """What the report is made of."""
+    """The data of a report."""
 
     gate: Gate
     newest: RunSummary  # the run that is judged
@@ -135,11 +135,11 @@ def operator_pages(
     canaries = [point for point in points if point.series.operator == CANARY]
     pages = []
     for name in names:
-        own = [point for point in points if point.series.operator == name]
+        of_operator = [point for point in points if point.series.operator == name]
         page = OperatorPage(
             name=name,
-            speeds=tuple(speed_maps(own, run)),
-            roofline=find_roofline(own, canaries, run),
+            speeds=tuple(speed_maps(of_operator, run)),
+            roofline=find_roofline(of_operator, canaries, run),
             histories=tuple(history for history in shown if history.series.operator == name),
         )
         pages.append(page)

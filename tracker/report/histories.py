@@ -1,4 +1,4 @@
-"""Each series over the runs of a page, with what happened to it."""
+"""The history of each series over the runs of a page: levels, changes, environments and alerts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from groupbench.tracker.store.schema import Point
 
 @dataclass(frozen=True)
 class Context:
-    """What is stored of the series of a page besides their results, by series."""
+    """Data of a page's series besides their results, by series."""
 
     levels: Mapping[int, Levels]
     alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def read_context(
     alerts: Iterable[AlertRow] = (),
     judged: Iterable[Judged] = (),
 ) -> Context:
-    """Read what `histories` shows of each series. Levels are those that the gate would judge by."""
+    """Return the context of `histories`. Levels are those that the gate would judge by."""
     rows = {row.series.pk: row for row in judged}
     of_series: dict[int, list[AlertRow]] = {}
     for alert in alerts:
@@ -66,24 +66,24 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
     """Return each series over the runs. `points` are by series, then time; `where` is from `places`."""
     rows = []
     for key, group in groupby(points, key=lambda point: point.series.pk):
-        own = list(group)
-        at = [where[point.run.pk] for point in own]
+        series_points = list(group)
+        at = [where[point.run.pk] for point in series_points]
         levels = context.levels.get(key, Levels((), ()))
-        marks = _environment_marks(own, at)
+        marks = _environment_marks(series_points, at)
         marks += [Mark("change", where[run], _change_text(change)) for run, change in levels.changes if run in where]
         marks += _alert_marks(context.alerts.get(key, ()), where)
         marks += _verdict_marks(context.judged.get(key), marks, where)
         rows.append(SeriesHistory(
-            series=own[0].series,
+            series=series_points[0].series,
             runs=tuple(at),
-            ms=tuple(point.median_ms for point in own),
-            low=tuple(point.low_ms for point in own),
-            high=tuple(point.high_ms for point in own),
-            rms=tuple(point.rms for point in own),
-            further=_further(own),
-            status={i: point.status for i, point in enumerate(own) if point.status != "ok"},
-            message={i: point.message for i, point in enumerate(own) if point.status != "ok" and point.message},
-            interpreted=own[-1].timing == "interpreted",
+            ms=tuple(point.median_ms for point in series_points),
+            low=tuple(point.low_ms for point in series_points),
+            high=tuple(point.high_ms for point in series_points),
+            rms=tuple(point.rms for point in series_points),
+            further=_further(series_points),
+            status={i: point.status for i, point in enumerate(series_points) if point.status != "ok"},
+            message={i: point.message for i, point in enumerate(series_points) if point.status != "ok" and point.message},
+            interpreted=series_points[-1].timing == "interpreted",
             marks=tuple(sorted(marks, key=lambda mark: mark.at)),
             levels=tuple(
                 Level(where[level.first], where[level.last], level.ms)
@@ -103,8 +103,8 @@ def newest_bursts(
 ) -> dict[int, tuple[Bursts, ...]]:
     """Return the samples of the newest timed results of each series, the newest last. Reads those of no other."""
     wanted: dict[int, PointRow] = {}
-    for _, own in groupby(points, key=lambda point: point.series.pk):
-        timed = [point for point in own if point.timed]
+    for _, series_points in groupby(points, key=lambda point: point.series.pk):
+        timed = [point for point in series_points if point.timed]
         wanted.update((point.pk, point) for point in timed[-count:])
     packed: dict[int, bytes | None] = {}
     for chunk in chunks(wanted):
@@ -149,9 +149,9 @@ def _change_text(change: PastChange) -> str:
     return f"{effect:+.1f}% ({low:+.1f} to {high:+.1f}%)"
 
 
-def _environment_marks(own: Sequence[PointRow], at: Sequence[int]) -> list[Mark]:
+def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int]) -> list[Mark]:
     marks = []
-    for before, point, place in zip(own, own[1:], at[1:], strict=False):
+    for before, point, place in zip(series_points, series_points[1:], at[1:], strict=False):
         if before.environment.identity != point.environment.identity:
             changed = environment_differences(before.environment.facts, point.environment.facts)
             marks.append(Mark("environment", place, "; ".join(changed)))
@@ -169,7 +169,7 @@ def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[M
 
 
 def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int, int]) -> list[Mark]:
-    """Return what the gate says of the newest change, unless history says the same."""
+    """Return the gate's verdict on the newest change, unless history shows that change already."""
     if row is None or not row.verdict.changed or row.span is None or row.what != "latency" or row.change is None:
         return []
     at = where.get(row.span.head.pk)

@@ -1,8 +1,8 @@
 """One HTML page that needs nothing else: no server, no network, no other file.
 
-What counts comes first, as text; each operator has a page of its own in it, whose plots are drawn when they are looked
-at. Scripts are named to the browser by their hashes, so that nothing else in the file can run, whatever a commit's
-subject holds.
+The verdict and the changes come first, as text. Each operator has its own page inside the file, and its plots are drawn
+when they come into view. The content policy lists the scripts by their hashes, so that nothing else in the file can
+run, whatever a commit's subject contains.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def render(report: Report, plotly: str) -> str:
 
 
 def _page(page: OperatorPage, report: Report, slug: str) -> dict[str, Any]:
-    """Return what the template shows of an operator."""
+    """Return the template's values for an operator."""
     maps = [
         {
             "place": place,
@@ -105,13 +105,13 @@ def _page(page: OperatorPage, report: Report, slug: str) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all; what is no file, such as a pipe, as it is. Raises ReportError."""
+    """Write a file whole or not at all; write to a pipe directly. Raises ReportError."""
     with whole_file(path, ReportError) as file:
         file.write(text.encode())
 
 
 def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
-    """What the plots of an operator need: heat maps by baseline, the roofline, three figures for each series."""
+    """Return the figures of an operator: heat maps by baseline, the roofline, and those of each series."""
     verdicts = report.gate.by_series
     ceilings, shared = page.roofline.ceilings, _shared(page)
     return {
@@ -129,7 +129,7 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
 
 
 def _shared(page: OperatorPage) -> dict[str, str]:
-    """What is alike in all series of an operator: told once above their histories."""
+    """Return the facts that all series of an operator share: they are shown once, above the histories."""
     held = {name: {getattr(one.series, name) for one in page.histories} for name in ("hardware", "host", "protocol")}
     return {name: values.pop() for name, values in held.items() if len(values) == 1}
 
@@ -138,7 +138,7 @@ def _series(history: SeriesHistory, report: Report, verdict: str | None, shared:
     series = history.series
     place = [getattr(series, name) for name in ("hardware", "host", "protocol") if name not in shared]
     rest = (series.mode, series.dtype, series.shape, *place)
-    told: dict[str, Any] = {
+    card: dict[str, Any] = {
         "id": series.pk,
         "backend": series.backend,
         "rest": " · ".join([*rest, *([f"seed {series.seed}"] if series.seed else [])]),
@@ -146,20 +146,20 @@ def _series(history: SeriesHistory, report: Report, verdict: str | None, shared:
         "tone": tone_of(verdict).name,
     }
     if any(value is not None for value in history.ms):
-        told["latency"] = figures.latency_history(history)
+        card["latency"] = figures.latency_history(history)
     if any(value is not None for value in history.rms):
-        told["accuracy"] = figures.accuracy_history(history)
+        card["accuracy"] = figures.accuracy_history(history)
     if history.further:
-        told["further"] = [
+        card["further"] = [
             [METRICS[name].title, figures.metric_history(history, METRICS[name])] for name in history.further
         ]
     if history.bursts:
-        told["bursts"] = figures.burst_distribution(history.bursts, report.labels)
-    if len(told) == 5:
+        card["bursts"] = figures.burst_distribution(history.bursts, report.labels)
+    if len(card) == 5:
         last = len(history.runs) - 1
         message = history.message.get(last)
-        told["none"] = f"{history.status.get(last, 'ok')}{f': {views.cut(message)}' if message else ''}"
-    return told
+        card["none"] = f"{history.status.get(last, 'ok')}{f': {views.cut(message)}' if message else ''}"
+    return card
 
 
 def baselines(one: SpeedMap) -> list[str]:
@@ -171,7 +171,7 @@ def baselines(one: SpeedMap) -> list[str]:
 
 
 def plotly_script() -> str:
-    """Plotly's own script, fit to stand within a page. Raises ReportError where plotly is not installed."""
+    """Plotly's own script, fit to be part of a page. Raises ReportError where plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

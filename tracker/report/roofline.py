@@ -1,4 +1,4 @@
-"""How near the backends come to what the machine can do, which the canaries of the same run measure."""
+"""The roofline of an operator, below the ceilings that the canaries of the same run measured."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ def find_roofline(
 ) -> Roofline:
     """The newest run that holds both results of known work and canaries in the same environment."""
     if all(point.series.operator == CANARY for point in points):
-        return Roofline(missing="Canaries are what ceilings are measured by.")
+        return Roofline(missing="Canaries measure the ceilings, so they have no roofline.")
     timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]
     if not timed:
         return Roofline(missing="No result has a speed and known work: FLOP, and bytes that must be moved.")
     by_run: dict[int, list[PointRow]] = {}
     for point in timed:
         by_run.setdefault(point.run.pk, []).append(point)
-    for own in sorted(by_run.values(), key=lambda own: (own[0].run.started, own[0].run.pk), reverse=True):
-        held = own[0].run
-        for identity in dict.fromkeys(point.environment.identity for point in own):
+    for run_points in sorted(
+        by_run.values(), key=lambda run_points: (run_points[0].run.started, run_points[0].run.pk), reverse=True
+    ):
+        held = run_points[0].run
+        for identity in dict.fromkeys(point.environment.identity for point in run_points):
             beside = [p for p in canaries if p.run.pk == held.pk and p.environment.identity == identity and p.timed]
             ceilings = _ceilings(held, beside)
             if ceilings is None:
                 continue
-            alike = [point for point in own if point.environment.identity == identity]
+            alike = [point for point in run_points if point.environment.identity == identity]
             return Roofline(tuple(map(_roof_point, alike)), ceilings, note=_roof_note(alike, ceilings, held, run))
     return Roofline(
         missing="No ceilings were measured: no run of this operator holds canaries, a copy and a matrix product. "
@@ -65,7 +67,7 @@ def _roof_note(alike: Sequence[PointRow], ceilings: Ceilings, held: RunRow, run:
     above = sum(_roof_point(point).share(ceilings) > 1 for point in alike)
     if above:
         notes.append(
-            f"{above} of {len(alike)} results {'lies' if above == 1 else 'lie'} above the ceiling: it is what one "
-            "library call reached, and no bound of the machine."
+            f"{above} of {len(alike)} results {'lies' if above == 1 else 'lie'} above the ceiling: it is the speed "
+            "of one library call, and the machine may do better."
         )
     return " ".join(notes) or None

@@ -1,7 +1,7 @@
-"""Which series a report shows in full, and the index of all series where that is not every one.
+"""Choose the series that a report shows in full, and make the index of all series if some are left out.
 
-A nightly run of 20,000 series would make a page of 100 MB. Above `FULL` series the page shows what changed and what is
-slowest, and lists the others in an index that can be searched.
+A nightly run of 20,000 series would make a page of 100 MB. Above `FULL` series the page shows those that changed
+and the slowest ones, and lists all in an index that can be searched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = ("operator", "backend", "shape", "dtype", "mode")
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the run a report shows in full."""
+    """The series that a report shows in full."""
 
     total: int  # series that the run and its history hold
     full: frozenset[int] | None = None  # keys of the series shown in full; None is all of them

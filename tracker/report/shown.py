@@ -1,6 +1,6 @@
-"""What pages show, as plain data: the input of `figures` and of the tables. Nothing here knows a database.
+"""Plain data that pages show: the input of `figures` and of the tables, independent of the database.
 
-`gather` makes these from rows of the store; whoever has other rows can make them too. Places of runs are indices into
+`gather` makes these from rows of the store. Places of runs are indices into
 one tuple of RunLabel, the oldest first, which all histories of a page share.
 """
 
@@ -17,9 +17,9 @@ NOISY = 0.05
 """Scatter of a speed-up, as a logarithm, up to which it is shown: bursts of a quiet GPU differ by a thousandth."""
 
 MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
-"""change: history shows a new level. environment: what is on both sides is not compared. alert: an open one.
-closed: an alert that was dealt with. verdict: what the gate says of the newest change, where history alone shows none
-yet."""
+"""change: history shows a new level. environment: another one, so results before and after are not compared.
+alert: an open one. closed: an alert that was dealt with. verdict: the gate's on the newest change, if history alone
+shows no change yet."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SeriesHistory:
     further: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of other metrics, by name
     status: Mapping[int, str] = field(default_factory=dict)  # of those that are not ok, by place in the lists
     message: Mapping[int, str] = field(default_factory=dict)
-    interpreted: bool = False  # its latencies are no speeds
+    interpreted: bool = False  # its latencies do not measure speed
     marks: tuple[Mark, ...] = ()
     levels: tuple[Level, ...] = ()
     bursts: tuple[Bursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
@@ -104,7 +104,7 @@ class SpeedRow:
     run: RunLabel
     older: bool  # not of the run that the page is about
     ms: Mapping[str, float]  # by backend
-    why: Mapping[str, str]  # of backends without a speed: the status, and what it said
+    why: Mapping[str, str]  # of backends without a speed: the status and its message
     spread: Mapping[str, float] = field(default_factory=dict)  # half the range of the bursts' medians, relative
 
     def speedup(self, backend: str, baseline: str) -> float | None:
@@ -133,7 +133,7 @@ class SpeedMap:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the canaries of a run reached."""
+    """Throughput that the canaries of a run reached."""
 
     run: RunLabel
     tflops: float  # of the largest matrix product
@@ -166,23 +166,23 @@ class RoofPoint:
         return self.min_bytes / self.ms / 1e6
 
     def share(self, ceilings: Ceilings) -> float:
-        """Of what the ceilings allow at this intensity."""
+        """Return the share of the throughput that the ceilings allow at this intensity."""
         return self.tflops / min(ceilings.tflops, ceilings.gbps * self.intensity / 1e3)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The points of one run and the ceilings of the same run; or why there are none."""
+    """The points and ceilings of one run, or the reason why they are missing."""
 
     points: tuple[RoofPoint, ...] = ()
     ceilings: Ceilings | None = None
-    missing: str | None = None  # why there is nothing to draw
-    note: str | None = None  # what is to be known of what is drawn
+    missing: str | None = None  # the reason, if there is nothing to draw
+    note: str | None = None  # a remark on the plot
 
 
 @dataclass(frozen=True)
 class OperatorPage:
-    """All that is shown of one operator."""
+    """The data shown of one operator."""
 
     name: str
     speeds: tuple[SpeedMap, ...]

@@ -31,7 +31,8 @@ def speed_maps(
     for point in points:
         by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
     maps = [
-        SpeedMap(" · ".join(place), backends_of(own), tuple(_speed_rows(own, run))) for place, own in by_place.items()
+        SpeedMap(" · ".join(place), backends_of(group), tuple(_speed_rows(group, run)))
+        for place, group in by_place.items()
     ]
     return sorted((one for one in maps if one.rows), key=lambda one: (-len(one.rows), one.title))
 
@@ -39,19 +40,19 @@ def speed_maps(
 def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
     """Each problem as the newest run has it that timed any backend: a night cut short hides no older result.
 
-    Only results of one run, one environment and one kind of timing stand beside each other.
+    Only results of one run, one environment and one kind of timing are compared.
     """
     by_problem: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
         by_problem.setdefault(point.series.problem, []).append(point)
-    told = _telling(point.series for point in points)
-    answer: list[tuple[tuple[tuple[str, ...], tuple[int, ...], str], SpeedRow]] = []
-    for own in by_problem.values():
-        timed = [point for point in own if point.timed]
+    differing = _differing(point.series for point in points)
+    keyed_rows: list[tuple[tuple[tuple[str, ...], tuple[int, ...], str], SpeedRow]] = []
+    for group in by_problem.values():
+        timed = [point for point in group if point.timed]
         if not timed:
             continue
         newest = max(timed, key=lambda point: (point.run.started, point.run.pk)).run
-        here = [point for point in own if point.run.pk == newest.pk]
+        here = [point for point in group if point.run.pk == newest.pk]
         like = max((point for point in here if point.timed), key=lambda point: point.baseline)
         ms: dict[str, float] = {}
         why: dict[str, str] = {}
@@ -64,9 +65,9 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
             else:
                 why[point.series.backend] = _why_no_speed(point)
         series = like.series
-        facts = tuple(str(getattr(series, name)) for name in told)
+        facts = tuple(str(getattr(series, name)) for name in differing)
         row = SpeedRow(
-            label=problem_label(series, told),
+            label=problem_label(series, differing),
             problem=" ".join([series.shape, *facts]),
             run=label_of(newest),
             older=newest.pk != run.pk,
@@ -74,16 +75,16 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
             why=why,
             spread=spread,
         )
-        answer.append(((facts, _sizes(series), series.shape), row))
-    return [row for _, row in sorted(answer, key=lambda pair: pair[0])]
+        keyed_rows.append(((facts, _sizes(series), series.shape), row))
+    return [row for _, row in sorted(keyed_rows, key=lambda pair: pair[0])]
 
 
-def problem_label(series: SeriesRow, told: Sequence[str] = ()) -> str:
-    """The shape, cut in the middle where it is long, and what else tells problems apart."""
+def problem_label(series: SeriesRow, differing: Sequence[str] = ()) -> str:
+    """Return the shape, shortened in the middle if it is long, and the facts that tell problems apart."""
     shape = series.shape
     if len(shape) > LABEL:
         shape = f"{shape[: LABEL - 16]}…{shape[-15:]}"
-    return " ".join([shape, *(str(getattr(series, name))[:24] for name in told)])
+    return " ".join([shape, *(str(getattr(series, name))[:24] for name in differing)])
 
 
 def _why_no_speed(point: PointRow) -> str:
@@ -94,8 +95,8 @@ def _why_no_speed(point: PointRow) -> str:
     return "no latency" if point.median_ms is None else "elsewhere: measured in another environment"
 
 
-def _telling(series: Iterable[SeriesRow]) -> list[str]:
-    """Facts that differ among an operator's problems: the others need not be said of each."""
+def _differing(series: Iterable[SeriesRow]) -> list[str]:
+    """Return the names of facts that differ among problems: only these appear in labels."""
     rows = list(series)
     return [name for name in _FACTS if len({getattr(row, name) for row in rows}) > 1]
 

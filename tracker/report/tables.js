@@ -1,10 +1,10 @@
 "use strict";
-// Tables that sort by their heads, and filters of what is on the page. Works on what is there when it is called.
+// Tables that sort by their heads, and filters for rows and cards. Works on the elements present when it is called.
 const groupbenchTables = (() => {
   const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
   const compare = new Intl.Collator(undefined, { numeric: true }).compare;
 
-  // By number where the cell has one; what is empty comes last, whichever way.
+  // Sorts by number if the cell has one; empty cells come last in either direction.
   function sort(table, column, down) {
     const body = table.tBodies[0];
     const key = (row) => {

@@ -44,7 +44,7 @@ def breakable(text: str | None) -> Markup:
 
 
 def commands(text: str) -> Markup:
-    """Return a text in which what is between backquotes is something to type."""
+    """Return a text whose parts between backquotes are marked as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -1,4 +1,4 @@
-"""What the tables of the report show."""
+"""The tables of the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = 1000
 """Characters of a message that the page shows: a compiler's can fill it."""
 
 ROWS = 1000
-"""Rows of the tables of changes and of what was not measured; the index and `serve` have the others."""
+"""Rows of the tables of changes and of unmeasured series; the index and `serve` have the others."""
 
 _ITEMS = 200
 """Series that are listed below one line of the table of changes."""
@@ -31,7 +31,7 @@ _INTERPRETED = Cell(INTERPRETED, "number faint")
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the page shows each operator and series."""
+    """Addresses of operators and series within the page."""
 
     slugs: Mapping[str, str]  # by operator
     coverage: Coverage
@@ -226,7 +226,7 @@ def unmeasured(judged: Gate) -> list[Judged]:
 
 
 def unmeasured_table(rows: Sequence[Judged]) -> Table:
-    """Return the table of what was not measured, and why."""
+    """Return the table of unmeasured series, with reasons."""
     lines: list[Row] = [
         [
             Cell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
@@ -241,7 +241,7 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
     ]
     titles = ("status", "operator", "backend", "shape", "dtype", "mode", "reason")
     left_out = max(0, len(rows) - ROWS)
-    return Table("What was not measured", "unmeasured-table", titles, lines, left_out=left_out)
+    return Table("Series without a result", "unmeasured-table", titles, lines, left_out=left_out)
 
 
 def environments(report: Report) -> Table:

@@ -89,7 +89,7 @@ def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make
     for count in counts.split(", "):
         assert start < html.text.index(count) < html.text.index("What changed")
     assert html.text.index("0.5 outside") > html.text.index("What changed")
-    assert html.text.index("needs sm_100") > html.text.index("What was not measured")
+    assert html.text.index("needs sm_100") > html.text.index("Series without a result")
 
 
 @pytest.mark.parametrize(("nights", "kind"), [(2, "blind"), (6, "ok")])
