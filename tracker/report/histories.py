@@ -82,7 +82,9 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
             rms=tuple(point.rms for point in series_points),
             further=_further(series_points),
             status={i: point.status for i, point in enumerate(series_points) if point.status != "ok"},
-            message={i: point.message for i, point in enumerate(series_points) if point.status != "ok" and point.message},
+            message={
+                i: point.message for i, point in enumerate(series_points) if point.status != "ok" and point.message
+            },
             interpreted=series_points[-1].timing == "interpreted",
             marks=tuple(sorted(marks, key=lambda mark: mark.at)),
             levels=tuple(
