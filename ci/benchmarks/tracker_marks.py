@@ -142,16 +142,16 @@ def gate_mark(given: argparse.Namespace) -> Rows:
     )
 
 
-def report_mark(given: argparse.Namespace) -> Rows:
+def report_mark(options: argparse.Namespace) -> Rows:
     """The page of the newest night, written by the command."""
-    page = given.keep / "report.html"
+    page = options.keep / "report.html"
     began = time.perf_counter()
-    process = subprocess.Popen(groupbench("--db", str(_big(given)), "report", "-o", str(page)))
+    process = subprocess.Popen(groupbench("--db", str(_big(options)), "report", "-o", str(page)))
     _, status, usage = os.wait4(process.pid, 0)
     took = time.perf_counter() - began
     assert status == 0
     yield (
-        f"`groupbench report` on a night of {given.series:,} series, {given.nights} points of each",
+        f"`groupbench report` on a night of {options.series:,} series, {options.nights} points of each",
         "≤ 15 MB, ≤ 300 MB of memory",
         f"{_size(page) / 1e6:.1f} MB, {usage.ru_maxrss / 1024:.0f} MB of memory, {took:.1f} s",
     )
