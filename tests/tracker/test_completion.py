@@ -42,8 +42,8 @@ def words(program: str, line: str, shell: str = "bash", **environment: str) -> l
     """Return the values proposed for the last word of a line, which may be empty."""
     typed = line.split(" ")
     place = typed[-1] if shell == "fish" else str(len(typed) - 1)
-    asked = {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
-    done = start(program, **asked, **environment)
+    variables = {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
+    done = start(program, **variables, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     if shell == "bash":
         return [row.partition(",")[2] for row in done.stdout.splitlines() if row]
@@ -54,14 +54,17 @@ def words(program: str, line: str, shell: str = "bash", **environment: str) -> l
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_names_of_the_database_are_proposed(database: Path, shell: str) -> None:
-    known = {"GROUPBENCH_DB": str(database)}
-    assert words("groupbench", "groupbench history --operator g", shell, **known) == ["gather_rows", "grouped_gemm"]
-    assert words("groupbench", "groupbench league --op gr", shell, **known) == ["grouped_gemm"]
+    environment = {"GROUPBENCH_DB": str(database)}
+    assert words("groupbench", "groupbench history --operator g", shell, **environment) == [
+        "gather_rows",
+        "grouped_gemm",
+    ]
+    assert words("groupbench", "groupbench league --op gr", shell, **environment) == ["grouped_gemm"]
     backends = "groupbench history --operator grouped_gemm --backend t"
-    assert words("groupbench", backends, shell, **known) == ["torch", "triton"]
-    assert words("groupbench", "groupbench gate --run run", shell, **known) == ["run-001", "run-000"]
-    assert words("groupbench", "groupbench compare 00", shell, **known) == ["001ccccccc", "000ccccccc"]
-    assert words("groupbench", "groupbench history --commits main..00", shell, **known) == [
+    assert words("groupbench", backends, shell, **environment) == ["torch", "triton"]
+    assert words("groupbench", "groupbench gate --run run", shell, **environment) == ["run-001", "run-000"]
+    assert words("groupbench", "groupbench compare 00", shell, **environment) == ["001ccccccc", "000ccccccc"]
+    assert words("groupbench", "groupbench history --commits main..00", shell, **environment) == [
         "main..001ccccccc",
         "main..000ccccccc",
     ]
@@ -85,10 +88,10 @@ def test_the_option_and_the_project_name_the_database(database: Path, tmp_path: 
 
 
 def test_tritonbench_proposes_its_own_names_too(database: Path) -> None:
-    known = {"GROUPBENCH_DB": str(database)}
-    assert words("tritonbench", "tritonbench --op ga", **known) == ["gather_rows"]
+    environment = {"GROUPBENCH_DB": str(database)}
+    assert words("tritonbench", "tritonbench --op ga", **environment) == ["gather_rows"]
     assert "vector_add" in words("tritonbench", "tritonbench --op ", GROUPBENCH_DB="nowhere.db")
-    named = words("tritonbench", "tritonbench --op grouped_gemm --only torch,triton_p", **known)
+    named = words("tritonbench", "tritonbench --op grouped_gemm --only torch,triton_p", **environment)
     assert "torch,triton_pointer" in named
     assert all(name.startswith("torch,triton_p") for name in named)
 
@@ -121,12 +124,12 @@ def test_a_broken_project_file_prints_no_error(tmp_path: Path, monkeypatch: pyte
 def test_completion_loads_nothing_slow(database: Path, program: str) -> None:
     slow = "{'torch', 'triton', 'numpy', 'sqlalchemy', 'jinja2'}"
     code = f"import atexit; atexit.register(lambda: print('loaded', {slow} & set(sys.modules))); main()"
-    asked = {
+    variables = {
         f"_{program.upper()}_COMPLETE": "bash_complete",
         "COMP_WORDS": f"{program} history --op ",
         "COMP_CWORD": "3",
     }
-    done = start(program, code, GROUPBENCH_DB=str(database), **asked)
+    done = start(program, code, GROUPBENCH_DB=str(database), **variables)
     assert done.stdout.splitlines()[-1] == "loaded set()", done.stdout
     assert len(done.stdout.splitlines()) > 2
 

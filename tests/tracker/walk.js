@@ -1,4 +1,4 @@
-// What a screen reader would stumble over on the page as it is now: a list of sentences, empty where all is well.
+// Returns the faults of the current page that would confuse a screen reader; an empty list is a good page.
 () => {
   const faults = [];
   const shown = (node) => node.checkVisibility();

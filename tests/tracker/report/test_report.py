@@ -227,7 +227,7 @@ def test_a_run_of_the_past_knows_nothing_of_later_ones(page: Any, stored: Any, m
 
 
 def test_runs_of_one_instant_are_told_apart(page: Any, stored: Any, make: Any) -> None:
-    """As imported files of one day have them."""
+    """Imported files of one day have such runs."""
     stored([make(0), make(1, run="a"), make(1, run="b", commit="b" * 40), make(1, run="c", commit="c" * 40)])
     for name, runs in (("a", ["001cccc"]), ("b", ["bbbbbbb"]), ("c", ["ccccccc"])):
         html = page("--run", name, "--runs", "1")

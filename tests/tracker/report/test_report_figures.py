@@ -76,10 +76,10 @@ def test_a_cell_without_speed_says_why_and_one_without_baseline_its_latency() ->
     rows = [row({"base": 2.0}, {"fast": "oom: <out> of memory"}), row({"slow": 0.5})]
     map_, lacking = figures.speedup_heatmap(rows, ("base", "fast", "slow"), "base")["data"]
     assert map_["z"] == [[0.0, None, None], [None, None, None]]
-    told = dict(zip(zip(lacking["y"], lacking["x"], strict=True), lacking["text"], strict=True))
-    assert told[0, 1] == "oom"
-    assert told[0, 2] == "not measured"
-    assert told[1, 2] == "0.500 ms"
+    labels = dict(zip(zip(lacking["y"], lacking["x"], strict=True), lacking["text"], strict=True))
+    assert labels[0, 1] == "oom"
+    assert labels[0, 2] == "not measured"
+    assert labels[1, 2] == "0.500 ms"
     assert "oom: &lt;out&gt; of memory" in lacking["hovertext"][0]
 
 
@@ -119,8 +119,8 @@ def test_points_stand_below_the_roof_at_their_intensity() -> None:
 def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
     low = Ceilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
     figure = figures.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
-    told = [note["text"] for note in figure["layout"]["annotations"]]
-    assert told == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
+    texts = [note["text"] for note in figure["layout"]["annotations"]]
+    assert texts == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
     assert "below 0.042 TFLOP/s and 9.6 GB/s." in figure["layout"]["meta"]["alt"]
 
 
@@ -139,8 +139,8 @@ def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
 
 
 def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
-    told = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
-    found = by_name(figures.latency_history(told, RUNS))
+    shown = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
+    found = by_name(figures.latency_history(shown, RUNS))
     assert (found["ok"]["x"], found["ok"]["y"]) == ([0, 2], [1.0, 1.1])
     assert found["ok"]["error_y"]["array"] == [0.02, 0.022]
     assert found["ok"]["error_y"]["arrayminus"] == [0.01, 0.011]
@@ -149,8 +149,8 @@ def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
 
 
 def test_texts_of_runs_are_left_out_where_the_page_has_them() -> None:
-    told = history([1.0, None], status={1: "oom"})
-    long, short = figures.latency_history(told, RUNS), figures.latency_history(told)
+    shown = history([1.0, None], status={1: "oom"})
+    long, short = figures.latency_history(shown, RUNS), figures.latency_history(shown)
     assert "ticktext" in long["layout"]["xaxis"]
     assert "ticktext" not in short["layout"]["xaxis"]
     assert (by_name(short)["ok"]["meta"], "text" in by_name(short)["ok"]) == ("runs", False)
@@ -210,7 +210,7 @@ texts = st.text(max_size=30)
     st.lists(st.tuples(st.sampled_from(["change", "environment", "alert", "closed", "verdict"]), texts), max_size=4),
 )
 def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks: list[Any]) -> None:
-    told = SeriesHistory(
+    shown = SeriesHistory(
         SERIES,
         runs=tuple(range(len(results))),
         ms=tuple(ms for ms, *_ in results),
@@ -221,7 +221,11 @@ def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks:
         message={i: message for i, (*_, status, message) in enumerate(results) if status != "ok"},
         marks=tuple(Mark(kind, i, text) for i, (kind, text) in enumerate(marks)),
     )
-    for figure in (figures.latency_history(told, RUNS), figures.accuracy_history(told), figures.latency_history(told)):
+    for figure in (
+        figures.latency_history(shown, RUNS),
+        figures.accuracy_history(shown),
+        figures.latency_history(shown),
+    ):
         assert json.loads(json.dumps(figure, allow_nan=False)) == json.loads(msgspec.json.encode(figure))
         low, high = figure["layout"]["yaxis"]["range"]
         assert low < high
@@ -286,14 +290,14 @@ def test_a_change_an_environment_and_a_level_are_found(stored: Any, make: Any, r
         for night in range(30) for backend in ("a", "b")
     ])  # fmt: skip
     (page,) = report().pages
-    for told in page.histories:
-        assert [(mark.kind, mark.at) for mark in told.marks] == [("environment", 8), ("change", 20)]
-        assert told.marks[0].text == "power_limit_w 700 → 350"
-        assert told.marks[1].text.startswith("+10.")
-        assert [(level.first, level.last) for level in told.levels] == [(0, 7), (8, 19), (20, 29)]
-        assert [level.ms for level in told.levels] == pytest.approx([1.0, 1.0, 1.1], rel=2e-3)
-        assert [bursts.run for bursts in told.bursts] == [28, 29]
-        assert [len(burst) for burst in told.bursts[-1].ms] == [7] * 5
+    for shown in page.histories:
+        assert [(mark.kind, mark.at) for mark in shown.marks] == [("environment", 8), ("change", 20)]
+        assert shown.marks[0].text == "power_limit_w 700 → 350"
+        assert shown.marks[1].text.startswith("+10.")
+        assert [(level.first, level.last) for level in shown.levels] == [(0, 7), (8, 19), (20, 29)]
+        assert [level.ms for level in shown.levels] == pytest.approx([1.0, 1.0, 1.1], rel=2e-3)
+        assert [bursts.run for bursts in shown.bursts] == [28, 29]
+        assert [len(burst) for burst in shown.bursts[-1].ms] == [7] * 5
 
 
 def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: Any) -> None:
@@ -322,13 +326,13 @@ def test_what_the_gate_says_of_a_young_change_is_marked_and_its_alert(
     cli: Cli, stored: Any, make: Any, report: Any
 ) -> None:
     stored([make(night, ms=1.0 if night < 5 else 1.1) for night in range(7)])
-    (told,) = report().pages[0].histories
-    assert [(mark.kind, mark.at) for mark in told.marks] == [("verdict", 5)]
-    assert told.marks[0].text.startswith("regressed +10.")
+    (shown,) = report().pages[0].histories
+    assert [(mark.kind, mark.at) for mark in shown.marks] == [("verdict", 5)]
+    assert shown.marks[0].text.startswith("regressed +10.")
     assert cli("gate", "--update").exit_code == 1
-    (told,) = report().pages[0].histories
-    assert [mark.kind for mark in told.marks] == ["alert", "verdict"]
-    assert told.marks[0].text.startswith("alert 1 new")
+    (shown,) = report().pages[0].histories
+    assert [mark.kind for mark in shown.marks] == ["alert", "verdict"]
+    assert shown.marks[0].text.startswith("alert 1 new")
 
 
 def test_speeds_are_of_one_run_and_environment(stored: Any, make: Any, report: Any) -> None:
