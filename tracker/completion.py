@@ -33,15 +33,15 @@ class _Stored(click.types.StringParamType):
     """A text that is completed from the database, and may be any other."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return what the shell proposes for an incomplete value; nothing where anything fails."""
+        """Return the shell's proposals for an incomplete value, or nothing on any failure."""
         try:
             start, word = self.split(incomplete)
             return [CompletionItem(start + value, help=text) for value, text in self.proposals(ctx, word)[:MOST]]
-        except Exception:  # a traceback in the middle of a command line helps nobody
+        except Exception:  # a traceback in the middle of a command line does not help
             return []
 
     def split(self, incomplete: str) -> tuple[str, str]:
-        """Return what is kept of a value, and the word to complete."""
+        """Return the finished part of a value, and the word to complete."""
         return "", incomplete
 
     @abstractmethod

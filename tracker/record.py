@@ -61,7 +61,7 @@ _LARGEST_SHARE = 1 + 1e-5
 """Largest share, because a mean of ones in fp32 may be 1.0000001."""
 
 _MINUS = re.compile(rb"-(?<=[\s:,[]-)\d")
-"""Matches a negative number in JSON. A cheap pre-filter, because most lines have none.
+"""Matches a negative number in JSON. A cheap pre-filter, because it rarely occurs.
 
 It starts with a literal character, which the search can skip to; a leading character class would try every byte.
 """
@@ -234,7 +234,7 @@ def encode(record: Record) -> bytes:
 
 
 def cut(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text that a record may hold. Where it is too long, its end says how much is missing."""
+    """Return a text that a record may hold. The end of a shortened text gives the number of missing characters."""
     if len(text) <= longest:
         return text
     note = f" ... ({len(text) - longest + 50:,} more characters)"

@@ -14,7 +14,7 @@ from groupbench.tracker.exits import ExitCode
 
 @dataclass(frozen=True)
 class Tone:
-    """How a good, bad or neutral word looks in each output."""
+    """The look of a good, bad or neutral word in each output."""
 
     name: str  # CSS class and variable name
     light: str  # text colour on a light background

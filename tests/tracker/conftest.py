@@ -397,7 +397,7 @@ def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
     errors: list[str] = []
     contexts = []
 
-    def asked(url: str) -> None:
+    def check(url: str) -> None:
         if not url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:", "http://localhost:")):
             errors.append(f"asked for {url}")
 
@@ -406,9 +406,9 @@ def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: asked(request.url))
+        page.on("request", lambda request: check(request.url))
         page.goto(where.as_uri() if isinstance(where, Path) else where)
         return page
 

@@ -91,14 +91,14 @@ class Explanation:
 
     @property
     def reason(self) -> str | None:
-        """Return why there is nothing to explain and what to do, or None if there is something."""
+        """The reason for an empty explanation with the next step, or None."""
         if self.groups or self.same:
             return None
         if not self.unknown:
-            return "nothing to explain: A and B share no correct result; `groupbench compare` lists what each has"
+            return "nothing to explain: A and B share no correct result; `groupbench compare` lists both"
         if self.on_cpu == self.unknown:
             return "nothing to explain: kernels have no machine code on a CPU; measure both sides on a GPU"
-        return "nothing to explain: no kernels are recorded; they are only for what Triton or Helion compiles"
+        return "nothing to explain: no kernels are recorded; only Triton and Helion kernels are"
 
     @property
     def head(self) -> str:

@@ -82,7 +82,7 @@ def _of_run(session: Session, run: RunRow) -> ComparedSide:
 def _of_file(name: str, options: Options | None) -> ComparedSide:
     from groupbench.tracker.formats import Options, load
 
-    # These points are not stored, so any commit, date and device can stand in for missing ones.
+    # These points are not stored, so any commit, date and device can replace missing ones.
     unknown = Options(commit=name, date=datetime.fromtimestamp(0, UTC), device="cuda")
     loaded = load(Path(name), options=options or unknown)
     return ComparedSide(name, tuple(points_of(loaded.records)))

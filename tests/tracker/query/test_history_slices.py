@@ -65,7 +65,7 @@ def test_sizes(cli: Cli, sized: None, args: list[str], expected: list[int]) -> N
         (["--where", "M~4"], "is not a condition"),
         (["--commits", "abc"], "not a range of commits"),
         (["--commits", "zzz.."], "no commit or branch 'zzz'"),
-        (["--metrics", "latency,speed"], "no metric 'speed'; metrics: latency, tflops, gbps, rms"),
+        (["--metrics", "latency,speed"], "no metric 'speed'; known: latency, tflops, gbps, rms"),
         (["--metrics", "speedup"], "requires --baseline"),
         (["--baseline", "tritn"], "no backend 'tritn'; known: triton"),
     ],

@@ -70,7 +70,7 @@ def test_an_a_a_comparison_is_hardly_ever_different(noise: ModuleType, name: str
 
 
 def test_alpha_holds_over_all_looks_where_nothing_else_ends_them() -> None:
-    """Without a floor, and never "same", only alpha remains. A large alpha stands in for 0.001."""
+    """Without a floor, and never "same", only alpha remains. A large alpha replaces 0.001."""
     drawn = np.random.default_rng(3).standard_normal((3000, 100))
     rule = Rule(alpha=0.05, floor=0.0, min_effect=1e-12, gross=1e9)
     verdicts, _ = decide_many(drawn, rule)
@@ -103,7 +103,7 @@ def test_blocks_without_noise_that_are_alike_are_the_same(value: float) -> None:
 
 
 def test_equal_blocks_below_the_clocks_tick_are_not_certain() -> None:
-    """At 13 us a tick is 0.25 %, and an equal reading is no more exact than that."""
+    """At 13 us a tick is 0.25 %, and an equal reading is only that exact."""
     ticking = Rule(floor=0.0, min_effect=0.002, resolution=0.0025)
     assert run([0.0] * MAX_BLOCKS, ticking).verdict == "continue"
     assert run([0.002] * 60, ticking).verdict == "continue"
