@@ -1,4 +1,4 @@
-"""The dashboard: what the report shows, live from the database, and alerts to be dealt with.
+"""The dashboard: the contents of the report, live from the database, and forms for alerts.
 
 Nothing here is imported by another command; starlette, uvicorn and jinja2 come with the extra `serve`.
 """

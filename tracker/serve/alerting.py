@@ -1,4 +1,4 @@
-"""Pages of alerts, and what may be done about them: acknowledge, accept, close."""
+"""Pages of alerts, and forms to acknowledge, accept and close them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, told
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
 from groupbench.tracker.serve.runs import alert_data
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
@@ -26,56 +26,56 @@ _HASH = re.compile(r"[0-9a-f]{7,40}")
 _SHOWN = ("open", "all", *stored.STATES)
 
 
-def alerts(site: Site, asked: Asked) -> Page:
+def alerts(site: Site, parameters: Parameters) -> Page:
     """Alerts, the newest change first."""
-    state, paging = asked.choice("state", _SHOWN, "open"), paging_of(asked)
+    state, paging = parameters.choice("state", _SHOWN, "open"), paging_of(parameters)
     states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
     with site.database.read() as session:
-        where, form = slice_of(site, session, asked)
-        asked.done()
+        where, form = slice_of(site, session, parameters)
+        parameters.done()
         number, keys = queries.alert_keys(session, states, where, limit=paging.size, offset=paging.offset)
-        found = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
+        alert_rows = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
         counts = queries.alert_counts(session)
     data = {
         "state": state,
         "counts": {each: counts[each] for each in stored.STATES if counts.get(each)},
         "paging": paging.data(number),
-        "alerts": [alert_data(found[key]) for key in keys if key in found],
+        "alerts": [alert_data(alert_rows[key]) for key in keys if key in alert_rows],
     }
-    return Page("alerts.html", data, {"path": "/alerts", "asked": asked, "states": _SHOWN, **form})
+    return Page("alerts.html", data, {"path": "/alerts", "asked": parameters, "states": _SHOWN, **form})
 
 
-def alert(site: Site, asked: Asked, key: int) -> Page:
+def alert(site: Site, parameters: Parameters, key: int) -> Page:
     """One alert, with everything that happened to it."""
-    asked.done()
+    parameters.done()
     with site.database.read() as session:
-        found = _one(session, key)
-    return Page("alert.html", {"alert": alert_data(found)}, {"path": f"/alerts/{key}", "asked": asked})
+        row = _one(session, key)
+    return Page("alert.html", {"alert": alert_data(row)}, {"path": f"/alerts/{key}", "asked": parameters})
 
 
 def _one(session: Any, key: int) -> stored.AlertRow:
-    found = stored.find(session, keys={key})
-    if not found:
+    alert_rows = stored.find(session, keys={key})
+    if not alert_rows:
         raise NotFound(f"no alert {key}; /alerts?state=all lists them")
-    return found[0]
+    return alert_rows[0]
 
 
-def change(site: Site, asked: Asked, person: Person) -> tuple[list[dict[str, Any]], str]:
-    """Do what a form or a program asks for; (the alerts as they are then, where the form came from).
+def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dict[str, Any]], str]:
+    """Change alerts as a form or a program asks; return (the changed alerts, the address of the form).
 
     Raises BadRequest, QueryError, NotFound, StoreError.
     """
-    keys, action = asked.keys("alert"), asked.choice("action", ACTIONS, "")
-    reason, until = asked.text("reason"), asked.text("until")
-    who, back = asked.text("who") or person.who, asked.text("next") or "/alerts"
-    asked.text("csrf")
-    asked.done()
+    keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
+    reason, until = parameters.text("reason"), parameters.text("until")
+    who, back = parameters.text("who") or person.who, parameters.text("next") or "/alerts"
+    parameters.text("csrf")
+    parameters.done()
     if not keys:
         raise BadRequest("no alert was chosen; alert=KEY names one, and may be repeated")
     if not action:
         raise BadRequest(f"no action; give one of {', '.join(ACTIONS)}")
     if not who:
-        raise BadRequest("who says so? give who=NAME")
+        raise BadRequest("missing `who`: your name, recorded with the change")
     if reason is None and action != "acknowledge":
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":
@@ -84,19 +84,19 @@ def change(site: Site, asked: Asked, person: Person) -> tuple[list[dict[str, Any
         raise StoreError("this server only reads")
     now = datetime.now(UTC)
     with site.writer.write() as session:
-        known = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
+        stored_keys = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
         for key in keys:
-            if key not in known:
+            if key not in stored_keys:
                 raise NotFound(f"no alert {key}; /alerts?state=all lists them")
         if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
-            until = told("until", partial(resolve_commit, session, until)).commit  # or git would be asked
+            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit  # or git would be asked
         if action == "acknowledge":
-            found = alert_moves.acknowledge(session, keys, who, reason, now)
+            changed = alert_moves.acknowledge(session, keys, who, reason, now)
         elif action == "expect":
-            found = alert_moves.expect(session, keys, until, who, str(reason), now)
+            changed = alert_moves.expect(session, keys, until, who, str(reason), now)
         else:
-            found = alert_moves.close(session, keys, action, who, str(reason), now)
-        return [alert_data(each) for each in found], local(back)
+            changed = alert_moves.close(session, keys, action, who, str(reason), now)
+        return [alert_data(each) for each in changed], local(back)
 
 
 def local(path: str) -> str:

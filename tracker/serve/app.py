@@ -1,7 +1,7 @@
 """The application: addresses, answers in HTML or JSON, errors that name their cause.
 
-Every page is a function of the database and the request's parameters that gives a `Page`; its data is what JSON
-shows. A browser gets the same in HTML. Views are plain functions, and run in threads.
+Every page is a function of the database and the request's parameters that returns a `Page`. Its data is the body of
+the JSON response. A browser gets the same in HTML. Views are plain functions, and run in threads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from starlette.routing import Route
 
 from groupbench.tracker.errors import StoreError, TrackerError
 from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, key_of
 from groupbench.tracker.serve.database import open_to_read, open_to_write
 from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
 from groupbench.tracker.serve.render import prepare, render
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Person, Refused, same_site
 from groupbench.tracker.serve.site import Page, Site
@@ -81,7 +81,7 @@ def create_app(
             Route("/healthz", healthz, methods=["GET"]),
             Route("/static/{name}", static, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _http_error, TrackerError: _told, Exception: _unforeseen},
+        exception_handlers={HTTPException: _http_error, TrackerError: _expected_error, Exception: _unforeseen},
         lifespan=lifespan,
     )
     app.state.site, app.state.secure = site, secure
@@ -90,22 +90,22 @@ def create_app(
 
 
 def _warm(site: Site) -> None:
-    """What the first request would wait for: modules, templates, plotly, choices; and the newest verdict is begun."""
+    """Load modules, templates, plotly and choices before the first request, and begin the newest verdict."""
     import scipy.stats  # noqa: F401
 
     prepare()
     try:
         with site.database.read() as session:
             site.facets(session)
-        runs.overview(site, Asked([]))
+        runs.overview(site, Parameters([]))
     except TrackerError:
-        pass  # said to whoever asks
+        pass  # reported to each request
 
 
 def _page(path: str, view: View) -> Route:
     async def endpoint(request: Request) -> Response:
         site: Site = request.app.state.site
-        asked = Asked.of_query(request.url.query)
+        parameters = Parameters.of_query(request.url.query)
         given = dict(request.path_params)
         if "key" in given:
             try:
@@ -113,13 +113,13 @@ def _page(path: str, view: View) -> Route:
             except BadRequest as error:
                 raise NotFound(error.message) from error
         person = site.guard.person(request)
-        page = await run_in_threadpool(view, site, asked, **given)
-        return await run_in_threadpool(_answer, request, page, person)
+        page = await run_in_threadpool(view, site, parameters, **given)
+        return await run_in_threadpool(_response, request, page, person)
 
     return Route(path, endpoint, methods=["GET"])
 
 
-def _answer(request: Request, page: Page, person: Person | None) -> Response:
+def _response(request: Request, page: Page, person: Person | None) -> Response:
     headers = {} if page.again is None else {"Retry-After": str(page.again)}
     if frame.wants_json(request):
         body = msgspec.json.encode(page.data)
@@ -130,12 +130,12 @@ def _answer(request: Request, page: Page, person: Person | None) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """POST of what is to be done about alerts."""
+    """Change the state of alerts, as a form asks."""
     site: Site = request.app.state.site
     person = site.guard.writer(request)
     pairs = await _form(request)
     site.guard.check_form(person, dict(pairs).get("csrf"))
-    rows, back = await run_in_threadpool(alerting.change, site, Asked(pairs), person)
+    rows, back = await run_in_threadpool(alerting.change, site, Parameters(pairs), person)
     if frame.wants_json(request):
         return Response(msgspec.json.encode({"alerts": rows}), media_type="application/json")
     return RedirectResponse(back, 303)
@@ -143,27 +143,27 @@ async def change(request: Request) -> Response:
 
 async def login_form(request: Request) -> Response:
     site: Site = request.app.state.site
-    asked = Asked.of_query(request.url.query)
-    back = alerting.local(asked.text("next") or "/")
-    asked.done()
+    parameters = Parameters.of_query(request.url.query)
+    back = alerting.local(parameters.text("next") or "/")
+    parameters.done()
     person = site.guard.person(request)
-    page = Page("login.html", {"writes": site.guard.writes}, {"path": "/login", "asked": asked, "next": back})
-    return await run_in_threadpool(_answer, request, page, person)
+    page = Page("login.html", {"writes": site.guard.writes}, {"path": "/login", "asked": parameters, "next": back})
+    return await run_in_threadpool(_response, request, page, person)
 
 
 async def login(request: Request) -> Response:
-    """A session for who shows the token."""
+    """Begin a session for a client that has the token."""
     site: Site = request.app.state.site
     if not site.guard.writes:
         raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
     same_site(request)
     pairs = await _form(request)
     token = dict(pairs).get("token", "")
-    asked = Asked((name, value) for name, value in pairs if name != "token")
-    who, back = asked.text("who"), alerting.local(asked.text("next") or "/")
-    asked.done()
+    parameters = Parameters((name, value) for name, value in pairs if name != "token")
+    who, back = parameters.text("who"), alerting.local(parameters.text("next") or "/")
+    parameters.done()
     if not who:
-        raise BadRequest("who are you? give who=NAME: it stands beside what you do")
+        raise BadRequest("missing `who`: your name, recorded with every change you make")
     if not site.guard.knows(token.strip()):
         raise site.guard.wrong_token("that is not the server's token")
     cookie, _ = site.guard.begin(who)
@@ -197,8 +197,8 @@ async def _form(request: Request) -> list[tuple[str, str]]:
         raise BadRequest(f"the form did not arrive within {FORM_S:g} s") from error
     except ClientDisconnect as error:
         raise BadRequest("the connection ended within the form") from error
-    if Asked.of_query(request.url.query).url("") != "":
-        raise BadRequest("what is posted stands in the form, not in the address")
+    if Parameters.of_query(request.url.query).url("") != "":
+        raise BadRequest("a POST takes its parameters from the form, not from the address")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         return _pairs_of_json(body)
@@ -212,10 +212,10 @@ async def _form(request: Request) -> list[tuple[str, str]]:
 
 def _pairs_of_json(body: bytes) -> list[tuple[str, str]]:
     try:
-        found = msgspec.json.decode(body, type=dict[str, str | int | list[str | int] | None])
+        fields = msgspec.json.decode(body, type=dict[str, str | int | list[str | int] | None])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the JSON cannot be read: {error}") from error
-    return [(name, str(each)) for name, value in found.items() if value is not None
+    return [(name, str(each)) for name, value in fields.items() if value is not None
             for each in (value if isinstance(value, list) else [value])]  # fmt: skip
 
 
@@ -232,9 +232,9 @@ async def healthz(request: Request) -> Response:
 
 
 async def static(request: Request) -> Response:
-    asked = Asked.of_query(request.url.query)
-    asked.text("v")
-    asked.done()
+    parameters = Parameters.of_query(request.url.query)
+    parameters.text("v")
+    parameters.done()
     return await run_in_threadpool(static_file, request.path_params["name"], request.headers)
 
 
@@ -243,11 +243,13 @@ async def static(request: Request) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = {404: "no such page", 405: f"{request.method} is not for this address"}.get(error.status_code, error.detail)
-    return await _said(request, error.status_code, said, error.headers)
+    reason = {404: "no such page", 405: f"{request.method} is not for this address"}.get(
+        error.status_code, error.detail
+    )
+    return await _error_page(request, error.status_code, reason, error.headers)
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _expected_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TrackerError)
     status = 400
     headers = None
@@ -259,14 +261,14 @@ async def _told(request: Request, error: Exception) -> Response:
         status = error.status
         await asyncio.sleep(error.wait_s)
         headers = {"WWW-Authenticate": 'Bearer realm="groupbench"'} if status == 401 else None
-    return await _said(request, status, error.message, headers)
+    return await _error_page(request, status, error.message, headers)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return await _said(request, 500, "this should not have happened; the server's own output tells more")
+    return await _error_page(request, 500, "internal error; see the server's log")
 
 
-async def _said(request: Request, status: int, message: str, headers: Any = None) -> Response:
+async def _error_page(request: Request, status: int, message: str, headers: Any = None) -> Response:
     if frame.wants_json(request):
         body = msgspec.json.encode({"error": message, "status": status})
         return Response(body, status, headers, "application/json")

@@ -12,29 +12,29 @@ from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
 from groupbench.tracker.serve import queries, work
-from groupbench.tracker.serve.asked import Asked, BadRequest
 from groupbench.tracker.serve.database import version
 from groupbench.tracker.serve.jobs import Working
+from groupbench.tracker.serve.parameters import BadRequest, Parameters
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 
 COMMITS = 60
 """Commits that the form offers."""
 
 
-def compare(site: Site, asked: Asked) -> Page:
+def compare(site: Site, parameters: Parameters) -> Page:
     """Two commits, branches, runs or dates: each series, judged as `groupbench compare` does."""
-    a, b, force = asked.text("a"), asked.text("b"), asked.flag("force")
-    verdict = asked.choice("verdict", ("", *ORDER), "")
-    paging = paging_of(asked)
+    a, b, force = parameters.text("a"), parameters.text("b"), parameters.flag("force")
+    verdict = parameters.choice("verdict", ("", *ORDER), "")
+    paging = paging_of(parameters)
     with site.database.read() as session:
-        where, form = slice_of(site, session, asked)
-        asked.done()
+        where, form = slice_of(site, session, parameters)
+        parameters.done()
         if where.words:
             raise BadRequest("compare takes names, shapes and sizes; q is for /series")
         form["commits"] = queries.newest_commits(session, COMMITS)
         shown = {
             "path": "/compare",
-            "asked": asked,
+            "asked": parameters,
             "a": a,
             "b": b,
             "force": force,
@@ -50,32 +50,32 @@ def compare(site: Site, asked: Asked) -> Page:
         of = ("compare", *places, force, slice_)
         now = version(session)
     try:
-        answer = site.jobs.ask(of, now, work.compare, site.database.location, *places, force, slice_)
+        job = site.jobs.ask(of, now, work.compare, site.database.location, *places, force, slice_)
     except QueryError as error:
         raise BadRequest(error.message) from error
     data: dict[str, Any] = {"a": places[0].title, "b": places[1].title}
-    if isinstance(answer, Working):
-        data |= {"state": "crowded" if answer.crowded else "comparing", "seconds": round(answer.seconds, 1)}
+    if isinstance(job, Working):
+        data |= {"state": "crowded" if job.crowded else "comparing", "seconds": round(job.seconds, 1)}
         return Page("compare.html", data, shown, again=1)
-    found: work.SideBySide = answer.value
-    rows = [row for row in found.rows if not verdict or row["verdict"] == verdict]
+    comparison: work.SideBySide = job.value
+    rows = [row for row in comparison.rows if not verdict or row["verdict"] == verdict]
     data |= {
-        "state": "stale" if answer.stale else "known",
-        "counts": found.counts,
-        "geometric_mean": found.geometric_mean,
-        "geometric_means": list(found.geometric_means),
-        "overall": found.overall,
-        "compared": found.compared,
-        "differences": list(found.differences[:20]),
+        "state": "stale" if job.stale else "known",
+        "counts": comparison.counts,
+        "geometric_mean": comparison.geometric_mean,
+        "geometric_means": list(comparison.geometric_means),
+        "overall": comparison.overall,
+        "compared": comparison.compared,
+        "differences": list(comparison.differences[:20]),
         "paging": paging.data(len(rows)),
         "rows": paging.part(rows),
-        "seconds": round(found.seconds, 2),
+        "seconds": round(comparison.seconds, 2),
     }
-    return Page("compare.html", data, shown, again=2 if answer.stale else None)
+    return Page("compare.html", data, shown, again=2 if job.stale else None)
 
 
 def find_place(session: Session, name: str, word: str) -> work.Place:
-    """What a word stands for, as `sides.find_side` has it, but neither a file nor what git alone knows.
+    """Return the place that a word names, as `sides.find_side` does, without files or names that only git knows.
 
     Raises BadRequest.
     """

@@ -1,4 +1,4 @@
-"""Connections that ask for something: one that only stays open is closed, so that it takes nobody else's place."""
+"""Connections with requests: one that only stays open is closed, and leaves its place to others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 10.0
 """From connecting to the end of the first request's head; uvicorn itself waits for it as long as it takes."""
 
 MOST = 500
-"""Connections at once; whoever comes later gets 503. Below 1024 files, which a process may often open."""
+"""Connections at once; later ones get 503. Below 1024 files, which a process may often open."""
 
 
 class Connection(H11Protocol):

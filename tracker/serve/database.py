@@ -1,6 +1,6 @@
 """The database of the dashboard: for asking one that cannot be written through, for alerts one that can.
 
-Serving never migrates: whoever looks must not change what they look at.
+Serving never migrates: readers must not change the database.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from groupbench.tracker.store.engine import Store, open_store, revision_of
 from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
 
 BUSY_MS = 5_000
-"""How long a request waits for another process's lock before it says so."""
+"""How long a request waits for another process's lock before it fails."""
 
 READERS = 4
 """Requests that ask the database at one time; others queue, and none is refused."""
 
 Version = tuple[int, ...]
-"""Equal as long as nothing was added: what a cached answer is kept by."""
+"""Equal as long as nothing was added: the key of cached results."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ def open_to_write(location: str) -> Store:
 
 
 def version(session: Session) -> Version:
-    """What changes with every run, point, comparison and alert that is stored: a few look-ups by key."""
+    """Return a value that changes with every stored run, point, comparison and alert: a few look-ups by key."""
     keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
     return tuple(session.scalar(select(func.max(key))) or 0 for key in keys)
 
 
 def _check_revision(location: str) -> None:
     """Raises StoreError for one that this version would have to migrate first."""
-    found = revision_of(location)
-    if found in REVISIONS and found != HEAD:
+    revision = revision_of(location)
+    if revision in REVISIONS and revision != HEAD:
         raise StoreError(
-            f"the database is at revision {found}, and this groupbench works with {HEAD}; `groupbench runs` migrates it"
+            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench runs` migrates it"
         )
 
 

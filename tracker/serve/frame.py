@@ -1,4 +1,4 @@
-"""What holds for every request and every answer, whatever the page: checked and added around the application."""
+"""Checks of every request and headers of every response, around the application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from groupbench.tracker.serve.asked import LONGEST_QUERY
+from groupbench.tracker.serve.parameters import LONGEST_QUERY
 from groupbench.tracker.serve.security import HEADERS, host_of, is_number
 
 LONGEST_PATH = 2_000
@@ -17,7 +17,7 @@ JSON = ".json"
 
 
 class Frame:
-    """Refuses what is not meant for this server or too long, strips `.json` from addresses, adds security headers."""
+    """Refuses requests that are too long or for another server; strips `.json`; adds security headers."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = None, numbers: bool = False) -> None:
         self.app, self.hosts, self.numbers = app, hosts, numbers
@@ -49,7 +49,7 @@ class Frame:
             host = host_of(headers[0].decode("latin-1")) if len(headers) == 1 else ""
             if host not in self.hosts and not (self.numbers and is_number(host)):
                 name = host[:80] or "without a name"
-                return 421, f"this server is not known as {name}; `groupbench serve --name` says what else it is called"
+                return 421, f"this server is not known as {name}; `groupbench serve --name` adds a name"
         if len(scope.get("query_string", b"")) > LONGEST_QUERY:
             return 400, f"the query has more than {LONGEST_QUERY} characters"
         path = scope["path"]
@@ -67,7 +67,7 @@ def wants_json(request: Request) -> bool:
 
 
 def _added(headers: Any) -> list[tuple[bytes, bytes]]:
-    """Security headers; and what no cache may keep, unless the answer says how long it holds."""
+    """Return the security headers, and `no-store` unless the response sets how long a cache may keep it."""
     there = {name.lower() for name, _ in headers}
     added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
     if b"cache-control" not in there:

@@ -1,7 +1,7 @@
-"""What takes longer than a page may: a run's verdict over all of its series, and two commits side by side.
+"""Work that takes longer than a page may: a run's verdict over all of its series, and two commits side by side.
 
 Each kind of work has a process of its own (`worker.py`), so that comparisons never hold up verdicts. Answers are kept
-until something is stored: a page shows what is known, reports what is in progress, and asks again. Work that nobody
+until something is stored: a page shows the known results, reports work in progress, and asks again. Work that no client
 asks for any more is stopped.
 """
 
@@ -21,16 +21,16 @@ PATIENCE_S = 0.12
 """How long a page waits for an answer before it is shown without."""
 
 KEPT = 12
-"""Answers that are kept: the newest of what was asked for."""
+"""Answers that are kept: the newest ones requested."""
 
 WAITING = 6
 """Jobs of one kind that may queue; a request for one more is asked to come back."""
 
 LIMIT_S = 60.0
-"""Time that a job may take: six times what judging 20,000 series took."""
+"""Time that a job may take: six times as long as judging 20,000 series."""
 
 UNWANTED_S = 5.0
-"""A job is stopped when nobody has asked for it for so long. Pages ask again every second or two."""
+"""A job is stopped when no client has asked for it for so long. Pages ask again every second or two."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Failed:
 class _Running:
     work: Callable[..., Any]
     began: float
-    asked: float  # until when somebody has waited for it
+    waited_until: float  # when a client last waited for it
     keep: bool
     future: Future[Any] | None = None
 
     def wanted(self) -> bool:
-        return self.keep or time.monotonic() - self.asked < UNWANTED_S
+        return self.keep or time.monotonic() - self.waited_until < UNWANTED_S
 
 
 class Jobs:
@@ -90,9 +90,9 @@ class Jobs:
     ) -> Known | Working:
         """Return the answer of `work(*args)`, which must be picklable, for a version of the database.
 
-        keep  finish it even if nobody asks again
+        keep  finish it even if no client asks again
 
-        While a new answer is computed, the one before is returned as stale. What the work raises is raised here.
+        While a new answer is computed, the one before is returned as stale. Exceptions of the work are raised here.
         """
         with self._lock:
             kept = self._answers.get(of)
@@ -105,7 +105,8 @@ class Jobs:
                     return Known(kept[1], stale=True) if kept else Working(0.0, crowded=True)
                 job = self._begin(of, version, work, args, keep)
             waits = self._patience if patience is None else patience
-            job.asked = max(job.asked, time.monotonic() + waits)  # anyone who waits for an answer still wants it
+            # Every client that waits keeps the job running.
+            job.waited_until = max(job.waited_until, time.monotonic() + waits)
             future = job.future
         assert future is not None
         try:
@@ -138,7 +139,7 @@ class Jobs:
                 self._answers.popitem(last=False)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing: nobody waits for them any more."""
+        """End the processes, whatever they are doing: no client waits for them."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()

@@ -16,7 +16,7 @@ from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import Roofline, SpeedMap
 from groupbench.tracker.report.speed import backends_of, speed_maps
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.runs import find_run
 from groupbench.tracker.serve.site import Page, Paging, Site, run_facts, slice_of
 from groupbench.tracker.store.schema import Series
@@ -25,29 +25,29 @@ PROBLEMS = 40
 """Rows of a heat map."""
 
 RUNS = 10
-"""Of the newest runs, as many are looked through for results that stand beside each other."""
+"""Of the newest runs, as many are searched for results to compare."""
 
 
-def operators(site: Site, asked: Asked) -> Page:
+def operators(site: Site, parameters: Parameters) -> Page:
     """Every operator, with its backends."""
-    asked.done()
+    parameters.done()
     with site.database.read() as session:
         statement = select(Series.operator, Series.backend, func.count(), func.count(Series.shape.distinct()))
-        found: dict[str, dict[str, Any]] = {}
+        by_name: dict[str, dict[str, Any]] = {}
         for name, backend, number, shapes in session.execute(
             statement.group_by(Series.operator, Series.backend).order_by(Series.operator, Series.backend)
         ):
-            told = found.setdefault(name, {"operator": name, "series": 0, "shapes": 0, "backends": []})
-            told["series"] += number
-            told["shapes"] = max(told["shapes"], shapes)
-            told["backends"].append(backend)
-    rows = sorted(found.values(), key=lambda row: (row["operator"] == CANARY, row["operator"]))
-    return Page("operators.html", {"operators": rows}, {"path": "/operators", "asked": asked})
+            entry = by_name.setdefault(name, {"operator": name, "series": 0, "shapes": 0, "backends": []})
+            entry["series"] += number
+            entry["shapes"] = max(entry["shapes"], shapes)
+            entry["backends"].append(backend)
+    rows = sorted(by_name.values(), key=lambda row: (row["operator"] == CANARY, row["operator"]))
+    return Page("operators.html", {"operators": rows}, {"path": "/operators", "asked": parameters})
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What a page of one operator is asked for."""
+    """The parameters of an operator's page."""
 
     name: str
     baseline: str | None
@@ -56,8 +56,8 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What the database holds of it."""
+class _Contents:
+    """The points of an operator's page."""
 
     points: Sequence[PointRow]
     canaries: Sequence[PointRow]
@@ -68,23 +68,23 @@ class _Answer:
         return max((point.run for point in self.points), key=lambda row: (row.started, row.pk), default=None)
 
 
-def operator(site: Site, asked: Asked, name: str) -> Page:
+def operator(site: Site, parameters: Parameters, name: str) -> Page:
     """One operator: the speed-up of each backend over a baseline, by shape, and how near they come to the roof."""
-    size = asked.number("per_page", PROBLEMS, 1, 2 * PROBLEMS)
-    paging = Paging(asked.number("page", 1, 1, 10**6), size)
-    question = _Question(name, asked.text("baseline"), asked.text("run"), paging)
+    size = parameters.number("per_page", PROBLEMS, 1, 2 * PROBLEMS)
+    paging = Paging(parameters.number("page", 1, 1, 10**6), size)
+    question = _Question(name, parameters.text("baseline"), parameters.text("run"), paging)
     with site.database.read() as session:
-        where, form = slice_of(site, session, asked)
-        asked.done()
-        answer = _read(site, session, question, where)
-    data, drawn = _shape(question, answer)
+        where, form = slice_of(site, session, parameters)
+        parameters.done()
+        contents = _read(site, session, question, where)
+    data, drawn = _shape(question, contents)
     form["choices"] = {name: values for name, values in form["choices"].items() if name != "operator"}
-    shown = {"path": f"/operators/{name}", "asked": asked, "figures": drawn, "at": question.run or "",
+    shown = {"path": f"/operators/{name}", "asked": parameters, "figures": drawn, "at": question.run or "",
              "baseline": question.baseline, **form}  # fmt: skip
     return Page("operator.html", data, shown)
 
 
-def _read(site: Site, session: Session, question: _Question, where: queries.Slice) -> _Answer:
+def _read(site: Site, session: Session, question: _Question, where: queries.Slice) -> _Contents:
     """Read the problems of a page. Raises NotFound or BadRequest."""
     name = question.name
     if name not in site.facets(session)["operator"]:
@@ -94,18 +94,18 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
     problems = site.problem_keys(session, replace(where, names=(*where.names, ("operator", (name,)))))
     rows = question.paging.part(problems)
     run = find_run(session, question.run) if question.run else None
-    results = queries.recent_results(session, [key for own in rows for key in own], runs=RUNS, until=run)
+    results = queries.recent_results(session, [key for members in rows for key in members], runs=RUNS, until=run)
     canaries = _canaries(session, results)
     points = queries.points(session, _telling(rows, results, {point.run.pk for point in canaries}))
-    return _Answer(points, canaries, len(problems))
+    return _Contents(points, canaries, len(problems))
 
 
-def _shape(question: _Question, answer: _Answer) -> tuple[dict[str, Any], dict[str, Any]]:
+def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the data and the figures of a page. Raises BadRequest for a baseline that is not on it."""
-    newest, baseline = answer.newest, question.baseline
-    maps = speed_maps(answer.points, newest) if newest else []
-    roofline = find_roofline(answer.points, answer.canaries, newest) if newest else None
-    backends = backends_of(answer.points)
+    newest, baseline = contents.newest, question.baseline
+    maps = speed_maps(contents.points, newest) if newest else []
+    roofline = find_roofline(contents.points, contents.canaries, newest) if newest else None
+    backends = backends_of(contents.points)
     if baseline is not None and baseline not in backends:
         raise BadRequest(f"no backend {baseline[:80]!r} here; known: {', '.join(backends) or 'none'}")
     over = [baseline if baseline in each.backends else each.backends[0] for each in maps]
@@ -113,7 +113,7 @@ def _shape(question: _Question, answer: _Answer) -> tuple[dict[str, Any], dict[s
         "operator": question.name,
         "run": None if newest is None else run_facts(newest),
         "backends": list(backends),
-        "paging": question.paging.data(answer.problems),
+        "paging": question.paging.data(contents.problems),
         "speeds": [_map_data(each, base) for each, base in zip(maps, over, strict=True)],
         "roofline": _roofline_data(roofline) if roofline else None,
     }
@@ -126,10 +126,10 @@ def _shape(question: _Question, answer: _Answer) -> tuple[dict[str, Any], dict[s
     return data, drawn
 
 
-def _map_data(given: SpeedMap, baseline: str) -> dict[str, Any]:
+def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:
     """Latencies and speed-ups of the problems that were measured alike."""
     rows = []
-    for row in given.rows:
+    for row in speed_map.rows:
         rows.append({
             "problem": row.problem,
             "run": row.run.run,
@@ -140,12 +140,12 @@ def _map_data(given: SpeedMap, baseline: str) -> dict[str, Any]:
             "noisy": [name for name in row.ms if row.noisy(name, baseline)],
             "why": dict(row.why),
         })  # fmt: skip
-    return {"title": given.title, "baseline": baseline, "backends": list(given.backends), "rows": rows}
+    return {"title": speed_map.title, "baseline": baseline, "backends": list(speed_map.backends), "rows": rows}
 
 
 def _canaries(session: Any, results: dict[int, list[queries.Result]]) -> list[PointRow]:
-    """Of the newest run, among those that hold these results, that holds canaries."""
-    runs = {result.run for own in results.values() for result in own}
+    """Return the canaries of the newest run that holds them and any of these results."""
+    runs = {result.run for series_results in results.values() for result in series_results}
     series = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
     if not series or not runs:
         return []
@@ -160,17 +160,17 @@ def _telling(problems: Sequence[Sequence[int]], results: dict[int, list[queries.
     and those of the run that holds canaries."""
     keys: list[int] = []
     for members in problems:
-        own = [result for pk in members for result in results.get(pk, [])]
-        timed = [result for result in own if result.timed]
-        shown = {result.run for result in own if result.run in held}
+        of_problem = [result for pk in members for result in results.get(pk, [])]
+        timed = [result for result in of_problem if result.timed]
+        shown = {result.run for result in of_problem if result.run in held}
         if timed:
             shown.add(max(timed, key=lambda result: (result.started, result.run)).run)
-        keys += [result.pk for result in own if result.run in shown]
+        keys += [result.pk for result in of_problem if result.run in shown]
     return keys
 
 
 def _roofline_data(roofline: Roofline) -> dict[str, Any]:
-    """The points with what the plot makes of them."""
+    """Return the points with their coordinates in the plot."""
     ceilings = roofline.ceilings
     points = [
         {
@@ -183,7 +183,7 @@ def _roofline_data(roofline: Roofline) -> dict[str, Any]:
         }
         for point in roofline.points
     ]
-    told = None if ceilings is None else {"run": ceilings.run.run, "commit": ceilings.run.commit,
+    ceiling_facts = None if ceilings is None else {"run": ceilings.run.run, "commit": ceilings.run.commit,
                                           "tflops": ceilings.tflops, "gbps": ceilings.gbps,
                                           "dtype": ceilings.dtype}  # fmt: skip
-    return {"ceilings": told, "points": points, "missing": roofline.missing, "note": roofline.note}
+    return {"ceilings": ceiling_facts, "points": points, "missing": roofline.missing, "note": roofline.note}

@@ -24,7 +24,7 @@ from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import NEWEST_FIRST, not_after, run_rows
 from groupbench.tracker.query.series import names, series_rows
-from groupbench.tracker.serve.asked import NotFound, told
+from groupbench.tracker.serve.parameters import NotFound, resolve_parameter
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, table_of
@@ -52,18 +52,18 @@ class Slice:
     sizes: tuple[str, ...] = ()
 
     def conditions(self, session: Session) -> list[ColumnElement[bool]]:
-        """For a query of series. Raises QueryError for sizes that are none."""
+        """For a query of series. Raises QueryError for malformed sizes."""
         text: Any = Series.operator
         for name in _TEXT[1:]:
             text = text + " " + getattr(Series, name)
         # LIKE knows no case on SQLite; elsewhere ILIKE is the one that knows none.
         like = text.contains if session.get_bind().dialect.name == "sqlite" else _contains_any_case(text)
-        found: list[ColumnElement[bool]] = [like(word, autoescape=True) for word in self.words]
-        found += [getattr(Series, name).in_(values) for name, values in self.names if values]
+        clauses: list[ColumnElement[bool]] = [like(word, autoescape=True) for word in self.words]
+        clauses += [getattr(Series, name).in_(values) for name, values in self.names if values]
         if self.shapes:
-            found.append(or_(*(matches(session, Series.shape, pattern) for pattern in self.shapes)))
-        found += [_holds(size) for text_ in self.sizes for size in filters.sizes(text_)]
-        return found
+            clauses.append(or_(*(matches(session, Series.shape, pattern) for pattern in self.shapes)))
+        clauses += [_holds(size) for text_ in self.sizes for size in filters.sizes(text_)]
+        return clauses
 
 
 def _contains_any_case(text: Any) -> Any:
@@ -83,19 +83,22 @@ def series_keys(session: Session, where: Slice) -> list[int]:
 def problem_keys(session: Session, where: Slice) -> list[list[int]]:
     """The same by problem, which is all of a series but its backend."""
     statement = select(*_SORT).where(*where.conditions(session)).order_by(*_SORT)
-    return [[row[-1] for row in own] for _, own in groupby(session.execute(statement), key=lambda row: row[:-2])]
+    return [
+        [row[-1] for row in of_problem]
+        for _, of_problem in groupby(session.execute(statement), key=lambda row: row[:-2])
+    ]
 
 
 def one_series(session: Session, key: int) -> SeriesRow:
-    found = series_rows(session, [key]).get(key)
-    if found is None:
+    series = series_rows(session, [key]).get(key)
+    if series is None:
         raise NotFound(f"no series {key}; /series lists them")
-    return found
+    return series
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of a point, what a list shows."""
+    """The fields of a point that a list shows."""
 
     pk: int
     series: int
@@ -132,17 +135,17 @@ def recent_results(
     Those of the newest `runs` runs; for a series that none of these holds, the newest that it has.
     """
     newest = newest_runs(session, runs, until)
-    found: dict[int, list[Result]] = {}
+    results: dict[int, list[Result]] = {}
     for chunk in chunks(keys, 200):
         for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))):
-            found.setdefault(row.series_id, []).append(_result(row))
-    missing = [key for key in keys if key not in found]
+            results.setdefault(row.series_id, []).append(_result(row))
+    missing = [key for key in keys if key not in results]
     for chunk in chunks(missing, 200):
         for row in session.execute(_newest_of_each(chunk, until)):
-            found[row.series_id] = [_result(row)]
-    for rows in found.values():
+            results[row.series_id] = [_result(row)]
+    for rows in results.values():
         rows.sort(key=lambda row: (row.started, row.run))
-    return found
+    return results
 
 
 def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
@@ -169,19 +172,19 @@ def _result(row: Any) -> Result:
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
     """Points by key, in the order of their series' names, then of time."""
-    found = [point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk))]
-    return sorted(found, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
+    rows = [point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk))]
+    return sorted(rows, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
 
 
 def newest_points(session: Session, series: SeriesRow, number: int) -> list[PointRow]:
-    """Of one series, the oldest first."""
+    """Return the newest points of one series, the oldest first."""
     newest = select(Point.id).join(Run, Point.run_id == Run.id).where(Point.series_id == series.pk)
     keys = session.scalars(newest.order_by(*NEWEST_FIRST).limit(number))
     return points(session, list(keys))
 
 
 def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -> list[int]:
-    """Of points that these runs have of these series."""
+    """Return the keys of the points that these runs have of these series."""
     statement = select(_POINT.id).where(_POINT.run_id.in_(sorted(runs)))
     return [
         key for chunk in chunks(series, 200) for key in session.scalars(statement.where(_POINT.series_id.in_(chunk)))
@@ -189,7 +192,7 @@ def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -
 
 
 def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
-    """How many points each has."""
+    """Return the number of points of each series."""
     statement = select(Point.series_id, func.count()).group_by(Point.series_id)
     return {
         key: number
@@ -200,7 +203,7 @@ def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What a run holds."""
+    """The contents of a run, counted."""
 
     statuses: dict[str, int]
     hardware: tuple[str, ...]
@@ -215,8 +218,10 @@ def count_run(session: Session, run: int) -> RunCounts:
     statuses: dict[str, int] = {}
     for _, status, number in rows:
         statuses[status] = statuses.get(status, 0) + number
-    known = tuple(environments[key] for key in sorted(environments))
-    return RunCounts(statuses, tuple(sorted({hardware_class(row.facts) for row in known})), known)
+    sorted_environments = tuple(environments[key] for key in sorted(environments))
+    return RunCounts(
+        statuses, tuple(sorted({hardware_class(row.facts) for row in sorted_environments})), sorted_environments
+    )
 
 
 def run_stamp(session: Session, run: int) -> tuple[int, int]:
@@ -245,20 +250,20 @@ def run_conditions(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
-    """What a page's parameters say of runs. Raises BadRequest for a commit that no run has."""
-    found: list[ColumnElement[bool]] = []
+    """Return the conditions on runs that a page's parameters set. Raises BadRequest for a commit without a run."""
+    conditions: list[ColumnElement[bool]] = []
     if branches:
-        found.append(Commit.branch.in_(branches))
+        conditions.append(Commit.branch.in_(branches))
     if plan:
-        found.append(Run.plan == plan)
+        conditions.append(Run.plan == plan)
     if since is not None:
-        found.append(Run.started >= since)
+        conditions.append(Run.started >= since)
     if until is not None:
-        found.append(Run.started < until)
+        conditions.append(Run.started < until)
     if commit:
-        state = told("commit", partial(resolve_commit, session, commit))
-        found.append(and_(Commit.hash == state.commit, Run.dirty == state.dirty))
-    return found
+        state = resolve_parameter("commit", partial(resolve_commit, session, commit))
+        conditions.append(and_(Commit.hash == state.commit, Run.dirty == state.dirty))
+    return conditions
 
 
 def results_of_run(
@@ -276,12 +281,12 @@ def results_of_run(
     page = select(Point.series_id).join(Series, Point.series_id == Series.id).where(*conditions, *slice_)
     keys = list(session.scalars(page.order_by(*_SORT).limit(limit).offset(offset)))
     series = series_rows(session, keys)
-    found = {
+    results = {
         row.series_id: _result(row)
         for chunk in chunks(keys)
         for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id == run.pk))
     }
-    return number, [(series[key], found[key]) for key in keys]
+    return number, [(series[key], results[key]) for key in keys]
 
 
 def alert_keys(
@@ -307,7 +312,7 @@ def alert_counts(session: Session) -> dict[str, int]:
 
 
 def newest_commits(session: Session, number: int) -> list[tuple[str, str | None]]:
-    """(hash, with + where the tree was dirty; subject) of what was measured last."""
+    """(hash, with + where the tree was dirty; subject) of the commits that were measured last."""
     rows = run_rows(session, newest_runs(session, 4 * number)).values()
     ordered = sorted(rows, key=lambda row: (row.started, row.pk), reverse=True)
     return list({row.commit_text: row.subject for row in ordered}.items())[:number]

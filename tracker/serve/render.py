@@ -66,16 +66,16 @@ def render(request: Request, page: Page, person: Person | None) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    found = environment(("groupbench.tracker.serve", REPORT))
-    found.filters.update(
+    templates = environment(("groupbench.tracker.serve", REPORT))
+    templates.filters.update(
         ms=milliseconds, percent=percent, signed=signed_percent, date=date, commit=short_commit, number=number,
         count=count, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
         ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip
-    found.globals.update(
+    templates.globals.update(
         interval=wording.interval, static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS
     )
-    return found
+    return templates
 
 
 def prepare() -> None:
@@ -91,8 +91,8 @@ def milliseconds(ms: float | None) -> str:
     return "" if ms is None else f"{ms:#.4g}".rstrip(".") if ms < 1000 else f"{ms:,.0f}"
 
 
-def seconds(given: float) -> str:
-    return f"{given:.0f} s" if given >= 1 else "less than a second"
+def seconds(duration: float) -> str:
+    return f"{duration:.0f} s" if duration >= 1 else "less than a second"
 
 
 def percent(share: float | None) -> str:
@@ -111,40 +111,40 @@ def short_commit(text: str | None) -> str:
     return "" if text is None else text[:10] + ("+" if text.endswith("+") else "")
 
 
-def number(given: float | None, digits: int = 3) -> str:
-    if given is None:
+def number(value: float | None, digits: int = 3) -> str:
+    if value is None:
         return ""
-    return f"{given:,}" if isinstance(given, int) else f"{given:.{digits}g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
 
 
-def count(given: int, one: str, many: str | None = None) -> str:
-    return f"{given:,} {one if given == 1 else many or one + 's'}"
+def count(total: int, one: str, many: str | None = None) -> str:
+    return f"{total:,} {one if total == 1 else many or one + 's'}"
 
 
-def value(given: Any) -> str:
+def value(fact: Any) -> str:
     """Any fact, in a list of facts."""
-    if isinstance(given, bool):
-        return "yes" if given else "no"
-    if isinstance(given, float):
-        return f"{given:.6g}"
-    if isinstance(given, datetime):
-        return date(given) + " UTC"
-    if isinstance(given, dict):
-        return ", ".join(f"{name}={item}" for name, item in given.items())
-    if isinstance(given, list | tuple):
-        return ", ".join(map(str, given))
-    return "" if given is None else str(given)
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    if isinstance(fact, float):
+        return f"{fact:.6g}"
+    if isinstance(fact, datetime):
+        return date(fact) + " UTC"
+    if isinstance(fact, dict):
+        return ", ".join(f"{name}={item}" for name, item in fact.items())
+    if isinstance(fact, list | tuple):
+        return ", ".join(map(str, fact))
+    return "" if fact is None else str(fact)
 
 
 def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:
     """A line of the last latencies, never drawn steeper than its noise deserves: at least 3 % to each side."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) < 2:
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if len(numbers) < 2:
         return Markup("")
-    typical = sorted(known)[len(known) // 2]
-    low, high = min(*known, 0.97 * typical), max(*known, 1.03 * typical)
-    step = (width - 6) / (len(known) - 1)
-    points = [(3 + step * i, 3 + (height - 6) * (high - v) / ((high - low) or 1)) for i, v in enumerate(known)]
+    typical = sorted(numbers)[len(numbers) // 2]
+    low, high = min(*numbers, 0.97 * typical), max(*numbers, 1.03 * typical)
+    step = (width - 6) / (len(numbers) - 1)
+    points = [(3 + step * i, 3 + (height - 6) * (high - v) / ((high - low) or 1)) for i, v in enumerate(numbers)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     x, y = points[-1]
     return Markup(
@@ -154,5 +154,5 @@ def spark(values: Sequence[float | None], width: int = 110, height: int = 22) ->
 
 
 def _short(name: str) -> str:
-    """A file by its name alone: its folder is nobody's business."""
+    """Return a file's name without its folder, which readers should not see."""
     return name if "://" in name else name.replace("\\", "/").rpartition("/")[2]

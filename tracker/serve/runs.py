@@ -13,8 +13,8 @@ from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound
 from groupbench.tracker.serve.jobs import Failed, Known, Working
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.serve.work import RunVerdict
 
@@ -23,72 +23,72 @@ NEWEST_ALERTS = 10
 _AGAIN_S = 2
 
 
-def overview(site: Site, asked: Asked) -> Page:
-    """The newest run's verdict, what changed, the alerts that are open, the newest runs."""
-    paging = paging_of(asked)
-    asked.done()
+def overview(site: Site, parameters: Parameters) -> Page:
+    """The newest run's verdict and changes, the open alerts, and the newest runs."""
+    paging = paging_of(parameters)
+    parameters.done()
     with site.database.read() as session:
         run = _newest(session)
         if run is None:
             return Page(
                 "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
             )
-        told, again = verdict_data(site.verdict(session, run, keep=True), paging)
+        verdict, again = verdict_data(site.verdict(session, run, keep=True), paging)
         counts = queries.alert_counts(session)
         _, keys = queries.alert_keys(session, stored.OPEN, queries.Slice(), limit=NEWEST_ALERTS, offset=0)
-        found = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
+        alert_rows = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
         _, newest = queries.find_runs(session, [], limit=NEWEST_RUNS, offset=0)
         data = {
             "run": run_data(site, session, run),
-            "verdict": told,
+            "verdict": verdict,
             "alerts": {
                 "counts": {state: counts[state] for state in stored.STATES if counts.get(state)},
-                "open": [alert_data(found[key]) for key in keys if key in found],
+                "open": [alert_data(alert_rows[key]) for key in keys if key in alert_rows],
             },
             "runs": [run_data(site, session, row) for row in newest],
         }
-    return Page("overview.html", data, {"path": "/", "asked": asked}, again=again)
+    return Page("overview.html", data, {"path": "/", "asked": parameters}, again=again)
 
 
-def runs(site: Site, asked: Asked) -> Page:
+def runs(site: Site, parameters: Parameters) -> Page:
     """The runs, the newest first."""
-    paging = paging_of(asked)
-    branches, commit, plan = asked.texts("branch"), asked.text("commit"), asked.text("plan")
-    since, until = asked.date("since"), asked.date("until", end=True)
-    asked.done()
+    paging = paging_of(parameters)
+    branches, commit, plan = parameters.texts("branch"), parameters.text("commit"), parameters.text("plan")
+    since, until = parameters.date("since"), parameters.date("until", end=True)
+    parameters.done()
     with site.database.read() as session:
         conditions = queries.run_conditions(
             session, branches=branches, commit=commit, plan=plan, since=since, until=until
         )
-        number, found = queries.find_runs(session, conditions, limit=paging.size, offset=paging.offset)
-        data = {"paging": paging.data(number), "runs": [run_data(site, session, row) for row in found]}
-    return Page("runs.html", data, {"path": "/runs", "asked": asked})
+        number, rows = queries.find_runs(session, conditions, limit=paging.size, offset=paging.offset)
+        data = {"paging": paging.data(number), "runs": [run_data(site, session, row) for row in rows]}
+    return Page("runs.html", data, {"path": "/runs", "asked": parameters})
 
 
-def run(site: Site, asked: Asked, identifier: str) -> Page:
-    """One run: what it holds, and its verdict where that is asked for or known."""
-    paging = paging_of(asked)
-    statuses, judge = asked.texts("status"), asked.flag("verdict")
+def run(site: Site, parameters: Parameters, identifier: str) -> Page:
+    """One run: its contents, and its verdict if that is requested or known."""
+    paging = paging_of(parameters)
+    statuses, judge = parameters.texts("status"), parameters.flag("verdict")
     for status in statuses:
         if status not in STATUSES:
             raise BadRequest(f"no status {status[:40]!r}; known: {', '.join(STATUSES)}")
     with site.database.read() as session:
-        where, form = slice_of(site, session, asked)
-        asked.done()
+        where, form = slice_of(site, session, parameters)
+        parameters.done()
         row = find_run(session, identifier)
-        told, again = None, None
+        verdict, again = None, None
         verdicts: dict[int, str] = {}
         newest = _newest(session)
         if judge or (newest is not None and newest.pk == row.pk):
-            answer = site.verdict(session, row)
-            told, again = verdict_data(answer, Paging(1, paging.size))
-            verdicts = answer.value.by_series if isinstance(answer, Known) else {}
-        number, found = queries.results_of_run(session, row, where, statuses, limit=paging.size, offset=paging.offset)
+            job = site.verdict(session, row)
+            verdict, again = verdict_data(job, Paging(1, paging.size))
+            verdicts = job.value.by_series if isinstance(job, Known) else {}
+        number, results = queries.results_of_run(session, row, where, statuses, limit=paging.size, offset=paging.offset)
         counts = site.counts(session, row)
         data = {
             "run": run_data(site, session, row),
             "environments": [environment_data(each) for each in counts.environments],
-            "verdict": told,
+            "verdict": verdict,
             "paging": paging.data(number),
             "results": [
                 {
@@ -97,10 +97,10 @@ def run(site: Site, asked: Asked, identifier: str) -> Page:
                     "verdict": verdicts.get(series.pk),
                     **result_data(result, series),
                 }
-                for series, result in found
+                for series, result in results
             ],
         }
-    shown = {"path": f"/runs/{row.id}", "asked": asked, "statuses": statuses, **form}
+    shown = {"path": f"/runs/{row.id}", "asked": parameters, "statuses": statuses, **form}
     return Page("run.html", data, shown, again=again)
 
 
@@ -113,8 +113,8 @@ def find_run(session: Session, identifier: str) -> RunRow:
 
 
 def _newest(session: Session) -> RunRow | None:
-    _, found = queries.find_runs(session, [], limit=1, offset=0)
-    return found[0] if found else None
+    _, rows = queries.find_runs(session, [], limit=1, offset=0)
+    return rows[0] if rows else None
 
 
 def run_data(site: Site, session: Session, row: RunRow) -> dict[str, Any]:
@@ -157,26 +157,26 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
     }
 
 
-def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
+def verdict_data(job: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
     """(a verdict as pages tell it, seconds until it is worth asking again)."""
-    if isinstance(answer, Working):
-        return {"state": "crowded" if answer.crowded else "judging", "seconds": round(answer.seconds, 1)}, _AGAIN_S
-    if isinstance(answer, Failed):
-        return {"state": "failed", "error": answer.message}, None
-    found: RunVerdict = answer.value
-    rows = paging.part(found.rows)
-    told = {
-        "state": "stale" if answer.stale else "known",
-        "run": found.run,
-        "word": found.word,
-        "blind": found.blind,
-        "summary": found.summary,
-        "exit_code": found.exit_code,
-        "counts": found.counts,
-        "folded": list(found.folded),
-        "paging": paging.data(len(found.rows)),
+    if isinstance(job, Working):
+        return {"state": "crowded" if job.crowded else "judging", "seconds": round(job.seconds, 1)}, _AGAIN_S
+    if isinstance(job, Failed):
+        return {"state": "failed", "error": job.message}, None
+    of_run: RunVerdict = job.value
+    rows = paging.part(of_run.rows)
+    verdict = {
+        "state": "stale" if job.stale else "known",
+        "run": of_run.run,
+        "word": of_run.word,
+        "blind": of_run.blind,
+        "summary": of_run.summary,
+        "exit_code": of_run.exit_code,
+        "counts": of_run.counts,
+        "folded": list(of_run.folded),
+        "paging": paging.data(len(of_run.rows)),
         "rows": list(rows),
-        "unmeasured": {"total": len(found.unmeasured), "rows": list(found.unmeasured[: paging.size])},
-        "seconds": round(found.seconds, 2),
+        "unmeasured": {"total": len(of_run.unmeasured), "rows": list(of_run.unmeasured[: paging.size])},
+        "seconds": round(of_run.seconds, 2),
     }
-    return told, _AGAIN_S if answer.stale else None
+    return verdict, _AGAIN_S if job.stale else None

@@ -1,8 +1,8 @@
-"""Who may read and who may write.
+"""Rules for reading and writing.
 
 Reading asks for nothing but a request that means this server, by its Host header: so a foreign page cannot reach it
 under a name of its own, which its name server points here. Writing asks for the token, in an Authorization
-header or, of a person, once in a form; a session then stands for it in a cookie that no script reads and no other site
+header or, of a person, once in a form; the session then has a cookie that no script reads and no other site
 sends. The token is never kept in a cookie, an address or a log.
 """
 
@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class Refused(TrackerError):
-    """Nobody who may do this asked: answered with 401 or 403.
+    """The client may not do this: answered with 401 or 403.
 
     wait_s  answer only after so many seconds: a wrong token was shown
     """
@@ -63,7 +63,7 @@ class Person:
     """Somebody who showed the token."""
 
     who: str  # as they call themselves; empty where a program did not say
-    csrf: str | None  # what their forms carry; None of a program, whose header no other site can send
+    csrf: str | None  # the token in their forms; None for a program, whose header no other site can send
     session: str | None = None
 
 
@@ -90,7 +90,7 @@ class Guard:
     def wrong_token(self, message: str) -> Refused:
         """Return the refusal of a wrong token, later the more of them were shown in the last minute.
 
-        Clients are not told apart; a right token is never delayed.
+        Clients are not distinguished; a right token is never delayed.
         """
         with self._lock:
             now = time.monotonic()
@@ -99,7 +99,7 @@ class Guard:
         return Refused(message, 401, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(recent // 5, 10)))
 
     def begin(self, who: str) -> tuple[str, Person]:
-        """(what the cookie holds, the person) of a new session."""
+        """Begin a session; return (the cookie's value, the person)."""
         cookie = secrets.token_urlsafe(32)
         person = Person(who, secrets.token_urlsafe(32), _digest(cookie).hex())
         with self._lock:
@@ -115,7 +115,7 @@ class Guard:
             self._sessions.pop(str(person.session), None)
 
     def person(self, request: Request) -> Person | None:
-        """Who asks, where they showed the token. Raises Refused for a wrong one."""
+        """Return the person of a request with a token or session, or None. Raises Refused for a wrong token."""
         header = request.headers.get("authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -175,7 +175,7 @@ def is_number(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
 
 

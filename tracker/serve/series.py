@@ -22,8 +22,8 @@ from groupbench.tracker.report import figures
 from groupbench.tracker.report.histories import Context, histories, places, read_context
 from groupbench.tracker.report.shown import Bursts, Mark, RunLabel, SeriesHistory, label_of
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.asked import Asked, NotFound
 from groupbench.tracker.serve.jobs import Known
+from groupbench.tracker.serve.parameters import NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data, environment_data, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
@@ -38,45 +38,45 @@ CHARTED = 7
 """Other backends that the chart of a problem shows: with the series itself, as many as there are colours."""
 
 
-def search(site: Site, asked: Asked) -> Page:
+def search(site: Site, parameters: Parameters) -> Page:
     """Series by words, names and sizes, with the newest result of each."""
-    paging = paging_of(asked)
+    paging = paging_of(parameters)
     with site.database.read() as session:
-        where, form = slice_of(site, session, asked)
-        asked.done()
+        where, form = slice_of(site, session, parameters)
+        parameters.done()
         keys = site.series_keys(session, where)
         rows = queries.series_rows(session, paging.part(keys))
-        found = [rows[key] for key in paging.part(keys)]
-        data = {"paging": paging.data(len(keys)), "series": newest_data(session, found)}
-    return Page("search.html", data, {"path": "/series", "asked": asked, **form})
+        shown = [rows[key] for key in paging.part(keys)]
+        data = {"paging": paging.data(len(keys)), "series": newest_data(session, shown)}
+    return Page("search.html", data, {"path": "/series", "asked": parameters, **form})
 
 
-def newest_data(session: Session, found: Sequence[SeriesRow]) -> list[dict[str, Any]]:
+def newest_data(session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
     """Each series with its newest result, the latencies before it, and how many points it has."""
-    keys = [row.pk for row in found]
+    keys = [row.pk for row in listed]
     results = queries.recent_results(session, keys)
     numbers = queries.counts_of_series(session, keys)
-    newest = {own[-1].run for own in results.values()}
+    newest = {of_series[-1].run for of_series in results.values()}
     runs = run_rows(session, newest)
     rows = []
-    for row in found:
-        own = results.get(row.pk, [])
-        told: dict[str, Any] = {**series_facts(row), "points": numbers.get(row.pk, 0), "newest": None, "recent_ms": []}
-        if own:
-            run = runs[own[-1].run]
-            told["newest"] = {"run": run.id, "started": run.started, "commit": run.commit_text,
-                              **result_data(own[-1], row)}  # fmt: skip
+    for row in listed:
+        of_series = results.get(row.pk, [])
+        entry: dict[str, Any] = {**series_facts(row), "points": numbers.get(row.pk, 0), "newest": None, "recent_ms": []}
+        if of_series:
+            run = runs[of_series[-1].run]
+            entry["newest"] = {"run": run.id, "started": run.started, "commit": run.commit_text,
+                               **result_data(of_series[-1], row)}  # fmt: skip
             # Only like with like: an environment or a kind of timing of before is another scale.
-            like = (own[-1].environment, own[-1].timing)
-            told["recent_ms"] = [r.median_ms for r in own if r.timed and (r.environment, r.timing) == like]
-        rows.append(told)
+            like = (of_series[-1].environment, of_series[-1].timing)
+            entry["recent_ms"] = [r.median_ms for r in of_series if r.timed and (r.environment, r.timing) == like]
+        rows.append(entry)
     return rows
 
 
-def series(site: Site, asked: Asked, key: int) -> Page:
-    """One series: its history with what happened to it, and its points."""
-    last, paging = asked.number("last", LAST, 1, MOST), paging_of(asked)
-    asked.done()
+def series(site: Site, parameters: Parameters, key: int) -> Page:
+    """One series: its history with its events, and its points."""
+    last, paging = parameters.number("last", LAST, 1, MOST), paging_of(parameters)
+    parameters.done()
     with site.database.read() as session:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last)
@@ -86,7 +86,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         listed = every_line(session).along(points)
         runs = [point.run for point in on_line]
         context = read_context(session, on_line, runs, alerts=alerts)
-        own = histories(on_line, places(runs), context)
+        own_histories = histories(on_line, places(runs), context)
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
         others = _other_backends(session, row)
@@ -95,7 +95,7 @@ def series(site: Site, asked: Asked, key: int) -> Page:
         other_points = [] if line is None else line.along(queries.points(session, keys))
         other_histories = histories(other_points, places(runs), Context({}))
     labels = [label_of(run) for run in runs]
-    history = _with_verdict(own[0], verdict, labels) if own else None
+    history = _with_verdict(own_histories[0], verdict, labels) if own_histories else None
     rows = changes(listed)[::-1]
     page = paging.part(rows)
     data = {
@@ -125,13 +125,13 @@ def series(site: Site, asked: Asked, key: int) -> Page:
             drawn[f"metric {name}"] = figures.metric_history(history, METRICS[name], labels)
         if history.bursts:
             drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
-    return Page("series.html", data, {"path": f"/series/{key}", "asked": asked, "figures": drawn})
+    return Page("series.html", data, {"path": f"/series/{key}", "asked": parameters, "figures": drawn})
 
 
 def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> SeriesHistory:
-    """With a mark where the gate sees a change that history alone does not show yet."""
-    told = verdict["told"] if verdict else []
-    row = next((row for row in told if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
+    """Return the history with a mark at a change that the gate sees and history alone does not show yet."""
+    verdict_rows = verdict["told"] if verdict else []
+    row = next((row for row in verdict_rows if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
     if row is None or row["change"] is None:
         return history
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
@@ -142,37 +142,37 @@ def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels
 
 
 def point_data(row: HistoryRow) -> dict[str, Any]:
-    """A point in the table of its series: what the series says already is left out."""
+    """Return a point for the table of its series, without the facts of the series."""
     return {name: value for name, value in row.flat().items() if name not in (*SHOWN, "speedup")}
 
 
-def point(site: Site, asked: Asked, identifier: str) -> Page:
+def point(site: Site, parameters: Parameters, identifier: str) -> Page:
     """Everything of one point, samples included."""
-    asked.done()
+    parameters.done()
     with site.database.read() as session:
         try:
-            found = find_point(session, identifier)
+            detail = find_point(session, identifier)
         except QueryError as error:
             raise NotFound(error.message) from error
-    row = found.point
-    bursts = Bursts(0, found.bursts_ms)
+    row = detail.point
+    bursts = Bursts(0, detail.bursts_ms)
     data = {
         "point": row.id,
         "series": {**series_facts(row.series), "dims": row.series.dims},
-        "run": {**run_facts(row.run), "command": found.command, "author": found.author, "committed": found.committed,
-                "parents": list(found.parents)},
+        "run": {**run_facts(row.run), "command": detail.command, "author": detail.author, "committed": detail.committed,
+                "parents": list(detail.parents)},
         "result": {name: value for name, value in row.flat().items()
                    if name not in (*series_facts(row.series), *run_facts(row.run), "id", "dirty", "environment")},
-        "first_bad": found.first_bad,
-        "bursts_ms": found.bursts_ms,
-        "telemetry": [_whole(row) for row in found.telemetry],
-        "kernels": [_whole(row) for row in found.kernels],
+        "first_bad": detail.first_bad,
+        "bursts_ms": detail.bursts_ms,
+        "telemetry": [_whole(row) for row in detail.telemetry],
+        "kernels": [_whole(row) for row in detail.kernels],
         "environment": environment_data(row.environment),
     }  # fmt: skip
     drawn = {}
-    if found.bursts_ms:
+    if detail.bursts_ms:
         drawn["bursts"] = figures.burst_distribution([bursts], [label_of(row.run)])
-    return Page("point.html", data, {"path": f"/points/{row.id}", "asked": asked, "figures": drawn})
+    return Page("point.html", data, {"path": f"/points/{row.id}", "asked": parameters, "figures": drawn})
 
 
 def _whole(row: msgspec.Struct) -> dict[str, Any]:
@@ -181,15 +181,15 @@ def _whole(row: msgspec.Struct) -> dict[str, Any]:
 
 
 def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
-    """What the newest run's verdict says of a series, where it is known by now."""
+    """Return the newest run's verdict on a series, or None if it is not known yet."""
     _, newest = queries.find_runs(session, [], limit=1, offset=0)
     if not newest:
         return None
-    answer = site.verdict(session, newest[0], patience=0)
-    if not isinstance(answer, Known) or key not in answer.value.by_series:
+    job = site.verdict(session, newest[0], patience=0)
+    if not isinstance(job, Known) or key not in job.value.by_series:
         return None
-    rows = [row for row in answer.value.rows if row["series"] == key]
-    return {"run": newest[0].id, "verdict": answer.value.by_series[key], "stale": answer.stale, "told": rows}
+    rows = [row for row in job.value.rows if row["series"] == key]
+    return {"run": newest[0].id, "verdict": job.value.by_series[key], "stale": job.stale, "told": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

@@ -1,4 +1,4 @@
-"""What all pages share: the database, what is worked out beside it, who may write, and a few answers that keep."""
+"""State that all pages share: the database, background jobs, the guard and cached results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries, work
-from groupbench.tracker.serve.asked import Asked, BadRequest, NotFound, told
 from groupbench.tracker.serve.database import Database, version
 from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.schema import Alert, Series
@@ -37,7 +37,7 @@ _KEPT_LISTS = 24
 
 @dataclass(frozen=True)
 class Page:
-    """What a view answers with. `data` is all that is shown, and is the answer in JSON; `shown` is how."""
+    """The result of a view. `data` is the content, and the response in JSON; `shown` is its presentation."""
 
     template: str
     data: dict[str, Any]
@@ -78,7 +78,7 @@ class Site:
         return kept[1]
 
     def facets(self, session: Session) -> dict[str, list[str]]:
-        """What there is to choose from."""
+        """Return the values that forms offer."""
         last = _last_series(session)
         kept = self._facets
         if kept is None or kept[0] != last:
@@ -86,7 +86,7 @@ class Site:
         return kept[1]
 
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
-        """What a run holds: counted once."""
+        """Return the contents of a run, counted once."""
         stamp = queries.run_stamp(session, run.pk)
         kept = self._counts.get(run.pk)
         if kept is None or kept[0] != stamp:
@@ -100,9 +100,9 @@ class Site:
     def verdict(
         self, session: Session, run: RunRow, *, patience: float | None = None, keep: bool = False
     ) -> Known | Working | Failed:
-        """Return the gate's verdict on a run; `keep` finishes it even if nobody asks again.
+        """Return the gate's verdict on a run; `keep` finishes it even if no client waits.
 
-        A page shows the rest where there is no verdict.
+        A page without a verdict shows the rest.
         """
         of, where = ("verdict", run.pk), self.database.location
         try:
@@ -111,7 +111,7 @@ class Site:
             return Failed(error.message)
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
-        """Those of one series: most have none, which an index tells."""
+        """Return the alerts of one series: an index shows that most are without."""
         keys = set(session.scalars(select(Alert.id).where(Alert.series_id == series)))
         return alerts.find(session, keys=keys) if keys else []
 
@@ -127,24 +127,27 @@ def _last_series(session: Session) -> int:
     return session.scalar(select(func.max(Series.id))) or 0
 
 
-def slice_of(site: Site, session: Session, asked: Asked) -> tuple[queries.Slice, dict[str, Any]]:
+def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[queries.Slice, dict[str, Any]]:
     """(the slice that a request asks for, the choices of its form). Raises BadRequest, also for an unknown name."""
     choices = site.facets(session)
-    words = tuple(dict.fromkeys((asked.text("q") or "").split()))
+    words = tuple(dict.fromkeys((parameters.text("q") or "").split()))
     if len(words) > MOST_WORDS:  # each is looked for in every name
         raise BadRequest(f"q has {len(words)} words; {MOST_WORDS} are the most")
-    names = {name: asked.texts(name) for name in queries.FACETS}
+    names = {name: parameters.texts(name) for name in queries.FACETS}
     for name, values in names.items():
         for value in values:
             if value not in choices[name]:
-                known = ", ".join(choices[name][:12]) + (", …" if len(choices[name]) > 12 else "")
-                raise BadRequest(f"no {name} {value[:80]!r}; known: {known or 'none'}")
-    shapes, sizes = asked.texts("shape"), asked.texts("where")
+                first = ", ".join(choices[name][:12]) + (", …" if len(choices[name]) > 12 else "")
+                raise BadRequest(f"no {name} {value[:80]!r}; known: {first or 'none'}")
+    shapes, sizes = parameters.texts("shape"), parameters.texts("where")
     for text in sizes:
-        told("where", partial(filters.sizes, text))
-    given = {"q": " ".join(words), **names, "shape": shapes, "where": sizes}
+        resolve_parameter("where", partial(filters.sizes, text))
+    form_values = {"q": " ".join(words), **names, "shape": shapes, "where": sizes}
     where = queries.Slice(words, tuple(names.items()), shapes, sizes)
-    return where, {"choices": {name: values for name, values in choices.items() if len(values) > 1}, "given": given}
+    return where, {
+        "choices": {name: values for name, values in choices.items() if len(values) > 1},
+        "given": form_values,
+    }
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class Paging:
         return (self.number - 1) * self.size
 
     def part(self, whole: Sequence[T]) -> Sequence[T]:
-        """Of a list in hand."""
+        """Return the page's part of a list."""
         return whole[self.offset : self.offset + self.size]
 
     def data(self, total: int) -> dict[str, int]:
@@ -170,8 +173,8 @@ class Paging:
         return {"page": self.number, "per_page": self.size, "pages": pages, "total": total}
 
 
-def paging_of(asked: Asked) -> Paging:
-    return Paging(asked.number("page", 1, 1, 10**6), asked.number("per_page", PER_PAGE, 1, MOST_PER_PAGE))
+def paging_of(parameters: Parameters) -> Paging:
+    return Paging(parameters.number("page", 1, 1, 10**6), parameters.number("per_page", PER_PAGE, 1, MOST_PER_PAGE))
 
 
 def series_facts(series: SeriesRow) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from importlib import resources
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from groupbench.tracker.serve.asked import NotFound
+from groupbench.tracker.serve.parameters import NotFound
 from groupbench.tracker.verdicts import style_sheet
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -52,7 +52,7 @@ def load(name: str) -> File:
 
 
 def address(name: str) -> str:
-    """Where a page loads it from: another address whenever it changes, so that browsers may keep it for good."""
+    """Return a file's address, which changes with its contents, so that browsers may keep the file for good."""
     return f"/static/{name}?v={load(name).digest}"
 
 
@@ -60,7 +60,7 @@ def address(name: str) -> str:
 def style_marks() -> tuple[str, ...]:
     """Names of elements that keep plotly's map library from making a style element, which the content policy forbids.
 
-    It looks for the element that it would have made by a name of 64 digits, and makes none where it finds one.
+    It looks for the element that it would have made by a name of 64 digits, and does not make one if that exists.
     """
     return tuple(re.findall(r'getElementById\("([0-9a-f]{64})"\)', load("plotly.js").body.decode()))
 
@@ -68,12 +68,12 @@ def style_marks() -> tuple[str, ...]:
 def static_file(name: str, headers: Headers) -> Response:
     file = load(name)
     tag = f'"{file.digest}"'
-    answer = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": tag, "Vary": "Accept-Encoding"}
+    caching = {"Cache-Control": "public, max-age=31536000, immutable", "ETag": tag, "Vary": "Accept-Encoding"}
     if headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=answer)
+        return Response(status_code=304, headers=caching)
     if "gzip" in headers.get("accept-encoding", ""):
-        return Response(file.packed, headers={**answer, "Content-Encoding": "gzip"}, media_type=file.kind)
-    return Response(file.body, headers=answer, media_type=file.kind)
+        return Response(file.packed, headers={**caching, "Content-Encoding": "gzip"}, media_type=file.kind)
+    return Response(file.body, headers=caching, media_type=file.kind)
 
 
 def _plotly() -> bytes:

@@ -1,4 +1,4 @@
-"""The work of `jobs`, done in a process of its own: what goes in and what comes out can be pickled."""
+"""The work of `jobs`, done in a process of its own: arguments and results can be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunVerdict:
     exit_code: int
     counts: dict[str, int]
     folded: tuple[str, ...]  # a line for each reason that several series share
-    rows: tuple[dict[str, Any], ...]  # what else changed or has something to be said of it, the gravest first
+    rows: tuple[dict[str, Any], ...]  # other rows that changed or have a note, the most severe first
     unmeasured: tuple[dict[str, Any], ...]  # expected, but without a result, and why
     by_series: dict[int, str] = field(repr=False)  # the verdict on each
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class SideBySide:
     overall: dict[str, Any] | None  # the same of all series
     compared: int  # series that have a ratio
     differences: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...] = field(repr=False)  # each series, the gravest first
+    rows: tuple[dict[str, Any], ...] = field(repr=False)  # each series, the most severe first
     seconds: float = 0.0
 
 
@@ -55,18 +55,18 @@ def judge(location: str, run: str) -> RunVerdict:
     database = open_to_read(location)
     try:
         with database.read() as session:
-            found = judge_run(session, find_run(session, run))
+            gate = judge_run(session, find_run(session, run))
     finally:
         database.close()
-    lines, rest = found.folded
+    lines, rest = gate.folded
     return RunVerdict(
-        run=found.run.id,
-        run_pk=found.run.pk,
-        word=found.word,
-        blind=found.blind,
-        summary=found.summary,
-        exit_code=found.exit_code,
-        counts=found.counts,
+        run=gate.run.id,
+        run_pk=gate.run.pk,
+        word=gate.word,
+        blind=gate.blind,
+        summary=gate.summary,
+        exit_code=gate.exit_code,
+        counts=gate.counts,
         folded=tuple(lines),
         rows=tuple(
             {
@@ -88,10 +88,10 @@ def judge(location: str, run: str) -> RunVerdict:
                 "verdict": row.verdict,
                 "reason": row.note,
             }
-            for row in found.rows
+            for row in gate.rows
             if row.point is None or row.point.status not in MEASURED
         ),
-        by_series=found.by_series,
+        by_series=gate.by_series,
         seconds=time.perf_counter() - began,
     )
 
@@ -123,7 +123,7 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
 
     began = time.perf_counter()
     database = open_to_read(location)
-    found = []
+    compared: list[sides.ComparedSide] = []
     try:
         with database.read() as session:
             for place in (a, b):
@@ -132,10 +132,10 @@ def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> Si
                 else:
                     assert place.state is not None
                     points = points_of_state(session, place.state)
-                found.append(sides.ComparedSide(place.title, tuple(points), place.state))
+                compared.append(sides.ComparedSide(place.title, tuple(points), place.state))
     finally:
         database.close()
-    whole = compare_sides(found[0], found[1], force=force, where=where)
+    whole = compare_sides(compared[0], compared[1], force=force, where=where)
     return SideBySide(
         a=a.title,
         b=b.title,

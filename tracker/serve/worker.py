@@ -1,7 +1,7 @@
 """A process that works for the server: one job at a time, within limits of time and memory, ended when unwanted.
 
 A job in a thread would hold up every page; a job in a pool cannot be stopped. This process can: it is killed when its
-job takes too long or when nobody waits for the answer any more, and the next job starts another. It ends with the
+job takes too long or when no client waits for the result any more, and the next job starts another. It ends with the
 server, also when the server is killed.
 """
 
@@ -62,7 +62,7 @@ class Worker:
         seconds  time limit once it has begun
         wanted   asked again and again: whether anybody still waits for the answer
 
-        The future raises what the work raises, and Stopped where it was ended.
+        The future raises the exceptions of the work, and Stopped if it was ended.
         """
         job = _Job(work, args, seconds, wanted)
         if self._thread is None:
@@ -82,16 +82,16 @@ class Worker:
         while (job := self._queue.get()) is not None:
             job.future.set_running_or_notify_cancel()
             try:
-                answer = self._answer(job)
+                outcome = self._answer(job)
             except BaseException as error:
                 job.future.set_exception(error)
             else:
-                job.future.set_result(answer)
+                job.future.set_result(outcome)
         self._kill()
 
     def _answer(self, job: _Job) -> Any:
         if self._closed or not job.wanted():
-            raise Stopped("nobody waited for it")
+            raise Stopped("no client waited for it")
         pipe = self._started()
         try:
             pipe.send((job.work, job.args))
@@ -99,7 +99,7 @@ class Worker:
             while not pipe.poll(_LOOK_S):
                 if self._closed or not job.wanted():
                     self._kill()
-                    raise Stopped("nobody waited for it")
+                    raise Stopped("no client waited for it")
                 if time.monotonic() > end:
                     self._kill()
                     raise Stopped(f"it took longer than {job.seconds:g} s and was stopped; ask for less")
@@ -115,10 +115,10 @@ class Worker:
         if self._pipe is None:
             # Spawned, not forked: the server has threads, and connections that must not be shared.
             context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._pipe, other_end = context.Pipe()
+            self._process = context.Process(target=_serve, args=(other_end,), daemon=True)
             self._process.start()
-            theirs.close()
+            other_end.close()
         return self._pipe
 
     def _kill(self) -> None:
@@ -143,13 +143,13 @@ def _serve(pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         try:
-            answer = (False, work(*args))
+            outcome = (False, work(*args))
         except MemoryError:
-            answer = (True, Stopped(f"it needs more than {_memory_limit() >> 20} MiB; ask for less"))
+            outcome = (True, Stopped(f"it needs more than {_memory_limit() >> 20} MiB; ask for less"))
         except Exception as error:
-            answer = (True, error)
+            outcome = (True, error)
         try:
-            pipe.send(answer)
+            pipe.send(outcome)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:  # cannot be pickled
             pipe.send((True, StoreError(f"{type(error).__name__}: {error}")))
 

@@ -121,16 +121,19 @@ def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client
 def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     told = client.get("/compare.json?a=000&b=latest").json()
-    asked = json.loads(cli("compare", "000", "latest", "--json").stdout)
-    assert (told["counts"], told["geometric_mean"]) == (asked["counts"], pytest.approx(asked["geometric_mean"]))
-    assert told["geometric_means"] == [pytest.approx(mean) for mean in asked["geometric_means"]]
+    compared = json.loads(cli("compare", "000", "latest", "--json").stdout)
+    assert (told["counts"], told["geometric_mean"]) == (
+        compared["counts"],
+        pytest.approx(compared["geometric_mean"]),
+    )
+    assert told["geometric_means"] == [pytest.approx(mean) for mean in compared["geometric_means"]]
     html = client.get("/compare?a=000&b=latest").text
     assert "Geometric mean of B/A for each backend" in html
-    low, high = asked["series"][0]["low"], asked["series"][0]["high"]
+    low, high = compared["series"][0]["low"], compared["series"][0]["high"]
     assert f"{low:.3f} .. {high:.3f}" in html
     key = lambda row: (row["operator"], row["backend"])  # noqa: E731
     mine = [{name: value for name, value in row.items() if name != "series"} for row in told["rows"]]
-    assert sorted(mine, key=key) == sorted(asked["series"], key=key)
+    assert sorted(mine, key=key) == sorted(compared["series"], key=key)
     for word in ("run:run-007", "2026-01-08", "@2026-01-08", "main"):
         answer = client.get("/compare.json", params={"a": "000", "b": word}).json()
         assert answer["counts"] == told["counts"], word

@@ -85,7 +85,7 @@ def test_a_job_nobody_waits_for_is_stopped(process: Worker) -> None:
     queued = process.submit(time.sleep, 600, seconds=600, wanted=waiting.is_set)
     waiting.clear()
     for each in (future, queued):
-        with pytest.raises(Stopped, match="nobody waited"):
+        with pytest.raises(Stopped, match="no client waited"):
             each.result(60)
 
 

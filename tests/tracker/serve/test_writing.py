@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve import app, security
-from groupbench.tracker.serve.asked import BadRequest
+from groupbench.tracker.serve.parameters import BadRequest
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard
 
 Cli = Callable[..., Result]
@@ -46,10 +46,10 @@ def test_alerts_are_dealt_with_by_token(
     [
         ({"alert": ""}, "no alert was chosen"),
         ({"alert": "2"}, "no alert 2"),
-        ({"alert": "x"}, "is no key"),
+        ({"alert": "x"}, "is not a key"),
         ({"action": ""}, "no action"),
-        ({"action": "delete"}, "is none of"),
-        ({"who": ""}, "who says so"),
+        ({"action": "delete"}, "is not one of"),
+        ({"who": ""}, "missing `who`"),
         ({"action": "expect"}, "needs a reason"),
         ({"action": "expect", "reason": "r", "until": "HEAD"}, "no commit or branch"),
         ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is in the past"),

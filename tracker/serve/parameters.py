@@ -1,4 +1,4 @@
-"""What a request asks for, read strictly: a wrong, unknown or repeated parameter is told, never guessed at."""
+"""The parameters of a request, read strictly: a wrong, unknown or repeated one is an error, never guessed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupbench.tracker.errors import QueryError, TrackerError
 from groupbench.tracker.query import filters
 
 LONGEST_QUERY = 8_192
-"""Characters of a query string. What a form can send is a tenth of it."""
+"""Characters of a query string. A form sends a tenth of it at most."""
 
 LONGEST_VALUE = 1_000
 LARGEST_KEY = 2**62
@@ -29,10 +29,10 @@ class NotFound(TrackerError):
     """A page, or a row, that does not exist: answered with 404."""
 
 
-class Asked:
-    """The parameters of a request. Each is asked for by name and kind; `done` refuses those that nobody asked for.
+class Parameters:
+    """The parameters of a request. A view reads each by name and kind; `done` refuses those that no view has read.
 
-    An empty value is as good as none: a form sends all of its fields.
+    An empty value counts as missing: a form sends all of its fields.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -43,8 +43,8 @@ class Asked:
                 self._values.setdefault(name, []).append(value)
 
     @classmethod
-    def of_query(cls, query: str) -> Asked:
-        """Of the text after the question mark. Raises BadRequest."""
+    def of_query(cls, query: str) -> Parameters:
+        """Return the parameters of a query string. Raises BadRequest."""
         if len(query) > LONGEST_QUERY:
             raise BadRequest(f"the query has {len(query)} characters; {LONGEST_QUERY} are the most")
         return cls(parse_qsl(query, keep_blank_values=True))
@@ -66,15 +66,15 @@ class Asked:
             return default
         if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not low <= int(text) <= high:
             upper = f" to {high}" if high < LARGEST_KEY else ""
-            raise BadRequest(f"{name}={text[:40]!r} is no whole number from {low}{upper}")
+            raise BadRequest(f"{name}={text[:40]!r} is not a whole number from {low}{upper}")
         return int(text)
 
-    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
         text = self.text(name)
         if text is None:
             return default
-        if text not in known:
-            raise BadRequest(f"{name}={text[:80]!r} is none of {', '.join(known)}")
+        if text not in choices:
+            raise BadRequest(f"{name}={text[:80]!r} is not one of {', '.join(choices)}")
         return text
 
     def flag(self, name: str) -> bool:
@@ -83,18 +83,18 @@ class Asked:
     def date(self, name: str, *, end: bool = False) -> datetime | None:
         """A date, a date and time, or how long ago; see `filters.instant`."""
         text = self.text(name)
-        return None if text is None else told(name, lambda: filters.instant(text, end=end))
+        return None if text is None else resolve_parameter(name, lambda: filters.instant(text, end=end))
 
     def keys(self, name: str) -> list[int]:
         """Keys of rows."""
         return [key_of(name, text) for text in self.texts(name)]
 
     def done(self) -> None:
-        """Raises BadRequest for a parameter that was not asked for."""
+        """Raise BadRequest for a parameter that no view has read."""
         unknown = sorted(set(self._values) - set(self._known))
         if unknown:
-            known = ", ".join(sorted(set(self._known))) or "none"
-            raise BadRequest(f"no parameter {unknown[0][:80]!r} here; known: {known}")
+            names = ", ".join(sorted(set(self._known))) or "none"
+            raise BadRequest(f"no parameter {unknown[0][:80]!r} here; known: {names}")
 
     def url(self, path: str, **changed: object) -> str:
         """The path with these parameters, some of them changed; None or '' leaves one out."""
@@ -104,7 +104,7 @@ class Asked:
 
 
 def checked(name: str, value: str) -> str:
-    """A text that a person can have typed. Raises BadRequest."""
+    """Return a text without control characters. Raises BadRequest."""
     if len(value) > LONGEST_VALUE:
         raise BadRequest(f"{name} has {len(value)} characters; {LONGEST_VALUE} are the most")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
@@ -115,12 +115,12 @@ def checked(name: str, value: str) -> str:
 def key_of(name: str, text: str) -> int:
     """A row's key. Raises BadRequest."""
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
-        raise BadRequest(f"{name} {text[:40]!r} is no key; keys are whole numbers")
+        raise BadRequest(f"{name} {text[:40]!r} is not a key; keys are whole numbers")
     return int(text)
 
 
-def told(name: str, ask: Callable[[], T]) -> T:
-    """What `ask` answers; a QueryError becomes a BadRequest that names the parameter."""
+def resolve_parameter(name: str, ask: Callable[[], T]) -> T:
+    """Return the result of `ask`; a QueryError becomes a BadRequest that names the parameter."""
     try:
         return ask()
     except QueryError as error:
