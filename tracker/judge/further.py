@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -66,18 +66,23 @@ class FurtherRule:
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.steps: dict[int, list[_Step]] = {}
+        self._places = {run: number for number, run in enumerate(reversed(data.line.runs))}
         metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
-        rows = self._read(metrics)
-        scattered = sum(metric.rule == "scatter" for metric in metrics)
+        shares = sum(metric.rule == "scatter" for metric in metrics)
+        scattered: dict[str, list[tuple[PointRow, Past]]] = {
+            metric.name: [] for metric in metrics if metric.rule == "scatter"
+        }
+        steps: dict[str, list[tuple[PointRow, _Step]]] = {metric.name: [] for metric in metrics}
+        for metric, pasts in self._pasts(metrics):
+            if metric.rule == "exact":
+                steps[metric.name] += _exact_steps(metric, pasts)
+            else:
+                scattered[metric.name] += pasts
         for metric in metrics:
-            pasts = self._pasts(metric, rows)
-            # The chance of a false suspect is that of the night, so the metrics share it.
-            steps = (
-                _exact_steps(metric, pasts)
-                if metric.rule == "exact"
-                else _scattered_steps(metric, pasts, Q / scattered)
-            )
-            for point, step in steps:
+            if (of_all := scattered.pop(metric.name, None)) is not None:
+                # The chance of a false suspect is that of the night, so the metrics share it.
+                steps[metric.name] += _scattered_steps(metric, of_all, Q / shares)
+            for point, step in steps[metric.name]:
                 self.steps.setdefault(point.pk, []).append(step)
 
     def places(self, point: PointRow) -> list[int]:
@@ -124,53 +129,70 @@ class FurtherRule:
         verdict = Verdict.REGRESSED if slower else Verdict.OK
         return replace(row, verdict=verdict, compared=compared, note=note, news=loud_while_new(row.news))
 
-    def _read(self, metrics: list[Metric]) -> dict[int, list[Any]]:
+    def _pasts(self, metrics: list[Metric]) -> Iterator[tuple[Metric, list[tuple[PointRow, Past]]]]:
+        """Yield metrics with the pasts of some points, in their environment, on their accepted level.
+
+        Rows are read and dropped in chunks of points, since those of a large night take more memory than all pasts.
+        """
+        measured = (
+            point
+            for point in self.data.points
+            if point.status == "ok" and any(point.value(metric) is not None for metric in metrics)
+        )
+        for points in chunks(measured):
+            rows = self._read(metrics, points)
+            keys = {row.environment_id for each in rows.values() for row in each}
+            environments = environment_rows(self.data.session, keys)
+            machine = coded({key: row.machine for key, row in environments.items()})
+            toolchain = coded({key: row.toolchain for key, row in environments.items()})
+            for metric in metrics:
+                pasts = (
+                    (point, self._past(metric, point, rows[point.series.pk], machine, toolchain))
+                    for point in points
+                    if point.value(metric) is not None
+                )
+                yield metric, [(point, past) for point, past in pasts if len(past) > 1]
+
+    def _read(self, metrics: list[Metric], points: Sequence[PointRow]) -> dict[int, list[Any]]:
         """Return the stored rows of the points' series by key, oldest first."""
-        if not metrics:
-            return {}
-        series = {point.series.pk for point in self.data.points if any(point.value(m) is not None for m in metrics)}
         columns = [getattr(Point, metric.column) for metric in metrics if metric.column is not None]
         query = (
             select(
                 Point.series_id, Point.run_id, Point.environment_id, Run.commit_id, Run.dirty, Point.metrics, *columns
             )
             .join(Run, Point.run_id == Run.id)
-            .where(Point.status == "ok")
+            .where(Point.status == "ok", Point.series_id.in_({point.series.pk for point in points}))
         )
-        place = {run: number for number, run in enumerate(reversed(self.data.line.runs))}
         rows: dict[int, list[Any]] = {}
-        for chunk in chunks(series):
-            for row in self.data.session.execute(query.where(Point.series_id.in_(chunk))):
-                if row.run_id in place:
-                    rows.setdefault(row.series_id, []).append(row)
+        for row in self.data.session.execute(query):
+            if row.run_id in self._places:
+                rows.setdefault(row.series_id, []).append(row)
         newest = slice(-self.data.window - 1, None)
-        return {key: sorted(each, key=lambda row: place[row.run_id])[newest] for key, each in rows.items()}
+        return {key: sorted(each, key=lambda row: self._places[row.run_id])[newest] for key, each in rows.items()}
 
-    def _pasts(self, metric: Metric, rows: dict[int, list[Any]]) -> Iterator[tuple[PointRow, Past]]:
-        """Yield each point's past in its environment, on its accepted level."""
-        keys = {row.environment_id for each in rows.values() for row in each}
-        environments = environment_rows(self.data.session, keys)
-        machine = coded({key: row.machine for key, row in environments.items()})
-        toolchain = coded({key: row.toolchain for key, row in environments.items()})
-        for point in self.data.points:
-            if point.status != "ok" or point.value(metric) is None:
-                continue
-            of_metric = [(row, value) for row in rows[point.series.pk] if (value := _value(metric, row)) is not None]
-            where = np.array([row.environment_id for row, _ in of_metric])
-            code = np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric])
-            past = Past(
-                point.series.pk,
-                run=np.array([row.run_id for row, _ in of_metric]),
-                environment=machine[where],
-                toolchain=toolchain[where],
-                state=code * (len(environments) + 1) + toolchain[where],
-                log=np.array([metric.log(value) for _, value in of_metric]),
-                error=np.full(len(of_metric), np.nan),
-            ).of_its_toolchain()
-            past = self.data.on_accepted_level(past, metric.name)
-            past = past.where(past.alike)
-            if len(past) > 1:
-                yield point, past
+    def _past(
+        self,
+        metric: Metric,
+        point: PointRow,
+        rows: list[Any],
+        machine: NDArray[np.int64],
+        toolchain: NDArray[np.int64],
+    ) -> Past:
+        """Return one point's past. `machine`, `toolchain`: codes by environment, as `coded` makes them."""
+        of_metric = [(row, value) for row in rows if (value := _value(metric, row)) is not None]
+        where = np.array([row.environment_id for row, _ in of_metric])
+        code = np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric])
+        past = Past(
+            point.series.pk,
+            run=np.array([row.run_id for row, _ in of_metric]),
+            environment=machine[where],
+            toolchain=toolchain[where],
+            state=code * (len(toolchain) + 1) + toolchain[where],
+            log=np.array([metric.log(value) for _, value in of_metric]),
+            error=np.full(len(of_metric), np.nan),
+        ).of_its_toolchain()
+        past = self.data.on_accepted_level(past, metric.name)
+        return past.where(past.alike)
 
 
 def _value(metric: Metric, row: Any) -> float | None:

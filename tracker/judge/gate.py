@@ -80,7 +80,8 @@ class _Judge:
 
     def __init__(self, data: GateData) -> None:
         self.data = data
-        self.latency, self.accuracy, self.further = LatencyRule(data), AccuracyRule(data), FurtherRule(data)
+        self.further = FurtherRule(data)  # first: the pasts that it drops and those that the others keep do not add up
+        self.latency, self.accuracy = LatencyRule(data), AccuracyRule(data)
         self.alerts, self.pins = AlertRules(data), PinRule(data)
         rules = (self.latency, self.accuracy, self.further)
         places = {(point.series.pk, run) for point in data.points for rule in rules for run in rule.places(point)}
