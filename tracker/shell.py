@@ -53,7 +53,7 @@ def _complete(command: click.Command, name: str, settings: dict[str, Any]) -> No
         return
     with suppress(Exception):  # an error would be printed into the command line that a person is typing
         command._main_shell_completion(settings, name, f"_{name.upper()}_COMPLETE")
-    sys.exit(0)
+    sys.exit(ExitCode.OK)
 
 
 def _invoke(command: click.Command, name: str, arguments: list[str], settings: dict[str, Any]) -> int:

@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from groupbench.operators.measure.texts import LONGEST, one_line
+from groupbench.operators.measure.texts import LONGEST, joined_lines, storable
+from groupbench.tracker.record import cut
 
 HERE = Path(__file__).parent
 HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"))
@@ -17,20 +18,24 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory")
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    text = one_line(str(error))
-    return f"{type(error).__name__}: {text}"[:LONGEST] if text else type(error).__name__
+    """Return an exception in one line of at most `LONGEST` characters."""
+    return _described(error, LONGEST)
+
+
+def _described(error: BaseException, longest: int) -> str:
+    text = storable(joined_lines(str(error)))
+    return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__, longest)
 
 
 def located(error: BaseException) -> str:
-    """An exception in one line, with the line of its author's file that raised it: `..., at FILE:LINE in FUNCTION`."""
+    """Return an exception in one line, with the line of its author's file: `..., at FILE:LINE in FUNCTION`."""
     where = ""
     cause: BaseException | None = error
     while cause is not None:  # Triton raises an error of its own from the kernel's
         frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(cause.__traceback__)]
         where = authors_frame(frames[::-1]) or where
         cause = cause.__cause__
-    return describe(error)[: LONGEST - len(where)] + where
+    return _described(error, LONGEST - len(where)) + where
 
 
 def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:

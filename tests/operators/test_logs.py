@@ -61,7 +61,7 @@ def test_failures_have_logs_and_name_the_line(tmp_path: Path, monkeypatch: pytes
     output, records = measure(tmp_path, monkeypatch)
     assert records["raises"].message == "KeyError: 'BLOCK_M', at noisy.py:24 in raises"
     assert records["eager"].message == "TypeError: prepare must return a callable, and eager's returned a Tensor"
-    assert "logs of what failed: r.jsonl.logs" in output
+    assert "logs of failed cells: r.jsonl.logs" in output
     kept = {path.name: path.read_text() for path in (tmp_path / "r.jsonl.logs").iterdir()}
     assert set(kept) == {file_name(records["raises"]), file_name(records["eager"])}
     log = kept[file_name(records["raises"])]

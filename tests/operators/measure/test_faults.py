@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,10 @@ def test_the_line_of_the_authors_file_is_named(
 
 def test_a_long_message_leaves_room_for_the_place(tmp_path: Path) -> None:
     error = raised("raise ValueError('x' * 5000)", tmp_path / "mine.py")
-    assert len(describe(error)) == len(located(error)) == LONGEST
-    assert located(error).endswith("mine.py:1 in <module>")
+    for text in (describe(error), located(error)):
+        assert LONGEST - 50 < len(text) <= LONGEST
+        assert re.search(r"x \.\.\. \(4,0\d\d more characters\)", text)
+    assert located(error).endswith(" more characters), at mine.py:1 in <module>")
 
 
 def test_nobodys_frame_is_no_place() -> None:

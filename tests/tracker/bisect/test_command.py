@@ -379,7 +379,7 @@ def test_usage(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], tmp_path: 
         ((hashes["c15"], hashes["c0"], *CELL), "give the older commit first"),
         ((hashes["c0"], "HEAD", *CELL, "--paths", "nothing/here"), "no commit of the range has 'nothing/here'"),
         ((hashes["c0"], "HEAD", *CELL, "--paths", "../x"), "relative to the repository's root"),
-        ((hashes["c0"], "HEAD", *CELL, "--repo", str(tmp_path)), "git rev-parse"),
+        ((hashes["c0"], "HEAD", *CELL, "--repo", str(tmp_path)), "is not in a git repository"),
     ):
         result = cli("bisect", *args)
         assert result.exit_code == 2, args
