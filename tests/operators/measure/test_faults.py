@@ -63,8 +63,8 @@ def test_a_long_message_leaves_room_for_the_place(tmp_path: Path) -> None:
     error = raised("raise ValueError('x' * 5000)", tmp_path / "mine.py")
     for text in (describe(error), located(error)):
         assert LONGEST - 50 < len(text) <= LONGEST
-        assert re.search(r"x \.\.\. \(4,0\d\d more characters\)", text)
-    assert located(error).endswith(" more characters), at mine.py:1 in <module>")
+        assert re.search(r"x \.\.\. \(4,\d{3} more characters\)", text)
+    assert located(error).endswith("mine.py:1 in <module>")
 
 
 def test_nobodys_frame_is_no_place() -> None:
