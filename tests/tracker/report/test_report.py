@@ -92,12 +92,14 @@ def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make
     assert html.text.index("needs sm_100") > html.text.index("Series without a result")
 
 
-@pytest.mark.parametrize(("nights", "kind"), [(2, "blind"), (6, "ok")])
+@pytest.mark.parametrize(
+    ("nights", "kind", "text"), [(2, "blind", "No latency could be judged."), (6, "ok", "Nothing changed.")]
+)
 def test_a_pass_without_a_judged_latency_is_not_green(
-    page: Any, stored: Any, make: Any, tmp_path: Path, nights: int, kind: str
+    page: Any, stored: Any, make: Any, tmp_path: Path, nights: int, kind: str, text: str
 ) -> None:
     stored([make(night) for night in range(nights)])
-    page()
+    assert text in page().text
     assert f'<p class="verdict {kind}">' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
