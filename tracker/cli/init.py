@@ -39,7 +39,8 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     prefix = "" if within == "." else f"{within}/"
     bench = benchmark or f"bench_{operator}.py"
     words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix}
-    if _is_ours(operator):
+    ours = _is_ours(operator)
+    if ours:
         if benchmark:
             problem = f"--operator {operator} is groupbench's own and brings its benchmark"
             raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
@@ -56,6 +57,11 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
     _ignore(folder / ".gitignore")
     say("next:")
+    if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
+        say(
+            f'  add to {NAME}: a [[measure]] with operator = "{operator}"'
+            + ("" if ours else f", and {bench} to plugins")
+        )
     if bench in written:
         say(f"  edit {bench}: make the inputs, and call your kernel")
     for command in (f"tritonbench --op {operator}", "git add -A && git commit -m 'Measure with groupbench'",

@@ -97,6 +97,15 @@ def test_what_exists_is_kept(repository: Path) -> None:
     assert once.startswith("*.o\n") and (repository / ".gitignore").read_text() == once
 
 
+def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: Path) -> None:
+    run("--operator", "first")
+    again = run("--operator", "first")
+    second = run("--operator", "second")
+    assert "  add to groupbench.toml" not in again.output
+    assert 'a [[measure]] with operator = "second", and bench_second.py to plugins' in second.output
+    assert (repository / "bench_second.py").exists()
+
+
 def test_a_name_that_is_no_name(repository: Path) -> None:
     assert CliRunner().invoke(init, ["--operator", "my-norm"]).exit_code == 2
     assert files(repository) == set()
