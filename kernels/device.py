@@ -1,4 +1,4 @@
-"""What a GPU offers to a kernel. Nothing else in this package asks torch for it or holds a number of one GPU.
+"""The limits and features of a GPU. No other module queries torch for them or hard-codes a GPU's numbers.
 
 `device_of` asks the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels are compiled for without one.
 Triton's interpreter takes the place of a Hopper GPU with four SMs, so that it runs the same code.
@@ -84,7 +84,7 @@ class Device:
         return num_stages if self.operands_in_shared_memory and itemsize <= 2 else max(num_stages - 1, 1)
 
 
-def _known(name: str, arch: str, sms: int, shared: int, per_sm: int) -> Device:
+def _gpu(name: str, arch: str, sms: int, shared: int, per_sm: int) -> Device:
     return Device(name, arch, sms, shared * KIB, per_sm * KIB)
 
 
@@ -92,13 +92,13 @@ def _known(name: str, arch: str, sms: int, shared: int, per_sm: int) -> Device:
 KNOWN = {
     device.arch: device
     for device in (
-        _known("NVIDIA A100-SXM4-80GB", "sm_80", 108, 163, 164),
-        _known("NVIDIA A10", "sm_86", 72, 99, 100),
-        _known("NVIDIA L40S", "sm_89", 142, 99, 100),
-        _known("NVIDIA H100 80GB HBM3", "sm_90", 132, 227, 228),
-        _known("NVIDIA B200", "sm_100", 148, 227, 228),
-        _known("NVIDIA GeForce RTX 5090", "sm_120", 170, 99, 100),
-        _known("AMD Instinct MI300X", "gfx942", 304, 64, 64),
+        _gpu("NVIDIA A100-SXM4-80GB", "sm_80", 108, 163, 164),
+        _gpu("NVIDIA A10", "sm_86", 72, 99, 100),
+        _gpu("NVIDIA L40S", "sm_89", 142, 99, 100),
+        _gpu("NVIDIA H100 80GB HBM3", "sm_90", 132, 227, 228),
+        _gpu("NVIDIA B200", "sm_100", 148, 227, 228),
+        _gpu("NVIDIA GeForce RTX 5090", "sm_120", 170, 99, 100),
+        _gpu("AMD Instinct MI300X", "gfx942", 304, 64, 64),
     )
 }
 INTERPRETER = replace(KNOWN["sm_90"], name="cpu", arch="cpu", sms=INTERPRETER_SMS)
@@ -108,7 +108,7 @@ def device_of(device: torch.device) -> Device:
     """Return the facts about a device of this machine."""
     if device.type != "cuda":
         return INTERPRETER
-    return _asked(torch.cuda.current_device() if device.index is None else device.index)
+    return _query(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def cuda_capability() -> tuple[int, int]:
@@ -117,11 +117,11 @@ def cuda_capability() -> tuple[int, int]:
 
 
 @cache
-def _asked(index: int) -> Device:
+def _query(index: int) -> Device:
     from triton.runtime import driver
 
     properties = torch.cuda.get_device_properties(index)
-    # What Triton itself holds a kernel to when it loads it.
+    # Triton checks a kernel against this limit when it loads it.
     shared = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     if torch.version.hip:
         arch, per_sm = properties.gcnArchName.split(":")[0], shared
@@ -132,7 +132,7 @@ def _asked(index: int) -> Device:
 
 
 def halved(device: Device) -> Device:
-    """Return the device with half its shared memory: what fits there also fits where a compiler needs more."""
+    """Return the device with half its shared memory, for compilers that need more than estimated."""
     return replace(device, shared_bytes=device.shared_bytes // 2, shared_per_sm=device.shared_per_sm // 2)
 
 
@@ -142,7 +142,7 @@ def fitted(config: Config, illegal: Callable[[Config], str | None], *sides: str)
     config  a dataclass with num_stages, perhaps per_sm
     sides   names of its fields that are the tile's two sides
 
-    The config itself comes back where none of its smaller ones is legal either.
+    Return the config itself if no smaller one is legal either.
     """
     smaller = _smaller(config, sides or ("block_m", "block_n"))
     return next((candidate for candidate in smaller if not illegal(candidate)), config)

@@ -2,13 +2,13 @@
 
     out = x + y        x, y of one shape, after broadcasting; out has the order of dimensions that x has in memory
 
-Nothing is computed to speak of: 3 * numel elements cross the memory bus, and the kernel is as fast as a copy of as many
-bytes or it is at fault. So it doubles as a measure of bandwidth.
+The kernel is bound by memory: it moves 3 * numel elements, and should be as fast as a copy of as many bytes. So it also
+measures bandwidth.
 
-Operands that lie in memory without gaps and in the same order, transposed or not, are one flat array, whatever their
+Operands that are stored without gaps and in the same order, transposed or not, are one flat array, whatever their
 shape: program i adds elements i * BLOCK to (i + 1) * BLOCK, 16 bytes a thread and load, the end masked. Other operands
-(slices, broadcast ones, a transposed one beside one that is not) are walked by index: the number of an element is taken
-apart into its coordinates, which meet each operand's own strides. Dimensions that all operands can merge are merged
+(slices, broadcast ones, a transposed one with one that is not) are addressed by index: the kernel splits an element's
+number into coordinates and multiplies them by each operand's strides. Dimensions that all operands can merge are merged
 first, so that slices of matrices come down to two.
 
 After gpu-mode/triton-tutorials, lesson 2 (vector_addition_tutorial.py): a mask in place of a size that must fit; new
@@ -31,7 +31,7 @@ from groupbench.kernels.grouped_gemm.support import DTYPES, require_device, requ
 
 @dataclass(frozen=True)
 class AddConfig:
-    """elements of a program, and its warps."""
+    """The elements that a program adds, and its warps."""
 
     block: int
     num_warps: int
@@ -180,5 +180,5 @@ def merged(x: Tensor, y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tupl
 
 
 def add_reference(x: Tensor, y: Tensor) -> Tensor:
-    """In fp64, rounded nowhere."""
+    """Return the sum in fp64, without rounding to the operands' dtype."""
     return x.double() + y.double()

@@ -22,7 +22,7 @@ from groupbench.kernels.device import Device
 
 
 def _first(owner: Any, *names: str) -> Any:
-    """The first of these attributes that `owner` has. Raises ImportError if it has none."""
+    """Return the first of these attributes that exists on `owner`. Raises ImportError if all are missing."""
     for name in names:
         if hasattr(owner, name):
             return getattr(owner, name)
@@ -42,7 +42,7 @@ def reinterpret(memory: Any, dtype: Any, shape: Any, layout: Any, _semantic: Any
 
 
 def not_hopper(device: Device) -> str | None:
-    """Return why the kernels that are written in Gluon cannot run on a device, or None where they can."""
+    """Return why the kernels that are written in Gluon cannot run on a device, or None if they can."""
     if device.vendor == "cpu":
         return "Gluon has no interpreter"
     return None if device.hopper else f"its instructions are Hopper's, and this GPU is {device.arch}"

@@ -32,7 +32,7 @@ def illegal(config: helion.Config, dtype: torch.dtype, device: Device) -> str | 
 
 
 def fit(config: helion.Config, dtype: torch.dtype, device: Device) -> helion.Config:
-    """The config, or the nearest one that fits the GPU's shared memory."""
+    """Return the config, or the nearest one that fits the GPU's shared memory."""
     first, second, depth, *others = config.block_sizes
     blocks = fitted(
         _Blocks(first, second, depth, config.num_stages),

@@ -12,11 +12,11 @@ added to the tile, which stays in registers, in fp32, until it is stored once.
                                 +---------+
 
 Rows and columns past the end are masked, in loads (zeros, which add nothing) and in the store. Nothing else is done:
-tiles in the order of their numbers, loads by pointers, no TMA, no tuning. That is its use beside cuBLAS, as the measure
-of what a compiler makes of plain code.
+tiles in the order of their numbers, loads by pointers, no TMA, no tuning. So, next to cuBLAS, it
+shows how fast compiled plain code is.
 
 After gpu-mode/triton-tutorials (matmul_outer_k.py). Different here: the output has the operands' dtype, where the
-tutorial's is always fp32; pointers step along K in place of being made anew; offsets are 64 bits wide; fp32 is
+tutorial's is always fp32; pointers step along K instead of being computed again; offsets are 64 bits wide; fp32 is
 multiplied as fp32, not as TF32; the tile depends on the dtype.
 """
 
@@ -155,7 +155,7 @@ def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Te
 
 
 def kernel_constants(config: OuterKConfig, K: int) -> dict[str, object]:
-    """What the kernel is compiled for, besides types, warps and stages."""
+    """Return the kernel's compile-time constants, without warps and stages."""
     return {
         "EVEN_K": K % config.block_k == 0,
         "PRECISION": "ieee",  # TF32 would leave fp32 operands fp16's mantissa
@@ -166,5 +166,5 @@ def kernel_constants(config: OuterKConfig, K: int) -> dict[str, object]:
 
 
 def matmul_reference(a: Tensor, b: Tensor) -> Tensor:
-    """In fp64, rounded nowhere."""
+    """Return the product in fp64, without rounding to the operands' dtype."""
     return a.double() @ b.double()

@@ -1,10 +1,10 @@
-"""Several ways to compute one thing, the best first: the first that runs here is taken.
+"""Fallback between variants of a kernel: try the best first, and use the first that runs here.
 
-A variant is passed over where it says itself that it is unsuitable, and where it cannot be imported, compiled or
-launched, whatever the exception: a newer Triton has other names, a smaller GPU less shared memory. `choices` collects
-what was taken and why, for the record of a measurement.
+A variant is skipped if it reports that it is unsuitable, or if it cannot be imported, compiled or launched. The type of
+the exception does not matter: a newer Triton renames functions, a smaller GPU has less shared memory. `choices`
+collects the variants used and the reasons, for the record of a measurement.
 
-GROUPBENCH_FALLBACK=off raises what a variant raises instead. Tests set it: a kernel that no longer compiles must not
+GROUPBENCH_FALLBACK=off raises the variant's exception instead. Tests set it: a kernel that no longer compiles must not
 pass for a slower one.
 """
 
@@ -36,10 +36,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Variant(Generic[T]):
-    """One way. `prepare` returns the callable that computes; both may raise.
+    """One implementation. `prepare` returns the callable that computes; both may raise.
 
     unsuitable  why it cannot take this problem or this device, where that is known
-    key         what it is compiled for: a variant that failed is not tried again for an equal key
+    key         identifies the compiled kernel: a variant that failed is not tried again for an equal key
     """
 
     name: str
@@ -64,9 +64,9 @@ def choices() -> Iterator[list[Choice]]:
 
 
 def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[[], T]:
-    """Return a callable that computes by the first variant that runs, which its first call finds out.
+    """Return a callable that computes by the first variant that runs. The first call selects it.
 
-    Raises what the last variant raises where none can be prepared; so does a call where none runs.
+    Raises the last variant's exception if none can be prepared; the call raises it if none runs.
     """
     return _FirstThatRuns(kernel, variants)
 
@@ -117,7 +117,7 @@ class _FirstThatRuns(Generic[T]):
         raise error or RuntimeError(f"{self._kernel} has no variant")
 
     def _pass_over(self, error: Exception) -> None:
-        """Remember why the variant does not run. Raises the error where it says nothing about the variant."""
+        """Remember why the variant does not run. Raises the error if the variant is not its cause."""
         if os.environ.get(SETTING) == "off" or _fatal(error):
             raise error
         reason = describe(error)
@@ -132,7 +132,7 @@ class _FirstThatRuns(Generic[T]):
 
 
 def describe(error: BaseException) -> str:
-    """Return the exception's name and its first line that says something, 200 characters at most."""
+    """Return the exception's name and its first informative line, 200 characters at most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # A compiler shows the source first, and what is wrong with it last.
     text = lines[-1] if type(error).__name__ == "CompilationError" and lines else (lines or [""])[0]
@@ -140,7 +140,7 @@ def describe(error: BaseException) -> str:
 
 
 def _fatal(error: Exception) -> bool:
-    """Return whether it is about the GPU's memory or context."""
+    """Return whether the GPU's memory is full or its context lost."""
     import torch
 
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in FATAL)

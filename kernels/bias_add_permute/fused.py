@@ -84,12 +84,12 @@ TILES_FOR_TMA = 16  # a program; of those measured, pointers win at 8 tiles, by 
 
 
 def candidates(op: str) -> list[FusedConfig]:
-    """What tuning tries for 16-bit dtypes: few enough to compile and time in a minute, and none spills (test_compile).
+    """Return the 16-bit configs that tuning tries: they compile and run in a minute, and none spills (test_compile).
 
     An SM has 65,536 registers: 4 warps with 255 each go twice, with 168 three times, 8 warps twice with 128.
     """
     slim = FusedConfig(128, 64, 64, 4, 2, per_sm=3, tma=True, registers=168)
-    found = [
+    configs = [
         slim,
         replace(slim, num_warps=8, registers=80),
         FusedConfig(64, 128, 32, 4, 4, per_sm=3, tma=True, registers=168),
@@ -98,10 +98,10 @@ def candidates(op: str) -> list[FusedConfig]:
     ]
     if op == "none":
         best = CONFIGS["none"]
-        found += [best, replace(best, block_k=32, num_stages=6), replace(best, tma=False)]
-        found += [FusedConfig(256, 128, 64, 8, 3, tma=True)]
-        return [*found, FusedConfig(128, 128, 64, 8, 2, per_sm=2, tma=True, registers=128)]
-    return [*found, CONFIGS["operand"], replace(CONFIGS["operand"], block_k=64, num_stages=2)]
+        configs += [best, replace(best, block_k=32, num_stages=6), replace(best, tma=False)]
+        configs += [FusedConfig(256, 128, 64, 8, 3, tma=True)]
+        return [*configs, FusedConfig(128, 128, 64, 8, 2, per_sm=2, tma=True, registers=128)]
+    return [*configs, CONFIGS["operand"], replace(CONFIGS["operand"], block_k=64, num_stages=2)]
 
 
 def illegal(config: FusedConfig, dtype: torch.dtype, op: str, device: Device = INTERPRETER) -> str | None:

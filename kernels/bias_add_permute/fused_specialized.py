@@ -421,12 +421,12 @@ def unsuitable(groups: Sequence[Group]) -> str | None:
     if reason := not_hopper(device_of(a.device)):
         return reason
     if a.dtype.itemsize != 2:
-        return f"{a.dtype} is no 16-bit dtype"
+        return f"{a.dtype} is not a 16-bit dtype"
     if not plan.tma_reads(groups):
         return "TMA cannot read all of a, b and e"
     busy = [group for group in groups if prod(group.permuted)]
     if any(group.m[2] % 8 for group in busy):
-        return "an M2 is no multiple of 16 bytes"
+        return "an M2 is not a multiple of 16 bytes"
     if any(group.a.size(1) > MOST_K for group in busy):
         return f"a K is longer than {MOST_K}"
     if plan.tiles_of(groups, CONFIG) < LEAST_TILES * worker_count(a.device):

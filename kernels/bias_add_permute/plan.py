@@ -56,16 +56,16 @@ def tiles_of(groups: Sequence[Group], config: FusedConfig) -> int:
 
 def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[tuple[int, int, int, int]]:
     """(group, first row, first column, end of columns) of every sweep, as `programs` take them at a time, in order."""
-    found = []
+    work = []
     left = tiles_of(groups, config)
     for g, group in enumerate(groups):
         (M, N), tiles = (group.a.size(0), group.b.size(0)), triton.cdiv(group.b.size(0), config.block_n)
         for row in range(0, M if N else 0, config.block_m):
             parts = triton.cdiv(tiles, max(1, left // programs))
             cuts = [*(tiles * part // parts * config.block_n for part in range(parts)), N]
-            found += [(g, row, start, end) for start, end in pairwise(cuts)]
+            work += [(g, row, start, end) for start, end in pairwise(cuts)]
             left -= tiles
-    return found
+    return work
 
 
 def table_row(group: Group, offset: int) -> list[int]:
@@ -77,12 +77,12 @@ def table_row(group: Group, offset: int) -> list[int]:
 
 
 def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
-    """What the kernel is compiled for: where strides are 1, what divides addresses and sizes, where no edge is cut."""
+    """Return the kernel's compile-time constants: unit strides, common alignment of addresses and sizes, full tiles."""
     groups = busy(groups)
     itemsize = groups[0].a.element_size()
 
     def unit(matrices: Sequence[Tensor]) -> bool:
-        # The stride of a dimension of one element is never used, whatever torch says it is.
+        # The stride of a dimension of one element is never used, whatever torch reports.
         return all(x.stride(1) == 1 or x.size(1) <= 1 for x in matrices)
 
     def align(matrices: Sequence[Tensor]) -> int:

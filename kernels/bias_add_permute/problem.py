@@ -1,4 +1,4 @@
-"""What the fused kernels of this folder compute, for whom, and the same in plain torch.
+"""The problem that this folder's fused kernels solve, its source, and a reference in plain torch.
 
 For each of G groups of its own sizes, with M = M0 * M1 * M2 rows, N = N0 * N1 columns and a sum over K:
 
@@ -10,9 +10,9 @@ The innermost dimension of the output is the innermost one of the *rows*: what a
 is M2 elements apart in f. What is next to each other in f are M2 rows of one column, and the columns of one n0 follow:
 for each (m0, n0, m1) there are N1 * M2 elements in a run, the transpose of an M2 x N1 block of the product.
 
-Source: example 28_grouped_gemm_bias_e_permute of Composable Kernel (ROCm). Its README tells of an elementwise stage
-with an operand e; its code has the bias alone ("E" is the output there), and the permuted strides of f beside packed
-ones. Here e is multiplied, added, or left out.
+Source: example 28_grouped_gemm_bias_e_permute of Composable Kernel (ROCm). Its README describes an elementwise
+stage with an operand e. Its code only adds the bias ("E" is the output there), and has packed strides of f as well as
+permuted ones. Here e is multiplied, added, or left out.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Group:
 def require_problem(groups: Sequence[Group], op: str) -> None:
     """Raise ValueError unless the groups can be computed here by one kernel, with `op` for the elementwise step."""
     if not groups:
-        raise ValueError("there is no group")
+        raise ValueError("groups is empty")
     if op not in OPS:
-        raise ValueError(f"op {op!r} is none of {', '.join(OPS)}")
+        raise ValueError(f"op {op!r} is not one of {', '.join(OPS)}")
     for g, group in enumerate(groups):
         if (group.e is None) != (op == "none"):
             raise ValueError(f"group {g} has {'no e for' if group.e is None else 'an e with'} op {op!r}")

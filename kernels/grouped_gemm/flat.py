@@ -18,7 +18,7 @@ with a hundred small experts, and share out a last wave that would keep less tha
 With few rows an expert, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at
 least, and lets a tile have as few as 16 rows of A.
 
-Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes), flat_pointers.py has
+Where TMA cannot go (a GPU before Hopper, addresses or strides that are not multiples of 16 bytes), flat_pointers.py has
 the same loop with pointers.
 
 Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order
@@ -98,7 +98,7 @@ CONFIGS = {
 
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
-    """What tuning tries for 16-bit dtypes, by the mean rows of an expert."""
+    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of an expert."""
     if mean_rows <= 16:
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
         return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles]

@@ -245,9 +245,9 @@ def prepare_fp8(
     out_dtype: torch.dtype = torch.bfloat16,
     config: Fp8Config | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows are padded to 16 bytes, so it may be a view
-    """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
+    """Make the descriptors; the callable allocates the output and launches once, with the values `offs` then has.
 
-    The recipe is told by the scales' dimensions. Raises ValueError if an operand is not as above or TMA cannot read
+    The scales' dimensions select the recipe. Raises ValueError if an operand is not as above or TMA cannot read
     it: rows must start at multiples of 16 bytes, see `quantize.empty_fp8`.
     """
     mode = _require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
@@ -354,7 +354,7 @@ def _prepare_plain(
 def grouped_gemm_fp8_reference(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor
 ) -> Tensor:  # [M, N] fp32
-    """The product of the same fp8 values, scaled and multiplied in fp32: what quantisation lost is no error here."""
+    """Return the product of the same fp8 values in fp32, scaled: quantisation does not count as an error."""
     out = torch.zeros(a.size(0), b.size(1), dtype=torch.float32, device=a.device)
     start = 0
     with without_tf32():

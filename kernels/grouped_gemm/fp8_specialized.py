@@ -346,7 +346,7 @@ def unsuitable(b: Tensor) -> str | None:
     if b.size(0) > MOST_GROUPS:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):
-        return f"experts are no multiple of a row apart (strides {b.stride()})"
+        return f"the stride between experts is not a multiple of a row (strides {b.stride()})"
     return not_hopper(device_of(b.device))
 
 

@@ -18,8 +18,8 @@ load and product, which Helion does not look through, and by a loop over K that 
 
 With few rows a group, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at least.
 
-Where TMA cannot go (a GPU before Hopper, addresses or strides that are no multiple of 16 bytes, matrices smaller than a
-tile, the interpreter) the same kernel loads by masked pointers.
+Where TMA cannot go (a GPU before Hopper, addresses or strides that are not multiples of 16 bytes, matrices smaller than
+a tile, the interpreter) the same kernel loads by masked pointers.
 
 Sources: the list of tiles, Helion's pretuned_kernels/grouped_gemm_deepgemm (for Blackwell, its list made by the
 caller); the order of tiles, Triton's tutorial 03; swapped operands, as in `triton_flat`.

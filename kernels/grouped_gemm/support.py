@@ -60,7 +60,7 @@ def illegal_tile(
 
 
 def require_tensors(**operands: object) -> None:
-    """Raise TypeError, naming the first operand that is no tensor: a list or an array passes for one for a while."""
+    """Raise TypeError that names the first operand that is not a tensor; a list or an array would only fail later."""
     for name, operand in operands.items():
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(operand).__name__}")
@@ -132,9 +132,9 @@ def no_tma(columns: int, **operands: Tensor) -> str | None:
         if x.stride(-1) != 1:
             return f"{name} has no dimension of stride 1 where TMA wants it"
         if x.data_ptr() % TMA_BYTES or any(stride * x.element_size() % TMA_BYTES for stride in x.stride()[:-1]):
-            return f"{name}'s address or strides are no multiple of {TMA_BYTES} bytes"
+            return f"{name}'s address or strides are not multiples of {TMA_BYTES} bytes"
     if any(columns * x.element_size() % TMA_BYTES for x in operands.values()):
-        return f"a row of the output is no multiple of {TMA_BYTES} bytes"
+        return f"a row of the output is not a multiple of {TMA_BYTES} bytes"
     return None
 
 

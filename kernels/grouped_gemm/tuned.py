@@ -53,7 +53,7 @@ def tuned_config(kernel: str, key: str, device: Device) -> dict[str, Any] | None
 
 @cache
 def tuned_configs(kernel: str, gpu: str, any_triton: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the fields of every config by problem, as tuned for a GPU of this name. Empty where there is none.
+    """Return the fields of every config by problem, as tuned for a GPU of this name. Empty if there are none.
 
     any_triton  also take what the user tuned with another Triton than this one
     """
@@ -109,7 +109,7 @@ def user_file(kernel: str, gpu: str) -> Path:
 
 
 def read_configs(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the fields of the config by problem; nothing where the file is missing or is no such file."""
+    """Return the fields of the config by problem; empty if the file is missing or contains no such JSON object."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -155,7 +155,7 @@ def tune_here(
 ) -> Config | None:
     """Return the fastest candidate for a problem: kept from an earlier search, else timed now, and kept.
 
-    None where no candidate runs; one that this Triton cannot compile is none.
+    Skip candidates that this Triton cannot compile. Return None if no candidate runs.
     """
     path = user_file(kernel, device.name)
     kept = read_configs(path).get(key)

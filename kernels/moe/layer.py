@@ -23,9 +23,9 @@
 Kept for the backward pass are `both` and `rows`; y is not needed (swiglu.py says why) and act is computed again where
 both is read. With `recompute` the rows are gathered again too: M*H values less for one more permutation.
 
-A choice whose id is none of 0..G-1 adds nothing to the output, and its weight's gradient is zero.
+A choice whose id is not in 0..G-1 adds nothing to the output, and its weight's gradient is zero.
 
-H and F that are no multiples of 16 bytes are padded with zeros to ones that are, weights included, on every call:
+H and F that are not multiples of 16 bytes are padded with zeros to ones that are, weights included, on every call:
 right, and slow. Sources: SonicMoE (arXiv 2512.14080) for what is kept and how weights get their gradient.
 """
 

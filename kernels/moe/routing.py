@@ -6,7 +6,7 @@ Choice j of token t is flat choice i = t*k + j. Rows are sorted by expert, and i
 counting sort, the same for every call. `position[t, j]` is the row of a choice, `source[row]` the flat choice of a row,
 and `offs[g]` where the rows of expert g end.
 
-An id that is none of 0..G-1 (-1 for a dropped choice, or an expert of another rank) has no row: its position is -1, and
+An id that is not in 0..G-1 (-1 for a dropped choice, or an expert of another rank) has no row: its position is -1, and
 offs[-1] says how many rows there are. Rows from there on belong to nobody: nothing here writes them or reads them, in
 `source` as in every matrix of rows.
 

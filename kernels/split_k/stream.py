@@ -128,7 +128,7 @@ def unsuitable(a: Tensor, b: Tensor) -> str | None:
         return "a and b have other dimensions than K together in memory"
     rows = a.stride(0), b.stride(1)
     if a.size(1) % ALIGNED or any(x.data_ptr() % ALIGNED for x in (a, b)) or any(2 * x % ALIGNED for x in rows):
-        return f"K, an address or a stride is no multiple of {ALIGNED} bytes"
+        return f"K, an address or a stride is not a multiple of {ALIGNED} bytes"
     if max(rows) * 32 >= 2**31 or a.size(1) >= 2**30:
         return "offsets within a tile pass 32 bits"
     return None

@@ -28,7 +28,7 @@ def built(
     types: dict[str, str],
     constants: dict[str, Any],
     config: Any,
-    odd: Collection[str] = ("G",),  # sizes that may be no multiples of 16
+    odd: Collection[str] = ("G",),  # sizes that need not be multiples of 16
     arch: str = "sm_90",
 ) -> Any:
     """The compiled kernel, down to machine code. Raises what the compiler raises."""

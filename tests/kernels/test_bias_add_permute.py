@@ -334,8 +334,8 @@ def group(**changes: Any) -> Group:
 @pytest.mark.parametrize(
     ("build", "op", "message"),
     [
-        (list, "mul", "no group"),
-        (lambda: [group()], "div", "'div' is none of mul, add, none"),
+        (list, "mul", "groups is empty"),
+        (lambda: [group()], "div", "'div' is not one of mul, add, none"),
         (lambda: [group()], "none", "group 0 has an e"),
         (lambda: [group(), group(e=None)], "mul", "group 1 has no e"),
         (lambda: [group(m=(2, 2, 15))], "mul", r"expected \[60, 32\]"),

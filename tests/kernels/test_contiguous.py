@@ -104,7 +104,7 @@ def test_tile_order_is_that_of_its_drawing(device):
 
 
 def test_tile_order_starts_each_column_at_its_first_row(device):
-    """Also in a short last super-group whose first tile, the ninth, is no multiple of its two rows."""
+    """Also in a short last super-group whose first tile, the ninth, is not a multiple of its two rows."""
     out = torch.full((15,), -1, dtype=torch.int32, device=device)
     _walk[(1,)](out, 5, 3, GROUP_M=3)
     last = [(tile // 3, tile % 3) for tile in out.tolist()[9:]]
