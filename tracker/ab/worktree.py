@@ -6,6 +6,7 @@ The checkouts of a process that was killed are removed by the next checkout.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -92,14 +93,16 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
     """
     full = resolve(repo, commit)
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
-    _prune(repo)
+    with _worktrees_locked(repo):
+        _prune(repo)
     scratch = Scratch("tree")
     tree = scratch.path / full[:12]
     try:
         try:
             # If this process is killed, git continues and keeps the lock, so that the folder is not removed meantime.
             add = ("worktree", "add", "--detach", "--force", str(tree), full)
-            git.run(repo, *add, timeout=CHECKOUT_TIMEOUT_S, pass_fds=[scratch.handle])
+            with _worktrees_locked(repo):
+                git.run(repo, *add, timeout=CHECKOUT_TIMEOUT_S, pass_fds=[scratch.handle])
         except git.GitError as error:
             raise WorktreeError(f"git cannot check out {commit}: {error.reason}") from error
         folder = tree / prefix
@@ -110,10 +113,25 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
             run_setup(folder, recipe.setup, full[:10])
         yield folder
     finally:
-        with _undisturbed():
+        with _undisturbed(), _worktrees_locked(repo):
             git.ask(repo, "worktree", "remove", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
             scratch.remove()
             git.ask(repo, "worktree", "prune")
+
+
+@contextlib.contextmanager
+def _worktrees_locked(repo: Path) -> Iterator[None]:
+    """Let one process at a time change the worktrees: git's `prune` removes those that another `add` has just begun."""
+    handle = -1
+    with contextlib.suppress(OSError):  # without locks, the race is rare
+        folder = Path(repo, (git.ask(repo, "rev-parse", "--git-common-dir") or "").strip())
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 def _prune(repo: Path) -> None:

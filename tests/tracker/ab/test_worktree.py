@@ -141,10 +141,28 @@ def test_a_build_ends_with_a_process_that_is_killed(repo: Path, tmp_path: Path) 
             assert killed.poll() is None
             time.sleep(0.01)
         killed.kill()
-    sleeper = Path("/proc", noted.read_text().strip())
+    sleeper = int(noted.read_text())
     for _ in range(1000):
-        if not sleeper.exists() or "\nState:\tZ" in (sleeper / "status").read_text():
+        if has_ended(sleeper):
             return
         time.sleep(0.01)
-    os.kill(int(sleeper.name), signal.SIGKILL)
+    os.kill(sleeper, signal.SIGKILL)
     raise AssertionError("it is still there")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends while it is read
+        return True
+
+
+def test_checkouts_that_begin_together_do_not_remove_each_other(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for _ in range(4):
+        together = [hold(repo) for _ in range(6)]
+        trees = {process.communicate()[0] for process in together}
+        assert len(trees) == 6 and "" not in trees
+    assert worktrees(repo) == 1 and not list(tmp_path.glob("groupbench-*"))
