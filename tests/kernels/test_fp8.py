@@ -201,7 +201,7 @@ def unsuitable_weights() -> dict[str, tuple[FIVE, str]]:
     stretched = torch.empty(2 * 48 * 288 + 16, dtype=quantize.E4M3, device=DEVICE)
     b = stretched.as_strided((2, 48, 272), (48 * 288 + 16, 288, 1)).copy_(few[2])
     many = drawn((1,) * 257, 16, 32, ROWWISE, device=DEVICE)
-    return {"many_groups": (many, "257 groups"), "experts_apart": ((*few[:2], b, *few[3:]), "multiple of a row apart")}
+    return {"many_groups": (many, "257 groups"), "experts_apart": ((*few[:2], b, *few[3:]), "not a multiple of a row")}
 
 
 @pytest.mark.parametrize("name", ["many_groups", "experts_apart"])
