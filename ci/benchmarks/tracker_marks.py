@@ -145,8 +145,9 @@ def gate_mark(given: argparse.Namespace) -> Rows:
 def report_mark(options: argparse.Namespace) -> Rows:
     """The page of the newest night, written by the command."""
     page = options.keep / "report.html"
+    store = _big(options)
     began = time.perf_counter()
-    process = subprocess.Popen(groupbench("--db", str(_big(options)), "report", "-o", str(page)))
+    process = subprocess.Popen(groupbench("--db", str(store), "report", "-o", str(page)))
     _, status, usage = os.wait4(process.pid, 0)
     took = time.perf_counter() - began
     assert status == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from sys import intern
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, or_, select
@@ -117,9 +118,15 @@ def series_select() -> Select[Any]:
 
 
 def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
-    """Return series by key."""
+    """Return series by key. Their texts are interned: most of those of a large night are equal."""
     return {
-        row.pk: SeriesRow(**row._mapping)
+        row.pk: SeriesRow(**{name: _interned(value) for name, value in row._mapping.items()})
         for chunk in chunks(keys)
         for row in session.execute(series_select().where(Series.id.in_(chunk)))
     }
+
+
+def _interned(value: Any) -> Any:
+    if isinstance(value, str):
+        return intern(value)
+    return {intern(name): size for name, size in value.items()} if isinstance(value, dict) else value

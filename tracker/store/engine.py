@@ -239,7 +239,7 @@ def _on_connect(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # _on_begin starts transactions, for DDL too
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")  # stored data survives a power failure
-    connection.execute("PRAGMA cache_size = -65536")  # KiB
+    connection.execute("PRAGMA cache_size = -16384")  # KiB; a larger one only repeats the operating system's
 
 
 def _on_connect_postgresql(connection: Any, _: Any) -> None:
