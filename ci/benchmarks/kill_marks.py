@@ -1,33 +1,52 @@
-"""Kill `ab` and `backfill` with SIGKILL at random moments: nothing is lost, doubled or left behind.
+"""Kill commands with SIGKILL at random moments: nothing is lost, doubled or left behind.
 
-    python ci/benchmarks/kill_marks.py --kills 300 --seed 1
+    python ci/benchmarks/kill_marks.py --kills 500 --seed 1 [--command serve]
 
-The commands are real, and so are git, their databases and their files. What measures is played (PLAYED_SIDE,
+The commands are real, and so are git, their databases and their files. Only the measuring is played (PLAYED_SIDE,
 PLAYED_TRITONBENCH), so that a kill costs a second and no torch is needed. After every tenth kill the command runs to
-its end; then no process, checkout or temporary folder of it may be left, every line of `ab --records` must be whole,
-and `backfill` must have stored every cell of every commit exactly once.
+its end. Then no process, checkout, lock or temporary folder may be left, no command may have printed a traceback, and:
+
+- `ab`: every line of `--records` is whole.
+- `backfill`: every cell of every commit is stored exactly once.
+- `bisect`: its log has the comparisons of a search that was not killed, each once.
+- `confirm`: every suspect has exactly one comparison, and it is decided.
+- `serve`: every change that the server confirmed is stored exactly once and whole, although three clients and
+  `groupbench ingest` were at work when it was killed. `ingest` is not killed and must succeed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 COMMITS, CELLS = 6, 3
+SLOW_FROM = 4
+"""Number of the commit from which on the played kernel takes twice as long."""
+
+SERIES, NIGHTS = 6, 24
+"""Series and nightly runs in the database of `confirm` and `serve`."""
+
 KILLS_BETWEEN_CHECKS = 10
+START_S = 60.0
+TOKEN = "played-token-of-the-marks"
 MARK = "KILL_MARKS"
 """Environment variable by which the processes of one round are found."""
 
@@ -62,11 +81,12 @@ with path.open("ab", buffering=0) as file:
 
 PLAYED_SIDE = """
 import json, sys, time
+latency = 1.0 + (int(open("kernel.py").read().strip("# \\n")) >= {slow_from})
 prepared = {"timing": "cpu", "accuracy": {"rms": 0.0}, "problem": None, "kernels": [], "flops": 0, "min_bytes": 0}
 cells = [{"operator": "o", "backend": b, "shape": "N=1", "dtype": "fp32", "mode": "fwd", "unavailable": None}
          for b in ("a", "b")]
-answers = {"hello": {"device": "cpu", "capability": None, "environment": {}}, "cells": cells, "prepare": prepared,
-           "burst": [1.0, 1.0]}
+answers = {"hello": {"device": "cpu", "capability": None, "environment": {"device": "cpu", "cpu": "X"}},
+           "cells": cells, "prepare": prepared, "burst": [latency, latency]}
 for line in sys.stdin:
     verb = json.loads(line)["verb"]
     time.sleep(0.01)
@@ -79,9 +99,14 @@ from groupbench.tracker.ab import side
 from groupbench.tracker.night import measuring
 measuring.PROGRAM = (sys.executable, "{folder}/played_tritonbench.py")
 side.MODULE = "played_side"
-from groupbench.tracker.cli import main
-main()
+if __name__ == "__main__":  # the dashboard's workers import this file too
+    from groupbench.tracker.cli import main
+    main()
 """
+
+
+FILES = {".git", ".gitignore", "groupbench.toml", "kernel.py", "records"}
+FILES |= {f"groupbench.db{ending}" for ending in ("", "-wal", "-shm")}
 
 
 class Lab:
@@ -89,15 +114,17 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.repository, self.temporary = folder, folder / "repository", folder / "temporary"
+        self.errors = folder / "errors"
         self.temporary.mkdir()
         (folder / "played_tritonbench.py").write_text(PLAYED_TRITONBENCH)
-        (folder / "played_side.py").write_text(PLAYED_SIDE)
+        (folder / "played_side.py").write_text(PLAYED_SIDE.replace("{slow_from}", str(SLOW_FROM)))
         (folder / "driver.py").write_text(DRIVER.format(folder=folder))
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GROUPBENCH_")}
         self.environment |= {
             "GROUPBENCH_ALONE": str(folder / "lock"),
             "TMPDIR": str(self.temporary),
             "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+            "GROUPBENCH_TOKEN": TOKEN,
             MARK: str(folder),
         }
         self.repository.mkdir()
@@ -116,9 +143,10 @@ class Lab:
 
     def start(self, words: list[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(self.folder / "driver.py"), *words]
-        return subprocess.Popen(
-            command, cwd=self.repository, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        with self.errors.open("ab") as errors:
+            return subprocess.Popen(
+                command, cwd=self.repository, env=self.environment, stdout=subprocess.DEVNULL, stderr=errors
+            )
 
     def run(self, words: list[str]) -> tuple[float, int]:
         """Run a command to its end: (seconds it took, exit code)."""
@@ -127,7 +155,7 @@ class Lab:
         return time.monotonic() - begun, code
 
     def left(self) -> Iterator[str]:
-        """Yield what the commands have left: processes, temporary folders, checkouts."""
+        """Yield what the commands have left: processes, temporary folders, checkouts, other files, tracebacks."""
         for _ in range(200):  # a process that is ending may take a moment
             processes = self._processes()
             if not processes:
@@ -140,6 +168,12 @@ class Lab:
         yield from (f"temporary {path.name}" for path in self.temporary.iterdir())
         trees = self.git("worktree", "list").splitlines()[1:]
         yield from (f"checkout {tree}" for tree in trees)
+        yield from (f"lock {path.name}" for path in (self.repository / ".git").rglob("*.lock"))
+        files = (path.name for path in self.repository.iterdir())
+        yield from (f"file {name}" for name in files if name not in FILES)
+        text = self.errors.read_text(errors="replace") if self.errors.exists() else ""
+        if "Traceback" in text:
+            yield f"traceback: {text[text.index('Traceback') :]}"
 
     def _processes(self) -> dict[int, str]:
         found = {}
@@ -149,68 +183,292 @@ class Lab:
                     found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
-    def wrong_records(self) -> Iterator[str]:
-        """Yield what is wrong with what `ab` has written."""
-        for number, line in enumerate((self.folder / "ab.jsonl").read_text().splitlines(), 1):
+    def query(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.repository / "groupbench.db")) as connection:
+            return connection.execute(statement).fetchall()
+
+    def write_night(self, number: int, hash_: str, ms: float) -> Path:
+        """Write the records of a nightly run of `SERIES` series to a file."""
+        started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=number)
+        run = {"id": f"night-{number:05d}", "started": started.isoformat(), "trigger": "nightly"}
+        run |= {"commit": {"hash": hash_, "branch": "main", "time": started.isoformat()}}
+        rng, lines = random.Random(number), []
+        for size in range(SERIES):
+            lines.append({
+                "schema": 1, "run": run, "environment": {"device": "cpu", "cpu": "X"},
+                "cell": {"operator": "o", "backend": "a", "shape": f"N={size}", "dtype": "fp32"}, "status": "ok",
+                "latency": {"timing": "cpu", "bursts_ms": [[ms * rng.gauss(1, 0.001)] * 2 for _ in range(4)]},
+                "accuracy": {"rms": 0.0},
+            })  # fmt: skip
+        path = self.folder / f"{run['id']}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def store_nights(self, slow: int) -> None:
+        """Store nightly runs, the last of which measure a slower commit, and open alerts."""
+        before, after = self.git("rev-parse", f"HEAD~{COMMITS - SLOW_FROM + 1}", "HEAD").split()
+        nights = [(number, number >= NIGHTS - slow) for number in range(NIGHTS)]
+        files = [self.write_night(number, after if late else before, 1.0 + late) for number, late in nights]
+        if self.run(["ingest", *map(str, files)])[1]:
+            raise SystemExit(f"the nights cannot be stored: {self.errors.read_text()}")
+        self.run(["gate", "--update"])
+
+
+class Killed:
+    """A command that is killed, and continued, until it runs to its end. `wrong` yields what is wrong then."""
+
+    span_s = 3.0
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    def words(self) -> list[str]:
+        raise NotImplementedError
+
+    def wrong(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def kill(self, after_s: float) -> bool:
+        """Start the command and kill it after a while. Returns False if it had ended."""
+        process = self.lab.start(self.words())
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return True
+        return False
+
+    def finish(self) -> Iterator[str]:
+        """Run the command to its end, and yield what is wrong with that."""
+        seconds, code = self.lab.run(self.words())
+        if code:
+            yield f"ended with {code} after {seconds:.1f} s"
+
+
+class Ab(Killed):
+    def words(self) -> list[str]:
+        records = ["--records", str(self.lab.folder / "ab.jsonl")]
+        return ["ab", "HEAD~1", "HEAD", "--operator", "o", "--device", "cpu", "--budget", "60s", *records]
+
+    def wrong(self) -> Iterator[str]:
+        for number, line in enumerate((self.lab.folder / "ab.jsonl").read_text().splitlines(), 1):
             try:
                 json.loads(line)
             except ValueError as error:
                 yield f"ab.jsonl, line {number}: {error}"
 
-    def wrong_points(self) -> Iterator[str]:
-        """Yield the cells that `backfill` has lost or stored twice."""
-        query = (
-            'SELECT "commit".hash, series.shape FROM point JOIN run ON run.id = point.run_id '
-            'JOIN "commit" ON "commit".id = run.commit_id JOIN series ON series.id = point.series_id'
+
+class Backfill(Killed):
+    def words(self) -> list[str]:
+        return ["backfill", f"HEAD~{COMMITS}..", "--device", "cpu"]
+
+    def wrong(self) -> Iterator[str]:
+        stored = Counter(
+            self.lab.query(
+                'SELECT "commit".hash, series.shape FROM point JOIN run ON run.id = point.run_id '
+                'JOIN "commit" ON "commit".id = run.commit_id JOIN series ON series.id = point.series_id'
+            )
         )
-        with closing(sqlite3.connect(self.repository / "groupbench.db")) as connection:
-            stored = Counter(connection.execute(query).fetchall())
-        commits = self.git("rev-list", "HEAD", f"^HEAD~{COMMITS}").split()
+        commits = self.lab.git("rev-list", "HEAD", f"^HEAD~{COMMITS}").split()
         expected = Counter((commit, f"N={cell}") for commit in commits for cell in range(CELLS))
         yield from (f"lost: {cell}" for cell in expected - stored)
         yield from (f"doubled: {cell}" for cell in stored - expected)
 
 
+class Bisect(Killed):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.log, self.whole = lab.folder / "killed.jsonl", lab.folder / "whole.jsonl"
+        _, self.code = lab.run([*self._search(), "--log", str(self.whole)])
+
+    def _search(self) -> list[str]:
+        cell = ("--operator", "o", "--backend", "a", "--shape", "N=1", "--dtype", "fp32", "--device", "cpu")
+        return ["bisect", f"HEAD~{COMMITS}", "HEAD", *cell]
+
+    def words(self) -> list[str]:
+        resume = ["--resume"] if self.log.exists() else []
+        return [*self._search(), "--log", str(self.log), *resume]
+
+    def finish(self) -> Iterator[str]:
+        if self.code != 1:
+            yield f"the search that was not killed ended with {self.code}"
+        _, code = self.lab.run(self.words())
+        if code != self.code:
+            yield f"ended with {code}, not {self.code}"
+
+    def wrong(self) -> Iterator[str]:
+        expected, found = _findings(self.whole), _findings(self.log)
+        if len(expected) < 3:
+            yield f"the search that was not killed asked {len(expected)} questions"
+        if found != expected:
+            yield f"the log has {found}, not {expected}"
+
+
+def _findings(log: Path) -> list[tuple[str, ...]]:
+    entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    return [(entry["base"][:10], entry["head"][:10], entry["why"], entry["finding"]["verdict"]) for entry in entries]
+
+
+class Confirm(Killed):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        lab.store_nights(slow=1)
+
+    def words(self) -> list[str]:
+        return ["confirm", "--budget", "5m"]
+
+    def wrong(self) -> Iterator[str]:
+        statement = "SELECT shape, verdict FROM comparison JOIN series ON series.id = comparison.series_id"
+        stored = Counter(self.lab.query(statement))
+        expected = Counter((f"N={size}", "different") for size in range(SERIES))
+        yield from (f"lost: {cell}" for cell in expected - stored)
+        yield from (f"doubled: {cell}" for cell in stored - expected)
+
+
+class Serve(Killed):
+    """The dashboard, while clients change alerts and ask for comparisons, and another process stores a night."""
+
+    span_s = 6.0
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        lab.store_nights(slow=8)
+        self.alerts = [key for (key,) in lab.query("SELECT id FROM alert")]
+        self.nights = NIGHTS
+        self.port = 0
+        self.asked = 0
+        self.confirmed: list[str] = []
+        self._lock = threading.Lock()
+
+    def words(self) -> list[str]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        return ["serve", "--write", "--port", str(self.port)]
+
+    def kill(self, after_s: float) -> bool:
+        ended = threading.Event()
+        words = self.words()
+        clients = [
+            threading.Thread(target=client, args=(ended,)) for client in (self._change, self._change, self._read)
+        ]
+        server = self.lab.start(words)
+        for client in clients:
+            client.start()
+        head = self.lab.git("rev-parse", "HEAD")
+        night = self.lab.write_night(self.nights, head, 2.0)
+        self.nights += 1
+        time.sleep(after_s / 2)
+        ingest = self.lab.start(["ingest", str(night)])
+        time.sleep(after_s / 2)
+        server.kill()
+        killed = server.wait() == -signal.SIGKILL
+        ended.set()
+        for client in clients:
+            client.join()
+        if ingest.wait():
+            raise SystemExit(f"`ingest` failed: {self.lab.errors.read_text()}")
+        return killed
+
+    def _change(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            with self._lock:
+                self.asked += 1
+                reason = f"change {self.asked}"
+            form = {"alert": self.alerts, "action": "acknowledge", "who": "marks", "reason": reason}
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self._ask("POST", "/alerts/change.json", json.dumps(form)) == 200:
+                    with self._lock:
+                        self.confirmed.append(reason)
+                    continue
+            time.sleep(0.02)
+
+    def _read(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            for path in ("/", "/compare.json?a=previous&b=latest"):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    self._ask("GET", path)
+            time.sleep(0.02)
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> int:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"} if body else {}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    def finish(self) -> Iterator[str]:
+        """Start it once more: it must take a change, and end when it is asked to."""
+        server = self.lab.start(self.words())
+        confirmed, ended = len(self.confirmed), threading.Event()
+        client = threading.Thread(target=self._change, args=(ended,))
+        client.start()
+        end = time.monotonic() + START_S
+        while len(self.confirmed) == confirmed and time.monotonic() < end:
+            time.sleep(0.05)
+        ended.set()
+        client.join()
+        server.terminate()
+        if code := server.wait(START_S):
+            yield f"ended with {code}"
+        if len(self.confirmed) == confirmed:
+            yield f"took no change within {START_S:g} s"
+        if self.lab.run(["verify"])[1]:
+            yield "`verify` finds damage"
+
+    def wrong(self) -> Iterator[str]:
+        if len(self.alerts) != SERIES:
+            yield f"{len(self.alerts)} alerts, not {SERIES}"
+        events = Counter(self.lab.query("SELECT reason, alert_id FROM alert_event WHERE who = 'marks'"))
+        yield from (f"doubled: {event}" for event, number in events.items() if number > 1)
+        by_reason = Counter(reason for reason, _ in events)
+        yield from (f"half stored: {reason}" for reason, number in by_reason.items() if number != len(self.alerts))
+        yield from (f"lost: {reason}" for reason in self.confirmed if not by_reason[reason])
+        runs = dict(self.lab.query("SELECT run.uuid, count(*) FROM run JOIN point ON point.run_id = run.id GROUP BY 1"))
+        for number in range(self.nights):
+            if runs.get(f"night-{number:05d}") != SERIES:
+                yield f"night {number} has {runs.get(f'night-{number:05d}')} points"
+
+
+COMMANDS: dict[str, Callable[[Lab], Killed]] = {
+    "ab": Ab, "backfill": Backfill, "bisect": Bisect, "confirm": Confirm, "serve": Serve,
+}  # fmt: skip
+
+
 def problems(command: str, kills: int, rng: random.Random, folder: Path) -> Iterator[str]:
     """Kill a command that many times, run it to its end, and yield what is wrong then."""
     lab = Lab(folder)
-    words = {
-        "ab": ["ab", "HEAD~1", "HEAD", "--operator", "o", "--device", "cpu", "--budget", "60s"],
-        "backfill": ["backfill", f"HEAD~{COMMITS}..", "--device", "cpu"],
-    }[command]
-    words += ["--records", str(folder / "ab.jsonl")] if command == "ab" else []
-    span, killed = 3.0, 0
+    victim = COMMANDS[command](lab)
+    span, killed = victim.span_s, 0
     while killed < kills:
-        process = lab.start(words)
-        try:
-            process.wait(rng.uniform(0, span))
-            span = max(0.9 * span, 0.5)  # it had ended: later kills come sooner
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if victim.kill(rng.uniform(0, span)):
             killed += 1
-    seconds, code = lab.run(words)
-    if code:
-        yield f"{command} ended with {code} after {seconds:.1f} s"
+        else:
+            span = max(0.9 * span, 0.5)  # it had ended: later kills come sooner
+    yield from victim.finish()
     yield from lab.left()
-    yield from lab.wrong_records() if command == "ab" else lab.wrong_points()
+    yield from victim.wrong()
 
 
 def marks() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=300, metavar="N", help="Number of kills in all.")
+    parser.add_argument("--kills", type=int, default=500, metavar="N", help="Number of kills in all.")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="Seed of the moments.")
+    parser.add_argument("--command", choices=COMMANDS, action="append", help="Kill only this; may be repeated.")
     given = parser.parse_args()
-    rng, total, wrong = random.Random(given.seed), 0, 0
-    while total < given.kills:
+    commands = given.command or list(COMMANDS)
+    rng, wrong = random.Random(given.seed), 0
+    killed = dict.fromkeys(commands, 0)
+    while (total := sum(killed.values())) < given.kills:
         kills = min(KILLS_BETWEEN_CHECKS, given.kills - total)
-        command = ("ab", "backfill")[total // KILLS_BETWEEN_CHECKS % 2]
+        command = commands[total // KILLS_BETWEEN_CHECKS % len(commands)]
         with tempfile.TemporaryDirectory() as folder:
             for problem in problems(command, kills, rng, Path(folder)):
-                print(f"{command}, kills {total + 1} to {total + kills}: {problem}", flush=True)
+                print(f"{command}, kills {killed[command] + 1} to {killed[command] + kills}: {problem}", flush=True)
                 wrong += 1
-        total += kills
-    print(f"{total} kills: {wrong} problems")
+        killed[command] += kills
+    print(f"{', '.join(f'{kills} of {command}' for command, kills in killed.items())} killed: {wrong} problems")
     return 1 if wrong else 0
 
 

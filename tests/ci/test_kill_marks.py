@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,15 +24,38 @@ def marks() -> Any:
     return module
 
 
-@pytest.mark.parametrize("command", ["ab", "backfill"])
+@pytest.mark.parametrize("command", ["ab", "backfill", "bisect", "confirm", "serve"])
 def test_a_killed_command_loses_doubles_and_leaves_nothing(marks: Any, command: str, tmp_path: Path) -> None:
-    assert list(marks.problems(command, 3, random.Random(4), tmp_path)) == []
+    assert list(marks.problems(command, 2, random.Random(4), tmp_path)) == []
 
 
 def test_what_is_left_is_found(marks: Any, tmp_path: Path) -> None:
     lab = marks.Lab(tmp_path)
     (lab.temporary / "groupbench-tree-1-x").mkdir()
     lab.git("worktree", "add", "-q", "--detach", str(tmp_path / "tree"), "HEAD")
+    (lab.repository / ".git/index.lock").touch()
+    (lab.repository / ".groupbench.db.half").touch()
+    lab.errors.write_text("Traceback (most recent call last):\n")
     (tmp_path / "ab.jsonl").write_text('{"half": ')
-    assert [problem.partition(" ")[0] for problem in lab.left()] == ["temporary", "checkout"]
-    assert len(list(lab.wrong_records())) == 1
+    found = [problem.partition(" ")[0].rstrip(":") for problem in lab.left()]
+    assert found == ["temporary", "checkout", "lock", "file", "traceback"]
+    assert len(list(marks.Ab(lab).wrong())) == 1
+
+
+def test_comparisons_that_are_lost_or_doubled_are_found(marks: Any) -> None:
+    victim = object.__new__(marks.Confirm)
+    rows = [(f"N={size}", "different") for size in range(marks.SERIES)]
+    victim.lab = SimpleNamespace(query=lambda statement: rows)
+    assert list(victim.wrong()) == []
+    rows[1:2] = [("N=0", "different")]
+    assert [problem.partition(":")[0] for problem in victim.wrong()] == ["lost", "doubled"]
+
+
+def test_changes_that_are_lost_doubled_or_half_stored_are_found(marks: Any) -> None:
+    victim = object.__new__(marks.Serve)
+    victim.alerts, victim.nights, victim.confirmed = list(range(marks.SERIES)), 1, ["a", "b", "c"]
+    events = [(reason, alert) for reason in "ab" for alert in victim.alerts]
+    stored = {"event": [*events[:-1], events[0]], "run": [("night-00000", marks.SERIES - 1)]}
+    victim.lab = SimpleNamespace(query=lambda statement: stored["event" if "alert_event" in statement else "run"])
+    found = [problem.partition(":")[0] for problem in victim.wrong()]
+    assert found == ["doubled", "half stored", "lost", f"night 0 has {marks.SERIES - 1} points"]
