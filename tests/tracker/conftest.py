@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -162,7 +163,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             backends = ["sqlite"]
         elif module == "test_postgresql":
             backends = [name for name in backends if name == "postgresql"]
-        metafunc.parametrize("backend", backends)
+        left_out = _left_to_exhaustive(metafunc) if len(backends) > 1 else None
+        metafunc.parametrize(
+            "backend",
+            [pytest.param(name, marks=pytest.mark.exhaustive if name == left_out else ()) for name in backends],
+        )
+
+
+def _left_to_exhaustive(metafunc: pytest.Metafunc) -> str | None:
+    """Return the database that a test leaves to --exhaustive, or None.
+
+    The tests of `store` and `query` run on both. The rooms above them ask through these two, so each of their tests
+    runs on one of the databases: half of them on either.
+    """
+    room = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
+    if room in ("store", "query") or _lacks_postgresql():
+        return None
+    return ("sqlite", "postgresql")[crc32(metafunc.definition.originalname.encode()) % 2]
 
 
 @pytest.fixture
