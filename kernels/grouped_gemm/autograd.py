@@ -1,10 +1,10 @@
-"""Grouped GEMM with gradients: what a layer calls.
+"""Compute a grouped GEMM with gradients: the function for a layer to call.
 
     c[rows of g] = a[rows of g] @ b[g]          a [M, K]   b [G, K, N]   c [M, N]
     da[rows of g] = dc[rows of g] @ b[g].T      the forward kernel, with the other layout of b
     db[g] = a[rows of g].T @ dc[rows of g]      wgrad.py, in b's own layout
 
-Rows past offs[-1] belong to no group: they are zero in c and da, and neither a's nor dc's enter db.
+Rows past offs[-1] belong to no group. They are zero in c and da, and do not contribute to db.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def grouped_gemm(
     b: Tensor,  # [G, K, N]; weights stored as [G, N, K] come as a transposed view, one shared by all expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     reference: bool = False,  # plain torch, in any dtype and on any device
-    trusted: bool = False,  # shapes and offsets are known to be right: no look at them, which waits for the device
+    trusted: bool = False,  # the caller vouches for shapes and offsets; checking them synchronises with the device
 ) -> Tensor:  # [M, N]
-    """The product, differentiable once in a and b by Triton kernels, or with `reference` by torch's own.
+    """Return the product of every group, differentiable once in a and b.
 
-    Without `trusted`, offs is read once on the host, in the forward pass. Its values must stay as they are until the
-    backward pass. Raises ValueError for operands that the kernels cannot take.
+    Triton kernels compute it, or torch's own products with `reference`. Without `trusted`, the forward pass reads offs
+    once on the host. Do not change its values before the backward pass. Raises ValueError for operands that the kernels
+    cannot take.
     """
     if not trusted:
         group_ends(a, b, offs)
@@ -56,7 +57,7 @@ class _TritonGroupedGemm(torch.autograd.Function):
         from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
 
         a, b, offs = _saved(ctx)
-        # A sum's gradient is one number expanded, which TMA cannot read.
+        # The gradient of a sum is one expanded number (strides of 0), which TMA cannot read.
         dc = dc if dc.stride(-1) == 1 and dc.stride(0) else dc.contiguous()
         da = db = None
         if ctx.needs_input_grad[0]:
@@ -67,7 +68,7 @@ class _TritonGroupedGemm(torch.autograd.Function):
 
 
 class _ReferenceGroupedGemm(torch.autograd.Function):
-    """The same in the dtype of the operands, so that numerical differentiation in fp64 can judge the formulas."""
+    """Compute the same in the operands' dtype, so that numerical differentiation in fp64 can check the formulas."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class _ReferenceGroupedGemm(torch.autograd.Function):
 
 
 def _save(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> None:
-    """What the gradients asked for need: a for b's, b for a's."""
+    """Save only the operands that the requested gradients need: a for b's gradient, b for a's."""
     ctx.nk = is_nk(b)
     wants_a, wants_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if wants_b else None, b if wants_a else None, offs)
@@ -109,6 +110,6 @@ def _products(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 
 def _groups(offs: Tensor) -> list[tuple[int, int, int]]:
-    """(group, first row, row behind the last)."""
+    """Return (group, first row, end row) of every group."""
     ends = offs.tolist()
     return [(g, start, end) for g, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

@@ -2,29 +2,27 @@
 
     out[r] = a[r] @ w[e(r)].T        a [M, K]   w [E, N, K]   out [M, N]
 
-The row space is cut into blocks of `group_size_m` rows, and a block names the expert of all its rows, so a
-tile (no taller than a block) needs one weight matrix and finds it with a single load. A program takes every
-`num_programs`-th tile of one flat list, in super-grouped order.
+The row space is cut into blocks of `group_size_m` rows, and a block names the expert of all its rows. A tile fits
+into a block, so it needs one weight matrix and finds it with a single load. A program takes every `num_programs`-th
+tile of one flat list, in super-grouped order.
 
-Ragged groups do not end at block borders. Preparation pads each group to whole blocks, not the data: it
+Ragged groups do not end at block borders. Preparation pads each group to whole blocks without copying the data: it
 builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
 
     group sizes 3, 0, 5;  group_size_m = 4:     block experts   0        2        2
                                                 row map         0 1 2 -  3 4 5 6  7 - - -
 
-A is loaded through the map and the result is stored through it. A padded copy of A would cost a write and a
-read of all rows on every step; the map costs four bytes a row, read once a tile, and these loads make an
-address for every row anyway. Padding rows load zeros and store nothing, so the output is dense, and a NaN
-can neither come from padding nor get there. Where all groups fill their blocks there is no map, and its
-code is compiled away.
+A is loaded through the map and the result is stored through it. A padded copy of A would cost a write and a read of all
+rows on every step. The map costs four bytes a row, read once a tile, and these loads compute an address for every row
+anyway. Padding rows load zeros and store nothing. The output is therefore dense, and padding neither produces nor
+receives a NaN. If all groups fill their blocks, there is no map, and its code is compiled away.
 
-The weights are addressed by their strides: [E, N, K] as checkpoints store them, or a transposed view of
-[E, K, N], both without a copy.
+The weights are addressed by their strides: [E, N, K] as checkpoints store them, or a transposed view of [E, K, N], both
+without copies.
 
-The design is that of gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM).
-Changes: the expert is loaded once a tile instead of in each step over K, sizes are run-time values (no
-compilation for a new row count), strides, the row map, and a tile order that starts every column of tiles
-at its first row.
+The design is that of gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM). Changes: the
+expert is loaded once a tile instead of in each step over K; sizes are run-time values, so a new row count needs no
+compilation; strides; the row map; and a tile order that starts every column of tiles at its first row.
 """
 
 from __future__ import annotations
@@ -46,6 +44,8 @@ from groupbench.kernels.variants import Variant, first_that_runs
 
 @dataclass(frozen=True)
 class ContiguousConfig:
+    """Tile sizes and launch options of the contiguous kernel. Raises ValueError unless block_m divides group_size_m."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -63,14 +63,13 @@ class ContiguousConfig:
 
 
 CONFIGS = {
-    # 128 rows a block is what MoE dispatchers pad to. On an H100 at 4 x 4096^3 in bf16: 0.69 ms, against 0.79 ms with
+    # MoE dispatchers pad to 128 rows. On an H100 at 4 x 4096^3 in bf16: 0.69 ms, against 0.79 ms with
     # 128x128 tiles, and 0.70 ms with the super-groups of 32 rows of tiles that the tutorial found best.
     "cuda": ContiguousConfig(128, 256, 64, super_group_m=8, num_warps=8, num_stages=4),
-    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
-    # registers too.
+    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
     "cuda_fp32": ContiguousConfig(64, 64, 32, super_group_m=32, num_warps=4, num_stages=3),
-    # The interpreter pays by operation, hardly by element. Two tiles a block, so that the difference is
-    # exercised.
+    # The interpreter's cost depends on the number of operations, not of elements. Two tiles a block, so that tests
+    # distinguish tile from block.
     "cpu": ContiguousConfig(32, 32, 32, super_group_m=2, num_warps=4, num_stages=1, group_size_m=64),
 }
 
@@ -81,6 +80,7 @@ def illegal(config: ContiguousConfig, dtype: torch.dtype, device: Device = INTER
 
 
 def default_config(device: Device, dtype: torch.dtype) -> ContiguousConfig:
+    """Return the config for a dtype, shrunk until it fits the device's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu"]
     config = CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
@@ -124,7 +124,7 @@ def _contiguous_kernel(
         row = first_row + tl.arange(0, BLOCK_M)
         if HAS_MAP:
             row = tl.load(row_map_ptr + row)
-        # Constants fold: without a map and with an even K, the loop's loads of A have no mask at all.
+        # Constants fold: without a map and with an even K, the loop loads A without any mask.
         row_ok = (row >= 0) | (not HAS_MAP)
         row = row.to(tl.int64)  # row * stride passes 2**31 where M * K does
         offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -153,7 +153,7 @@ def launch_contiguous(
     row_map: Tensor | None,  # [blocks * group_size_m] int32, -1 for padding; None: the identity
     config: ContiguousConfig,
 ) -> Tensor:  # [M, N]; rows that the map does not name are left as allocated
-    """Allocate the output and launch; checks nothing."""
+    """Allocate the output and launch, without any checks."""
     (M, K), N = a.shape, w.size(1)
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     rows = block_experts.numel() * config.group_size_m
@@ -193,7 +193,11 @@ def grouped_gemm_contiguous(
     expert_indices: Tensor,  # [M], int32 or int64; all rows of a block name the same expert
     config: ContiguousConfig | None = None,
 ) -> Tensor:  # [M, N]
-    """The tutorial's interface: an expert index for every row, of which the first in each block is read."""
+    """Return every row of a times its expert's weights: the tutorial's interface.
+
+    Only the expert index of each block's first row is read. Raises ValueError for shapes that do not fit together, rows
+    that do not fill whole blocks, and operands or a config that the kernel cannot take.
+    """
     config = _legal(a, w, config)
     if a.ndim != 2 or w.ndim != 3 or a.size(1) != w.size(2):
         raise ValueError(f"expected a [M, K] and w [E, N, K], got {tuple(a.shape)} and {tuple(w.shape)}")
@@ -211,9 +215,13 @@ def prepare_contiguous(
     offs: Tensor,  # [E], int32 or int64 end offsets
     config: ContiguousConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Cut the groups into blocks; the callable allocates the output and launches once."""
-    given, config = config, _legal(a, w, config)
-    if given is not None:
+    """Cut the groups into blocks; the returned callable allocates the output and launches once.
+
+    `offs` is read here, on the host: later changes to it have no effect. Raises ValueError for operands or a config
+    that the kernel cannot take.
+    """
+    is_default, config = config is None, _legal(a, w, config)
+    if not is_default:
         return _prepare_with(a, w, offs, config)
     small = default_config(halved(device_of(a.device)), a.dtype)
     return first_that_runs(
@@ -226,7 +234,7 @@ def prepare_contiguous(
 
 
 def _prepare_with(a: Tensor, w: Tensor, offs: Tensor, config: ContiguousConfig) -> Callable[[], Tensor]:
-    """`prepare_contiguous` with a config that is legal."""
+    """Run `prepare_contiguous` with a config that is known to be legal."""
     ends = group_ends(a, w.transpose(1, 2) if w.ndim == 3 else w, offs)
     size = config.group_size_m
     experts: list[int] = []
@@ -251,6 +259,7 @@ def _prepare_with(a: Tensor, w: Tensor, offs: Tensor, config: ContiguousConfig) 
 
 
 def _legal(a: Tensor, w: Tensor, config: ContiguousConfig | None) -> ContiguousConfig:
+    """Return the config, or the default; raise ValueError if the kernel cannot take it or the operands."""
     require_runnable(a, w)
     device = device_of(a.device)
     config = config or default_config(device, a.dtype)

@@ -1,4 +1,4 @@
-"""Whose rows are whose, found on the device: from the offsets alone, at every call.
+"""Find the expert of a tile on the device, from the offsets alone, at every call.
 
 The tiles of every expert are counted once per program, and a tile's expert is the number of experts whose tiles end
 before it (a sum over G, no search).
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(first row, end, tile rows, tile rows of the experts in front) of every expert, each [G_POW2]."""
+    """Return (first row, end row, tile rows, tile rows of all experts before it) of every expert, each [G_POW2]."""
     experts = tl.arange(0, G_POW2)
     real = experts < G
     ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
@@ -23,17 +23,17 @@ def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.co
 
 @triton.jit
 def expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
+    """Return (expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
     g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
-    mine = tl.arange(0, G_POW2) == g
-    start = tl.sum(tl.where(mine, starts, 0), 0)
-    size = tl.sum(tl.where(mine, ends, 0), 0) - start
-    return g, start, size, (tile_m - tl.sum(tl.where(mine, before, 0), 0)) * BLOCK_M
+    is_owner = tl.arange(0, G_POW2) == g
+    start = tl.sum(tl.where(is_owner, starts, 0), 0)
+    size = tl.sum(tl.where(is_owner, ends, 0), 0) - start
+    return g, start, size, (tile_m - tl.sum(tl.where(is_owner, before, 0), 0)) * BLOCK_M
 
 
 @triton.jit
 def zero_past(out_ptr, end, M, N, stride, NUM_PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows past `end`, the last expert's, belong to nobody and are zero."""
+    """Write zeros to the rows from `end` to M, which belong to no expert."""
     columns = tl.arange(0, BLOCK_N)
     row_elements = tl.full((), 1, tl.int64) * stride
     for row in range(end + tl.program_id(0), M, NUM_PROGRAMS):

@@ -2,27 +2,27 @@
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-One launch, no host sync. Each of as many programs as there are SMs takes every NUM_PROGRAMS-th tile, and finds from
-the offsets alone which expert's rows the tile has: the tiles of every expert are counted once, and a tile's expert is
-the number of experts whose tiles end before it (a sum over G, no search). Offsets may change between calls, and
-between replays of a CUDA graph.
+One launch, no host sync. There are as many programs as SMs. Each takes every NUM_PROGRAMS-th tile and finds the expert
+of its rows from the offsets alone: the tiles of every expert are counted once, and a tile's expert is the number of
+experts whose tiles end before it (a sum over G, no search). Offsets may change between calls, and between replays of a
+CUDA graph.
 
 A and B are read by the tensor memory accelerator (TMA) through descriptors that are made once. A's tile may run into
-the next expert's rows; B's is clipped at its own expert's N and K, since the descriptor has the expert as a dimension
-of its own. What a tile computes for rows that are not its expert's is cut off by a *ragged* descriptor of the output,
-so that the hardware masks and no instruction does. The K tail of both is zero-filled by the hardware.
+the next expert's rows. B's is clipped at its own expert's N and K, since the descriptor has the expert as a dimension
+of its own. A *ragged* descriptor of the output drops the results for rows of other experts, so the hardware masks and
+no instruction does. The hardware fills the K tail of both with zeros.
 
-Tiles of half the rows (`halves`) save what an expert's last tile would compute for nobody, up to a third of all work
-with a hundred small experts, and share out a last wave that would keep less than half of the SMs busy.
+Tiles of half the rows (`halves`) avoid work on rows past an expert's last one: up to a third of all work with a hundred
+small experts. They also share out a last wave that would keep less than half of the SMs busy.
 
-With few rows an expert, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at
-least, and lets a tile have as few as 16 rows of A.
+With few rows an expert, the operands change places. out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at least,
+and lets a tile have as few as 16 rows of A.
 
-Where TMA cannot go (a GPU before Hopper, addresses or strides that are not multiples of 16 bytes), flat_pointers.py has
-the same loop with pointers.
+flat_pointers.py has the same loop with pointers, for operands that TMA cannot read: on a GPU before Hopper, or with
+addresses or strides that are not multiples of 16 bytes.
 
-Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order
-of tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
+Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order of
+tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ from groupbench.kernels.variants import Variant, first_that_runs
 
 @dataclass(frozen=True)
 class FlatConfig:
+    """Tile sizes and launch options of the flat kernel; `illegal` decides which combinations compile."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -73,24 +75,25 @@ class FlatConfig:
     swap: bool = False  # out.T = b.T @ a.T
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
     flatten: bool = True  # one software pipeline over all tiles: a tile's loads start before the last one is stored
-    halves: bool = False  # half a tile's rows where an expert's end needs no more, and in a last wave with room for it
-    per_sm: int = 1  # programs an SM: one stores while the other multiplies
+    halves: bool = False  # tiles of half the rows at an expert's end if these suffice, and in a short last wave
+    per_sm: int = 1  # programs per SM: one stores while the other multiplies
 
 
-# For shapes that nobody tuned. What was measured of each, on an H100 over TritonBench's and MoE layers' shapes, is in
-# configs/flat_h100.json.
+# For shapes without a tuned config. configs/flat_h100.json has the measurements, on an H100 over the shapes of
+# TritonBench and of MoE layers.
 CONFIGS = {
-    # Memory-bound: what counts is bytes in flight. 16 rows waste least of the tile when an expert has a few.
+    # Memory-bound: bytes in flight decide. 16 rows waste the least of a tile when an expert has few rows.
     "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
     # 128 x 256 keeps 128 accumulators a thread of 8 warps; the split store makes room for its fourth stage.
     "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
-    # With hundreds of experts, memory-bound above all, the split store is 1.3 to 1.5 times as slow; nothing spills.
+    # With hundreds of experts the kernel is memory-bound, and the split store takes 1.3 to 1.5 times as long. Without
+    # it, no registers spill.
     "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
-    # IEEE fp32 goes through FMA units, which read registers.
+    # IEEE fp32 runs on FMA units, which read registers.
     "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
-    # Triton's interpreter pays by operation, hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),
     "cpu_swap": FlatConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False),
     "cpu_halves": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False, halves=True),
@@ -132,7 +135,7 @@ def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER
 
 
 def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatConfig:
-    """The config by mean rows an expert, or the nearest one that fits the GPU's shared memory."""
+    """Return the config for the mean rows per expert, or the nearest one that fits the GPU's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
@@ -147,7 +150,7 @@ def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatCo
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, FlatConfig, str | None]]:
-    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
     default = default_config(M, G, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
@@ -156,13 +159,13 @@ def configs_for(
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> FlatConfig:
-    """The tuned config of this problem on this GPU, else by mean rows an expert."""
+    """Return this problem's tuned config on this GPU, else the default for the mean rows per expert."""
     return first_legal(configs_for(M, G, N, K, dtype, device, nk))
 
 
 @triton.jit
 def store_rows(desc, start, size, row, column, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Write a tile at `row` of an expert's rows start..start + size; the hardware drops what lies past them.
+    """Write a tile at `row` of an expert's rows start..start + size; the hardware drops rows past them.
 
     triton.tools.ragged_tma has this as `store_ragged`, which Triton's interpreter cannot run.
     """
@@ -185,7 +188,7 @@ def _product(
     BLOCK_K: tl.constexpr,
     SWAP: tl.constexpr,
 ):
-    """fp32 tile [BLOCK_M, BLOCK_N] of a @ b[matrix], transposed where SWAP."""
+    """Return the fp32 tile [BLOCK_M, BLOCK_N] of a @ b[matrix], transposed with SWAP."""
     if SWAP:
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     else:
@@ -235,7 +238,7 @@ def store_tile(
 @triton.jit
 def _flat_kernel(
     a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
-    a_half_desc,  # the same, tiles [BLOCK_M // 2, BLOCK_K]; looked at where HALVES
+    a_half_desc,  # the same, tiles [BLOCK_M // 2, BLOCK_K]; read only with HALVES
     b_desc,  # [G or 1, N, K] or [G or 1, K, N], tiles of one expert
     out_desc,  # [M, N], ragged along M
     out_ptr,  # the same memory
@@ -266,7 +269,7 @@ def _flat_kernel(
     steps = tl.cdiv(K, BLOCK_K)
     items = tiles_m * tiles_n
     whole = items
-    if HALVES:  # a last wave that fills less than half of the GPU is shared out by half tiles
+    if HALVES:  # half tiles share out a last wave that fills less than half of the GPU
         last = items % NUM_PROGRAMS
         if 2 * last <= NUM_PROGRAMS:
             whole = items - last
@@ -288,7 +291,7 @@ def _flat_kernel(
                     a_half_desc, b_desc, start + row, matrix, column, steps,
                     B_IS_NK, PRECISION, HALF, BLOCK_N, BLOCK_K, SWAP,
                 )  # fmt: skip
-                # Not by TMA: Triton keeps a buffer for each kind of store, and shared memory is full.
+                # Not by TMA: Triton would allocate a buffer for this kind of store too, and shared memory is full.
                 rows = row + tl.arange(0, HALF)
                 columns_here = column + tl.arange(0, BLOCK_N)
                 at = out_ptr + (start + rows).to(tl.int64)[:, None] * N + columns_here[None, :]
@@ -314,12 +317,14 @@ def prepare_flat(
     b: Tensor,  # [G, K, N]; weights stored as [G, N, K] come as a transposed view, one shared by all expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: FlatConfig | None = None,
-    trusted: bool = False,  # shapes and offsets are known to be right: no look at them, which waits for the device
-    zero_rest: bool = True,  # else rows past offs[-1], which may be most of them, are left as they are allocated
+    trusted: bool = False,  # the caller vouches for shapes and offsets; checking them synchronises with the device
+    zero_rest: bool = True,  # else rows past offs[-1], which may be most of them, stay uninitialised
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Make the descriptors; the callable allocates the output and launches once, with whatever `offs` then says.
+    """Make the descriptors; the returned callable allocates the output and launches once.
 
-    Where TMA cannot go the same loop reads by pointers (flat_pointers.py), and `config` is not looked at.
+    The callable reads `offs` on the device, so it follows later changes of its values. If TMA cannot read the operands,
+    the same loop reads by pointers (flat_pointers.py) and ignores `config`. Raises ValueError for operands or a config
+    that the kernel cannot take.
     """
     require_runnable(a, b)
     if trusted:
@@ -405,7 +410,7 @@ def _prepare_tma(
 
 
 def _tuned_here(a: Tensor, b: Tensor, offs: Tensor, nk: bool, zero_rest: bool) -> FlatConfig | None:
-    """What a search finds for a problem that no file knows; None for one that a file does."""
+    """Search for a config if no file has one for this problem; return None if a file does."""
     (M, K), (G, _, N) = a.shape, b.shape
     key, device = tuning_key(M, G, N, K, a.dtype, nk), device_of(a.device)
     if key in tuned_configs("flat", device.name, any_triton=False):

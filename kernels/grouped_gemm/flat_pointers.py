@@ -1,9 +1,9 @@
-"""flat.py's loop where TMA cannot go: any strides, any alignment, any GPU that Triton knows.
+"""The loop of flat.py with pointers instead of TMA: any strides, any alignment, any GPU that Triton supports.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-Sizes are read on the device at every call, as there. Rows of the next expert and what lies past N and K are masked
-where they are loaded: behind a row that is no multiple of 16 bytes there may be anything.
+Sizes are read on the device at every call, as there. Loads mask the rows of the next expert and all elements past N and
+K: memory behind a row may contain anything if rows are not multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 
 
 def choose_config(mean_rows: float, dtype: torch.dtype, device: Device) -> PointerConfig:
-    """Few rows have tiles of few. Loads and stores of an element each hold their addresses in registers: twice as many
-    columns spill 368 bytes a thread where strides are odd (sm_90, Triton 3.7.1).
+    """Return the config for the mean rows per expert, shrunk until it fits the device.
+
+    Few rows get tiles of few rows. Element-wise loads and stores keep their addresses in registers: with odd strides,
+    twice as many columns would spill 368 bytes a thread (sm_90, Triton 3.7.1).
     """
     if device.vendor == "cpu" or dtype == torch.float32:
         return default_config(device, dtype)
@@ -78,7 +80,7 @@ def _flat_pointer_kernel(
         step = tl.full((), BLOCK_K, tl.int64)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for first in range(0, K, BLOCK_K):
-            # The K tail must be zero on both sides: what lies behind it may be NaN, and 0 * NaN is NaN.
+            # The K tail must be zero on both sides: memory past it may be NaN, and 0 * NaN is NaN.
             a = tl.load(a_ptrs, mask=row_ok if EVEN_K else row_ok & (k < K - first)[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=column_ok if EVEN_K else column_ok & (k < K - first)[:, None], other=0.0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -90,12 +92,12 @@ def _flat_pointer_kernel(
 
 def grouped_gemm_pointers(
     a: Tensor,  # [M, K], any strides
-    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    b: Tensor,  # [G, K, N], any strides; one shared matrix is expanded
     offs: Tensor,  # [G], int32 or int64 end offsets, contiguous
-    zero_rest: bool = True,  # else rows past offs[-1] are left as they are allocated
+    zero_rest: bool = True,  # else rows past offs[-1] stay uninitialised
     config: PointerConfig | None = None,
 ) -> Tensor:  # [M, N]
-    """Allocate and launch, for operands that are known to fit."""
+    """Allocate the output and launch, for operands that were checked already."""
     (M, K), (G, _, N) = a.shape, b.shape
     config = config or choose_config(M / G, a.dtype, device_of(a.device))
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)

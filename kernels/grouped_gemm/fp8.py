@@ -6,26 +6,26 @@
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
 Schedule, TMA loads and the ragged store are those of flat.py: one launch, offsets read on the device. wgmma takes fp8
-only with K innermost in both operands, so weights are [G, N, K]. N and K are any: TMA fills what is past them with
-zeros, and the output's rows are padded to 16 bytes.
+only with K innermost in both operands, so weights are [G, N, K]. N and K may be any size: TMA fills elements past them
+with zeros, and the output's rows are padded to 16 bytes.
 
-Row-wise scales wait for the epilogue, one multiplication of the finished tile. Block-wise scales change every 128 of K:
-the tile's product of each block is made apart, scaled, and added by FMA units, which takes a second set of accumulators
-(128 x 128 tiles, not 128 x 256) and time in which the tensor cores rest. Tiles are 128 columns wide at most: one scale
-of the weights serves all of a block.
+Row-wise scales are applied in the epilogue, by one multiplication of the finished tile. Block-wise scales change every
+128 of K. Each block's product is computed separately, scaled, and added by FMA units. That takes a second set of
+accumulators, hence tiles of 128 x 128 instead of 128 x 256, and the tensor cores rest during this time. Tiles are at
+most 128 columns wide: one scale of the weights serves all columns of a block.
 
 Accumulation. Hopper's tensor cores align the products of 32 of K and the sum so far to the largest, keep 13 bits of
-each and cut off the rest (DeepSeek-V3 report, section 3.5.2). In a model of that, the product of standard normal values
-is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, next to the 0.17 % of bf16's rounding; that of uniform values in
-[0, 1), whose sums only grow, by 7 and 25 %. `fast_accum=True` leaves it so, as torch's flag of that name does. Without
-it, as torch does by default, and CUTLASS and DeepGEMM, what 128 of K gave is added in fp32 (0.01 and 0.06 %): twice the
-accumulators again. Block-wise scaling does so anyway.
+each and truncate the rest (DeepSeek-V3 report, section 3.5.2). In a model of that, the product of standard normal
+values is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, compared with 0.17 % for the rounding to bf16. The product
+of uniform values in [0, 1), whose sums only grow, is off by 7 and 25 %. `fast_accum=True` accepts this error, as
+torch's flag of that name does. By default, as in torch, CUTLASS and DeepGEMM, the sum of each 128 of K is added in
+fp32 (0.01 and 0.06 %). That again takes twice the accumulators. Block-wise scaling always does so.
 
-With many rows an expert, on Hopper, configs are `specialized`: the same product by
-fp8_specialized.py, whose warps have roles of their own, so that the tensor cores multiply while sums are promoted.
+With many rows an expert, on Hopper, configs are `specialized`: fp8_specialized.py computes the same product with a role
+for each warp, so that the tensor cores multiply while sums are promoted.
 
-Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of
-torchao's and FBGEMM's row-wise kernels.
+Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of torchao's and
+FBGEMM's row-wise kernels.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
 
 
-# By mode and size class; tuned ones are in configs/fp8_<gpu>.json. Registers and shared memory were looked at for every
-# config of this file (Triton 3.7.1, sm_90): none spills, but the specialised kernel (docs/explanation/kernels).
-# "plain" is for what the specialised kernel cannot take.
+# By mode and size class; tuned configs are in configs/fp8_<gpu>.json. Registers and shared memory were checked for all
+# configs of this file (Triton 3.7.1, sm_90): only the specialised kernel spills (docs/explanation/kernels). "plain" is
+# for operands that the specialised kernel cannot take.
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
     ROWWISE: {
         "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
@@ -87,13 +87,14 @@ CONFIGS: dict[str, dict[str, Fp8Config]] = {
         "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=5, flatten=False),
     },
 }
-# Triton's interpreter pays by operation, hardly by element. K of a block is the promotion's and the scales' 128.
+# The cost in Triton's interpreter depends on the number of operations, not of elements. K of a block is 128, as for
+# promotion and scales.
 CPU = Fp8Config(32, 128, 128, num_warps=4, num_stages=1, group_m=2, flatten=False)
 CPU_SWAP = Fp8Config(16, 128, 128, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False)
 
 
 def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
-    """What tuning tries, by the mean rows of an expert."""
+    """Return the configs that tuning tries, by the mean rows of an expert."""
     if mean_rows <= 32:
         rows = 16 if mean_rows <= 16 else 32
         tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
@@ -127,7 +128,7 @@ def illegal(config: Fp8Config, mode: str, device: Device = INTERPRETER) -> str |
     buffers = device.buffers(config.num_stages, itemsize=1)
     shared = buffers * (config.block_m + config.block_n) * config.block_k + 2 * store
     if config.split_store and device.capability[0] in (10, 11):
-        shared += store  # sums come from tensor memory, and half a tile passes through shared memory once more
+        shared += store  # sums come from tensor memory, and half a tile passes through shared memory a second time
     if shared > device.room(config.per_sm):
         return f"{config.num_stages} stages and the output tile take {shared} bytes of {device.room(config.per_sm)}"
     if config.swap and config.split_store:
@@ -140,7 +141,7 @@ def illegal(config: Fp8Config, mode: str, device: Device = INTERPRETER) -> str |
 
 
 def configs_for(mode: str, M: int, G: int, N: int, K: int, device: Device) -> list[tuple[str, Fp8Config, str | None]]:
-    """(name, config, why it is illegal here) by preference: the tuned one, by mean rows, plain ones."""
+    """Return (name, config, why it is illegal here) by preference: tuned, by mean rows per expert, plain, small."""
     if device.vendor == "cpu":
         return [("default", CPU_SWAP if M <= 8 * G else CPU, None)]
 
@@ -155,7 +156,7 @@ def configs_for(mode: str, M: int, G: int, N: int, K: int, device: Device) -> li
 
 
 def choose_config(mode: str, M: int, G: int, N: int, K: int, device: Device) -> Fp8Config:
-    """The tuned config of this problem on this GPU, else by mean rows an expert."""
+    """Return this problem's tuned config on this GPU, else the first legal one of `configs_for`."""
     return first_legal(configs_for(mode, M, G, N, K, device))
 
 
@@ -245,10 +246,11 @@ def prepare_fp8(
     out_dtype: torch.dtype = torch.bfloat16,
     config: Fp8Config | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows are padded to 16 bytes, so it may be a view
-    """Make the descriptors; the callable allocates the output and launches once, with the values `offs` then has.
+    """Make the descriptors; the returned callable allocates the output and launches once.
 
-    The scales' dimensions select the recipe. Raises ValueError if an operand is not as above or TMA cannot read
-    it: rows must start at multiples of 16 bytes, see `quantize.empty_fp8`.
+    The callable reads `offs` on the device, so it follows later changes of its values. The number of the scales'
+    dimensions selects the recipe. Raises ValueError if an operand is not as above, or if TMA cannot read it: rows must
+    start at multiples of 16 bytes, see `quantize.empty_fp8`.
     """
     mode = _require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
     group_ends(a, b.transpose(1, 2), offs)
@@ -288,7 +290,7 @@ def _prepare_specialized(
     out_dtype: torch.dtype,
     config: Fp8Config,
 ) -> Callable[[], Tensor]:
-    """`prepare_fp8` by fp8_specialized.py. Raises ValueError if that cannot take the weights."""
+    """Run `prepare_fp8` with the kernel of fp8_specialized.py; raise ValueError if it cannot take the weights."""
     if why_not := _why_not_specialized(b):
         raise ValueError(f"the specialised kernel cannot run: {why_not}")
     from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
@@ -306,13 +308,13 @@ def _prepare_plain(
     out_dtype: torch.dtype,
     config: Fp8Config,
 ) -> Callable[[], Tensor]:
-    """`prepare_fp8` by the kernel of this file, for operands and a config that were checked."""
+    """Run `prepare_fp8` with this file's kernel, for operands and a config that were checked."""
     (M, K), (G, N, _) = a.shape, b.shape
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
     programs = worker_count(a.device, config.per_sm)
-    # Triton's interpreter cuts off to bf16 where a GPU rounds.
+    # Triton's interpreter truncates to bf16; a GPU rounds.
     stored_dtype = torch.float32 if interpreted() else out_dtype
     padded = triton.cdiv(N, 8) * 8
 
@@ -354,7 +356,7 @@ def _prepare_plain(
 def grouped_gemm_fp8_reference(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor
 ) -> Tensor:  # [M, N] fp32
-    """Return the product of the same fp8 values in fp32, scaled: quantisation does not count as an error."""
+    """Return the scaled product of the same fp8 values in fp32, so that quantisation does not count as an error."""
     out = torch.zeros(a.size(0), b.size(1), dtype=torch.float32, device=a.device)
     start = 0
     with without_tf32():
@@ -366,7 +368,7 @@ def grouped_gemm_fp8_reference(
 
 
 def _why_not_specialized(b: Tensor) -> str | None:
-    """Return why fp8_specialized.py cannot take these weights, or cannot be imported; None if it can."""
+    """Return why fp8_specialized.py cannot be imported or cannot take these weights, or None if it can."""
     try:
         from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises
@@ -375,7 +377,10 @@ def _why_not_specialized(b: Tensor) -> str | None:
 
 
 def _for_tma(name: str, x: Tensor) -> Tensor:
-    """`x` with strides that TMA takes: that of a dimension of size 1 is anything. Raises ValueError."""
+    """Return `x` with strides that TMA accepts; raise ValueError if its rows are not aligned.
+
+    The stride of a dimension of size 1 is arbitrary in torch, but TMA checks it.
+    """
     *outer, inner = x.stride()
     outer = [TMA_BYTES if size == 1 else stride for size, stride in zip(x.shape, outer, strict=False)]
     if (inner != 1 and x.size(-1) > 1) or x.data_ptr() % TMA_BYTES or any(stride % TMA_BYTES for stride in outer):
@@ -389,7 +394,7 @@ def _for_tma(name: str, x: Tensor) -> Tensor:
 def _require_scaled(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, fast_accum: bool, out_dtype: torch.dtype
 ) -> str:
-    """The mode, where the operands fit together; raises ValueError."""
+    """Return the mode of the operands; raise ValueError if they do not fit together."""
     require_tensors(a=a, scale_a=scale_a, b=b, scale_b=scale_b)
     if a.dtype != E4M3 or b.dtype != E4M3 or scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The config of the fp8 kernels: fp8.py, which chooses among them, and fp8_specialized.py."""
+"""The config of both fp8 kernels: fp8.py, which chooses between them, and fp8_specialized.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fp8Config:
+    """Tile sizes and launch options of the fp8 kernels; `fp8.illegal` decides which combinations compile."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -16,8 +18,8 @@ class Fp8Config:
     swap: bool = False  # out.T = b @ a.T: N on the 64 rows of wgmma, as few as 16 rows of A in a tile
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
     flatten: bool = True  # one software pipeline over all tiles
-    per_sm: int = 1  # programs an SM: one adds or stores while the other multiplies
-    specialized: bool = False  # fp8_specialized.py: num_warps are those of each of its two multiplying groups
+    per_sm: int = 1  # programs per SM: one adds or stores while the other multiplies
+    specialized: bool = False  # run fp8_specialized.py; num_warps then counts each of its two multiplying groups
 
 
 SPECIALIZED = Fp8Config(128, 256, 128, num_warps=4, num_stages=4, specialized=True)

@@ -1,31 +1,32 @@
-"""Grouped GEMM of scaled fp8 with a role for each warp: what fp8.py's configs with `specialized` run, on Hopper.
+"""Grouped GEMM of scaled fp8 with a role for each warp, on Hopper: the kernel of fp8.py's configs with `specialized`.
 
     row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
     block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
-Where what 128 of K gave is promoted to fp32 (fp8.py tells why), the tensor cores rest while FMA units add: a quarter to
-a third of the time where all warps of a program do the same. Here two groups of four warps multiply, each its 64 rows
-of a tile of 128 x 256, and meet nowhere but at a stage's barrier: while one adds, the other multiplies. One more warp
-does nothing but ask for tiles by TMA, those of the next output tile while this one is stored.
+While sums of 128 of K are promoted to fp32 (fp8.py explains why), FMA units add and the tensor cores rest. If all warps
+of a program do the same, that is a quarter to a third of the time. Here two groups of four warps multiply, each its 64
+rows of a tile of 128 x 256, and meet only at a stage's barrier: while one adds, the other multiplies. One more warp
+only requests tiles by TMA, and requests those of the next output tile while this one is stored.
 
-    load      waits for an empty stage; asks for a [128, 128] and b [256, 128]
-    multiply  waits for a full stage; multiplies the left half of its columns, scales where scales are of blocks, and
-              adds; multiplies the right half, gives the stage back, scales and adds
+    load      waits for an empty stage; requests a [128, 128] and b [256, 128]
+    multiply  waits for a full stage; multiplies the left half of its columns, applies block-wise scales if there are
+              any, and adds; multiplies the right half, gives the stage back, scales and adds
 
-Registers say the tile: 64 x 256 sums are 128 of a thread's, one half's product 64 more, and a multiplying thread has
-240, which the loading warp gave away (`setmaxnreg`). Products of both halves at once would make it 256.
+Registers limit the tile. A multiplying thread has 240, which the loading warp gave away (`setmaxnreg`): its share of 64
+x 256 sums takes 128, and the product of one half takes 64 more. The product of both halves at once would need 256.
 
-The output leaves by quarters of a tile's columns through 8 KB of shared memory for each group, by flat.py's ragged TMA
-store; four stages of 48 KB take the rest. b is read as one matrix of all experts' rows: what a tile has past its
-expert's N is the next expert's, and the store cuts it off.
+The output leaves by quarters of a tile's columns, through 8 KB of shared memory for each group and flat.py's ragged TMA
+store; four stages of 48 KB take the rest. b is read as one matrix of all experts' rows. Columns of a tile past its
+expert's N belong to the next expert, and the store cuts them off.
 
-In Gluon, Triton's language below the tile, since Triton 3.6's `warp_specialize=True` knows no two multiplying groups on
-Hopper. Gluon has no interpreter: without a GPU this is compiled by tests, and does not run. Its reference is fp8.py's.
+The kernel is written in Gluon, Triton's language below the tile, since Triton 3.6's `warp_specialize=True` cannot have
+two multiplying groups on Hopper. Gluon has no interpreter: without a GPU, tests compile the kernel but cannot run it.
+Its reference is that of fp8.py.
 
-Sources: CUTLASS's cooperative warp-specialised kernels; two groups of warps that promote by turns, DeepSeek-V3 (section
-3.5.2) and DeepGEMM; Triton's Gluon tutorials for the language.
+Sources: CUTLASS's cooperative warp-specialised kernels; two groups of warps that take turns to promote, DeepSeek-V3
+(section 3.5.2) and DeepGEMM; Triton's Gluon tutorials for the language.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from groupbench.kernels.grouped_gemm.fp8_config import Fp8Config
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
 
-MOST_GROUPS = 256  # whose tiles the loading warp counts in the few registers it has
+MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
 
-# Triton's own, which work on numbers alone and so are Gluon too.
+# Triton functions that work on numbers alone, so they are valid Gluon too.
 _super_grouped = gluon.jit(tile_order.super_grouped.fn)
 _to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
 
@@ -68,7 +69,7 @@ def _add(x, y):
 
 @gluon.jit
 def _tile(tile, tiles_m, tiles_n, last_tiles, offs_ptr, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """(expert, its first row, its number of rows, row within them, tile column), as experts.py finds them."""
+    """Return (expert, its first row, its number of rows, row within them, tile column), as experts.py finds them."""
     tile_m, tile_n = _super_grouped(tile, tiles_m, tiles_n, GROUP_M)
     last = last_tiles.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     done = last <= tile_m
@@ -118,7 +119,7 @@ def _load(
 @gluon.jit
 def _store(out_desc, smem, start, size, row, column, tile):
     """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py."""
-    tma.store_wait(0)  # what was written from smem before
+    tma.store_wait(0)  # the previous store still reads smem
     smem.store(tile.to(smem.dtype))
     fence_async_shared()
     billion, end, inside = _to_ragged_indices(start, size, row)
@@ -135,16 +136,16 @@ def _store_half(out_desc, smem, start, size, row, column, half):
 
 
 @gluon.jit
-def _block_scales(scale_a_ptr, scale_b_ptr, at_a, at_left, at_right, mine, there):
-    """Those of one block of K: of the rows, of the left half of the columns, of the right half."""
-    of_rows = gl.load(scale_a_ptr + at_a, mask=mine & there, other=0.0)
-    of_left = gl.load(scale_b_ptr + at_left, mask=there, other=0.0)
-    return of_rows, of_left, gl.load(scale_b_ptr + at_right, mask=there, other=0.0)
+def _block_scales(scale_a_ptr, scale_b_ptr, at_a, at_left, at_right, row_ok, block_ok):
+    """Return the scales of one block of K: of the rows, of the left half of the columns, of the right half."""
+    of_rows = gl.load(scale_a_ptr + at_a, mask=row_ok & block_ok, other=0.0)
+    of_left = gl.load(scale_b_ptr + at_left, mask=block_ok, other=0.0)
+    return of_rows, of_left, gl.load(scale_b_ptr + at_right, mask=block_ok, other=0.0)
 
 
 @gluon.jit
 def _multiply(
-    GROUP: gl.constexpr,  # of warps: 0 has the upper half of a tile's rows, 1 the lower
+    GROUP: gl.constexpr,  # group of warps: 0 has the upper half of a tile's rows, 1 the lower
     out_desc,
     scale_a_ptr,
     scale_b_ptr,
@@ -185,8 +186,8 @@ def _multiply(
         # Rows of another expert get its scales: the store cuts them off.
         rows = start + row + gl.arange(0, ROWS, BY_ROW)
         if SCALE_BLOCK:
-            # Asked for two steps before they are used, since they come from global memory. 32 bits count all scales of
-            # operands that a GPU has memory for.
+            # Loaded two steps before they are used, since they come from global memory. 32-bit offsets reach every
+            # scale of operands that fit into a GPU's memory.
             at_a = rows
             at_left = (g * gl.cdiv(N, SCALE_BLOCK) + column // SCALE_BLOCK) * steps
             at_right = at_left + gl.where(column + HALF < N, steps, 0)
@@ -204,7 +205,7 @@ def _multiply(
             b_left = b_smem.index(stage).slice(0, HALF).permute((1, 0))
             b_right = b_smem.index(stage).slice(HALF, HALF).permute((1, 0))
             if SCALE_BLOCK:
-                # The waits for sums hold the next product back: registers do not hold it beside one that is scaled.
+                # The waits for sums delay the next product: registers cannot hold it and the one that is scaled.
                 scale_left, scale_right = now_a * now_left, now_a * now_right
                 now_a, now_left, now_right = next_a, next_left, next_right
                 at_a += scale_a_stride
@@ -327,10 +328,10 @@ def _fp8_specialized_kernel(
             ),
         ],
         [4, 1],  # warps of the second and third
-        [240, 24],  # registers of their threads; the first has what is left
+        [240, 24],  # registers of their threads; the first partition gets the rest
     )  # fmt: skip
 
-    # Rows past the last expert's belong to nobody and are zero.
+    # Rows past the last expert's belong to no expert and are zero.
     WIDTH: gl.constexpr = 1024
     WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
     columns = gl.arange(0, WIDTH, WIDE)
@@ -342,7 +343,7 @@ def _fp8_specialized_kernel(
 
 
 def unsuitable(b: Tensor) -> str | None:
-    """Return why this kernel cannot take weights that prepare_fp8 has checked, or None if it can."""
+    """Return why this kernel cannot take weights [G, N, K] that `prepare_fp8` has checked, or None if it can."""
     if b.size(0) > MOST_GROUPS:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):
@@ -360,7 +361,10 @@ def prepare_specialized(
     out_dtype: torch.dtype,
     config: Fp8Config,  # specialized
 ) -> Callable[[], Tensor]:  # [M, N], a view of rows padded to 16 bytes
-    """What prepare_fp8 gives for operands that it has checked and that are not `unsuitable`."""
+    """Make the descriptors; the returned callable allocates the output and launches once.
+
+    `prepare_fp8` must have checked the operands, and the weights must not be `unsuitable`.
+    """
     (M, K), (G, N, _) = a.shape, b.shape
     swizzled = gl.NVMMASharedLayout(128, 8, rank=2)
     b_rows = b.stride(0) // b.stride(1) if G > 1 else 0
@@ -402,7 +406,7 @@ def prepare_specialized(
 
 
 def _ragged(out: Tensor, block: list[int]) -> TensorDescriptor:
-    """triton.tools.ragged_tma's descriptor with Gluon's layout: rows are cut off at a number that the store names."""
-    found = ragged_tma.create_ragged_descriptor(out, block)
+    """Return triton.tools.ragged_tma's descriptor with Gluon's layout: each store names the row to cut off at."""
+    ragged = ragged_tma.create_ragged_descriptor(out, block)
     layout = gl.NVMMASharedLayout(2 * block[1], 16, rank=4)
-    return TensorDescriptor(out, found.shape, found.strides, found.block_shape, layout)
+    return TensorDescriptor(out, ragged.shape, ragged.strides, ragged.block_shape, layout)

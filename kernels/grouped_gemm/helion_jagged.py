@@ -2,18 +2,16 @@
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-One program computes one column of tiles of one group: it reads the group's borders from the device and
-walks down its rows, so the grid (G x N tiles) is known on the host while group sizes stay on the device. A
-group without rows is a loop of no steps. The work of a program is as uneven as the groups are;
-`helion_persistent` shares it out.
+One program computes one column of tiles of one group. It reads the group's borders from the device and walks down its
+rows, so the grid (G x N tiles) is known on the host while group sizes stay on the device. A group without rows is a
+loop without steps. Uneven groups give programs uneven work; `helion_persistent` distributes it evenly.
 
-b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all
-groups as an expanded view (stride 0), through the same kernel. K and N belong to the layer and are
-compile-time constants, so that tiles which divide them need no mask; M and G are not, since routing changes
-them at every step.
+b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all groups as an
+expanded view (stride 0), through the same kernel. K and N belong to the layer and are compile-time constants, so that
+tiles which divide them need no mask. M and G are run-time values, since routing changes them at every step.
 
-From Helion's examples/grouped_gemm.py, first kernel. There the grid is the group count alone, and four groups
-leave all but four SMs of a GPU idle; there B is one [K, N] matrix for all groups.
+From Helion's examples/grouped_gemm.py, first kernel. There the grid is the group count alone, and four groups leave all
+but four SMs of a GPU idle; there B is one [K, N] matrix for all groups.
 """
 
 from __future__ import annotations
@@ -30,27 +28,27 @@ from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, requ
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
 from groupbench.kernels.helion_configs import first_that_compiles
 
-# block_sizes are those of tile_n, tile_m and tile_k, in the order in which the kernel names them.
+# block_sizes has the sizes of tile_n, tile_m and tile_k, in the order in which the kernel names them.
 CONFIGS = {
-    # A program walks all rows of its group, so tall tiles are fewer turns: on an H100 at 4 x 4096^3 in bf16
-    # 0.75 ms with 256 rows, 0.87 ms with 128. Loop order [1, 0] makes neighbours in the grid share a group, and
-    # with it the rows of A, in L2: 0.84 ms against 1.79 ms with 128 experts of 1536 x 2048.
+    # A program walks all rows of its group, so tall tiles mean fewer iterations: on an H100 at 4 x 4096^3 in bf16
+    # 0.75 ms with 256 rows, 0.87 ms with 128. With loop order [1, 0], neighbours in the grid work on the same group and
+    # share its rows of A in L2: 0.84 ms against 1.79 ms with 128 experts of 1536 x 2048.
     "cuda": helion.Config(block_sizes=[128, 256, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=3),
-    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
-    # registers too.
+    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
     "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=3),
-    # For Triton's interpreter, which pays by operation and hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": helion.Config(block_sizes=[32, 32, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=1),
 }
 
 
 def default_config(device: torch.device, dtype: torch.dtype) -> helion.Config:
+    """Return the config for a dtype."""
     if device.type != "cuda":
         return CONFIGS["cpu"]
     return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
 
 
-# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+# dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
 @helion.kernel(static_shapes=False, dot_precision="ieee")
 def grouped_gemm_jagged(
     a: Tensor,  # [M, K]
@@ -76,11 +74,15 @@ def grouped_gemm_jagged(
 
 def prepare_helion_jagged(
     a: Tensor,  # [M, K], any strides
-    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    b: Tensor,  # [G, K, N], any strides; one shared matrix is expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
+    """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
+
+    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
+    that the kernel cannot take.
+    """
     require_runnable(a, b)
     group_ends(a, b, offs)
     M, N = a.size(0), b.size(2)
@@ -99,7 +101,7 @@ def prepare_helion_jagged(
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> Callable[[], Tensor]:
-    """`prepare_helion_jagged` with a config, for operands that were checked."""
+    """Run `prepare_helion_jagged` with a config, for operands that were checked."""
     M, N = a.size(0), b.size(2)
     table = empty_table(offs, past_int32(a, b))
     compiled = grouped_gemm_jagged.bind((a, b, table, a.new_empty(M, N))).compile_config(config)
@@ -110,5 +112,5 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> 
         return compiled(a, b, table, out)
 
     if a.device.type == "cuda":
-        run()  # compiles what Helion generated
+        run()  # compiles the generated Triton code
     return run

@@ -2,25 +2,22 @@
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-The tiles of all groups are numbered through, and worker w of W computes tiles w, w + W, w + 2W, ... Group
-sizes stay on the device: each worker walks the groups, and carries from one to the next where its first
-tile lies,
+The tiles of all groups are numbered consecutively, and worker w of W computes tiles w, w + W, w + 2W, ... Group sizes
+stay on the device. Each worker walks the groups and computes its first tile in each from that in the previous one:
 
     first = w                          in group 0
     first = (first - tiles_g) mod W    from group g to group g + 1
 
-so groups with fewer tiles than workers land on different workers, and a worker's tiles differ in number
-from any other's by one at most. Inside a group the tiles go down the rows first: workers that run together
-share columns of b.
+Groups with fewer tiles than workers therefore go to different workers, and the numbers of tiles of any two workers
+differ by at most one. Inside a group the tiles go down the rows first: workers that run together share columns of b.
 
-b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all
-groups as an expanded view (stride 0), through the same kernel. K, N and the worker count are compile-time
-constants; M and G are not, since routing changes them at every step.
+b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all groups as an
+expanded view (stride 0), through the same kernel. K, N and the worker count are compile-time constants. M and G are
+run-time values, since routing changes them at every step.
 
-From Helion's examples/grouped_gemm.py, second kernel, with these repairs: a worker there steps through as
-many iterations as the group has tiles and skips all but every W-th of them; the numbering there starts
-again at worker 0 in each group; the output there is filled with zeros first; tiles there end at 128; and B
-is one matrix there.
+From Helion's examples/grouped_gemm.py, second kernel, with these repairs: a worker there steps through as many
+iterations as the group has tiles and skips all but every W-th of them; the numbering there starts again at worker 0 in
+each group; the output there is filled with zeros first; tiles there end at 128; and B is one matrix there.
 """
 
 from __future__ import annotations
@@ -44,22 +41,22 @@ from groupbench.kernels.grouped_gemm.support import (
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
 from groupbench.kernels.helion_configs import first_that_compiles
 
-# block_sizes are those of the tile in M, N and K.
+# block_sizes has the tile's sizes in M, N and K.
 CONFIGS = {
     # As for the Triton kernels: on an H100 at 4 x 4096^3 in bf16 0.74 ms, against 0.95 ms with 128x128 tiles.
     "cuda": helion.Config(block_sizes=[128, 256, 64], num_warps=8, num_stages=4),
     # Fewer rows a group: 0.039 ms at 4 x 1024^3 where the wide tile takes 0.060 ms, 1.96 ms against 3.12 ms with 128
     # experts of 512 rows.
     "cuda_small": helion.Config(block_sizes=[128, 128, 64], num_warps=8, num_stages=4),
-    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
-    # registers too.
+    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
     "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
-    # For Triton's interpreter, which pays by operation and hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
 }
 
 
 def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -> helion.Config:
+    """Return the config for a dtype and the mean rows per group."""
     if device.type != "cuda":
         return CONFIGS["cpu"]
     if dtype == torch.float32:
@@ -67,7 +64,7 @@ def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -
     return CONFIGS["cuda" if mean_rows >= 2048 else "cuda_small"]
 
 
-# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+# dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
 @helion.kernel(static_shapes=False, dot_precision="ieee")
 def grouped_gemm_persistent(
     a: Tensor,  # [M, K]
@@ -83,7 +80,7 @@ def grouped_gemm_persistent(
     BLOCK_M = hl.register_block_size(16, 256)
     BLOCK_N = hl.register_block_size(16, 256)
     for worker in hl.grid(workers):
-        # A tensor, as Helion carries no Python number through a device loop.
+        # A tensor, since Helion cannot carry a Python number through a device loop.
         first = hl.full([], 0, dtype=torch.int64) + worker
         for g in hl.grid(G):
             start = group_offsets[g]
@@ -108,12 +105,16 @@ def grouped_gemm_persistent(
 
 def prepare_helion_persistent(
     a: Tensor,  # [M, K], any strides
-    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    b: Tensor,  # [G, K, N], any strides; one shared matrix is expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: helion.Config | None = None,
-    workers: int | None = None,  # one for each SM
+    workers: int | None = None,  # None: one per SM
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
+    """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
+
+    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
+    that the kernel cannot take.
+    """
     require_runnable(a, b)
     group_ends(a, b, offs)
     M, N = a.size(0), b.size(2)
@@ -135,7 +136,7 @@ def prepare_helion_persistent(
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config, workers: int) -> Callable[[], Tensor]:
-    """`prepare_helion_persistent` with a config, for operands that were checked."""
+    """Run `prepare_helion_persistent` with a config, for operands that were checked."""
     M, N = a.size(0), b.size(2)
     a, b = without_ones(a, b)
     rows, columns = a.size(0), b.size(2)
@@ -148,5 +149,5 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config, wor
         return compiled(a, b, table, out, workers)[:M, :N]
 
     if a.device.type == "cuda":
-        run()  # compiles what Helion generated
+        run()  # compiles the generated Triton code
     return run

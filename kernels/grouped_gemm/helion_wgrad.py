@@ -2,12 +2,12 @@
 
     db[g] = a[rows of g].T @ dc[rows of g]        a [M, K]   dc [M, N]   db [G, K, N]
 
-The grid is groups times tiles, known on the host; the reduction walks the group's rows, whose number each program reads
-from the offsets. Its last tile is masked in both operands, so that rows of the next group, or of no group, never enter;
-a group without rows gets zeros. Weights stored as [G, N, K] are served by changing the operands' places.
+The grid is groups times tiles, known on the host. The reduction walks the group's rows, whose number each program reads
+from the offsets. Its last tile is masked in both operands, so that rows of the next group, or of no group, never enter.
+A group without rows gets zeros. For weights stored as [G, N, K] the operands change places.
 
-K and N are compile-time constants; M and G are not, since routing changes them at every step. After Helion's
-examples/jagged_dense_bmm.py, whose inner loop runs from one offset to the next as well.
+K and N are compile-time constants. M and G are run-time values, since routing changes them at every step. After
+Helion's examples/jagged_dense_bmm.py, whose inner loop also runs from one offset to the next.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
 from groupbench.kernels.helion_configs import first_that_compiles
 
-# block_sizes are those of the tile in the output's rows and columns, and of a step through the group's rows.
+# block_sizes has the output tile's rows and columns, and the rows of a step through the group.
 CONFIGS = {
     "cuda": helion.Config(block_sizes=[128, 256, 64], l2_groupings=[8], num_warps=8, num_stages=4),
     "cuda_small": helion.Config(block_sizes=[128, 128, 64], l2_groupings=[8], num_warps=8, num_stages=4),
-    # IEEE fp32 goes through FMA units, not tensor cores: operands are held in registers too.
+    # IEEE fp32 runs on FMA units, not tensor cores, so registers hold the operands too.
     "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
-    # For Triton's interpreter, which pays by operation and hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
 }
 
 
 def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -> helion.Config:
+    """Return the config for a dtype and the mean rows per group."""
     if device.type != "cuda":
         return CONFIGS["cpu"]
     if dtype == torch.float32:
@@ -43,7 +44,7 @@ def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -
     return CONFIGS["cuda" if mean_rows >= 1024 else "cuda_small"]
 
 
-# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+# dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
 @helion.kernel(static_shapes=False, dot_precision="ieee")
 def grouped_gemm_wgrad(
     x: Tensor,  # [M, P]
@@ -54,7 +55,7 @@ def grouped_gemm_wgrad(
     Q = hl.specialize(y.size(1))
     G = group_offsets.size(0) - 1
     out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
-    # The first dimension is the one that neighbouring programs differ in: tiles of one group share its rows in L2.
+    # Neighbouring programs differ in the first dimension: tiles of one group share its rows in L2.
     for tile_p, tile_q, tile_g in hl.tile([P, Q, G], block_size=[None, None, 1]):
         g = tile_g.id
         acc = hl.zeros([tile_p, tile_q], dtype=torch.float32)
@@ -64,7 +65,8 @@ def grouped_gemm_wgrad(
     return out
 
 
-# For an output with elements past 2**31: Helion looks at the sizes of its inputs, and the output may be much larger.
+# For an output with 2**31 elements or more: Helion chooses the index type by its inputs, and the output may be much
+# larger.
 grouped_gemm_wgrad_wide = helion.kernel(
     grouped_gemm_wgrad.fn, static_shapes=False, dot_precision="ieee", index_dtype=torch.int64
 )
@@ -77,7 +79,11 @@ def prepare_helion_wgrad(
     nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
-    """Check and compile, without tuning; the callable allocates the output and launches, with what `offs` then says."""
+    """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
+
+    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
+    that the kernel cannot take.
+    """
     require_tensors(a=a, dc=dc, offs=offs)
     require_runnable(a, dc)
     group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
@@ -99,7 +105,7 @@ def prepare_helion_wgrad(
 
 
 def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.Config) -> Callable[[], Tensor]:
-    """`prepare_helion_wgrad` with a config, for operands that were checked."""
+    """Run `prepare_helion_wgrad` with a config, for operands that were checked."""
     K, N = a.size(1), dc.size(1)
     x, y, table = _arguments(a, dc, offs, nk)
     compiled = _kernel(x, y, table).bind((x, y, table)).compile_config(config)
@@ -111,7 +117,7 @@ def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.
         return out.transpose(1, 2) if nk else out
 
     if a.device.type == "cuda":
-        run()  # compiles what Helion generated
+        run()  # compiles the generated Triton code
     return run
 
 
@@ -121,7 +127,7 @@ def tune_helion_wgrad(
     offs: Tensor,  # [G], int32 or int64 end offsets
     nk: bool = False,
 ) -> helion.Config:
-    """Search, for minutes, for the best config for these inputs; `prepare_helion_wgrad` takes it."""
+    """Return the best config for these inputs, for `prepare_helion_wgrad`. The search takes minutes."""
     offs = offs.to(a.device)
     x, y, table = _arguments(a, dc, offs, nk)
     tabulate(offs, table)
@@ -129,22 +135,22 @@ def tune_helion_wgrad(
 
 
 def _kernel(x: Tensor, y: Tensor, table: Tensor) -> helion.Kernel:
-    """The kernel that counts as far as the output [G, P, Q] reaches."""
+    """Return the kernel whose index type reaches every element of the output [G, P, Q]."""
     elements = (table.numel() - 1) * x.size(1) * y.size(1)
     return grouped_gemm_wgrad_wide if elements >= 2**31 else grouped_gemm_wgrad
 
 
 def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel's, with a table that `tabulate` is yet to fill."""
+    """Return the kernel's arguments, with an empty table for `tabulate` to fill."""
     x, y = (_wide_enough(operand) for operand in ((dc, a) if nk else (a, dc)))
     return x, y, empty_table(offs, wide=False)
 
 
 def _wide_enough(x: Tensor) -> Tensor:
-    """x [M, columns] with two rows and columns at least.
+    """Return x [M, columns] with at least two rows and columns.
 
-    Helion 1.5.0 drops the index of a dimension of one element. A second row is no group's; a second column is the
-    first one again, and the caller cuts it off.
+    Helion 1.5.0 drops the index of a dimension of one element. A second row belongs to no group. A second column
+    repeats the first one, and the caller cuts it off.
     """
     if x.size(0) == 1:
         x = x.expand(2, -1)

@@ -3,23 +3,23 @@
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
 Two launches, no host sync. The first, a tiny Triton kernel, writes for each tile of block_m rows its group, its first
-row and the group's end; how many there are stays on the device, and the host knows a bound (M / block_m + G) to
-allocate the list by. In the second, written in Helion, each of as many workers as there are SMs takes every W-th tile
-of the list times the columns. Offsets may change between calls, and between replays of a CUDA graph.
+row and the group's end. The number of tiles stays on the device; the host allocates the list by an upper bound (M /
+block_m + G). In the second, written in Helion, each of as many workers as there are SMs takes every W-th tile of the
+list times the columns. Offsets may change between calls, and between replays of a CUDA graph.
 
-The main loop has no mask, and that is what makes it fast: wgmma reads its operands from shared memory, where the tensor
-memory accelerator (TMA) put them, and a mask would take them through registers first. A's tile may run into the next
-group's rows, and what it computes there is not stored. TMA itself clips the tail of K and N, since B's descriptor has
-the group as a dimension of its own.
+The main loop is fast because it has no mask. wgmma reads its operands from shared memory, where the tensor memory
+accelerator (TMA) puts them, and a mask would take them through registers first. A's tile may run into the next group's
+rows, and the results for these rows are not stored. TMA itself clips the tail of K and N, since B's descriptor has the
+group as a dimension of its own.
 
-Helion masks the operands of a product along K, and where it sees that a load is masked already, it makes a gather of a
-load whose rows start at a number from the device. Both are avoided, in Helion 1.5.0 and 1.5.1, by an identity between
-load and product, which Helion does not look through, and by a loop over K that ends at a multiple of its tile.
+Helion masks the operands of a product along K unless it sees that a load is masked already. It also turns a load whose
+rows start at a number from the device into a gather. Two measures prevent both, in Helion 1.5.0 and 1.5.1: an identity
+between load and product, which Helion does not look through, and a loop over K that ends at a multiple of its tile.
 
-With few rows a group, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma wants at least.
+With few rows a group, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at least.
 
-Where TMA cannot go (a GPU before Hopper, addresses or strides that are not multiples of 16 bytes, matrices smaller than
-a tile, the interpreter) the same kernel loads by masked pointers.
+The same kernel loads by masked pointers if TMA cannot read the operands: on a GPU before Hopper, with addresses or
+strides that are not multiples of 16 bytes, with matrices smaller than a tile, and in the interpreter.
 
 Sources: the list of tiles, Helion's pretuned_kernels/grouped_gemm_deepgemm (for Blackwell, its list made by the
 caller); the order of tiles, Triton's tutorial 03; swapped operands, as in `triton_flat`.
@@ -57,9 +57,9 @@ from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.variants import Variant, first_that_runs
 
-ENTRY = 3  # numbers of the list for each tile: group, first row, end of the group's rows
-# Helion puts this into the code that it generates. It counts in int64 where an operand has 2**31 elements, tiles never
-# need to.
+ENTRY = 3  # numbers per tile in the list: group, first row, end of the group's rows
+# Helion puts this into the code that it generates. Helion uses int64 for operands of 2**31 elements or more; a tile
+# number always fits into int32.
 TILE_ORDER = """
 @triton.jit
 def tile_in_order(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
@@ -72,9 +72,9 @@ IDENTITY = "{0}"
 
 @dataclass(frozen=True)
 class WorklistConfig:
-    """block_m and group_m are the list's and the order's; the rest is Helion's.
+    """Settings of the tile list (block_m), the tile order (group_m) and Helion (all others).
 
-    helion  further settings for helion.Config, e.g. what its autotuner found: they win over the fields above them
+    helion  further settings for helion.Config, e.g. those that its autotuner chose; they override the fields above
     """
 
     block_m: int
@@ -85,10 +85,11 @@ class WorklistConfig:
     group_m: int = 8  # tile rows of a super-group, see tile_order.py
     swap: bool = False  # out.T = b.T @ a.T
     flatten: bool = False  # one software pipeline over all tiles: a tile's loads start before the last one is stored
-    per_sm: int = 1  # workers on each SM
+    per_sm: int = 1  # workers per SM
     helion: tuple[tuple[str, Any], ...] = ()
 
     def to_helion(self, tma: bool) -> Config:
+        """Return the settings as Helion's own config."""
         settings: dict[str, Any] = {
             "block_sizes": [self.block_n, self.block_k],
             "num_warps": self.num_warps,
@@ -100,40 +101,40 @@ class WorklistConfig:
         return Config(**(settings | dict(self.helion)))
 
 
-# For shapes that nobody tuned; what was measured is in configs/worklist_h100.json.
+# For shapes without a tuned config; configs/worklist_h100.json has the measurements.
 CONFIGS = {
-    # Memory-bound: what counts is bytes in flight. 16 rows waste least of the tile when a group has a few.
+    # Memory-bound: bytes in flight decide. 16 rows waste the least of a tile when a group has few rows.
     "decode": WorklistConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "decode_32": WorklistConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": WorklistConfig(64, 128, 64, num_warps=4, num_stages=5),
     "medium": WorklistConfig(128, 128, 64, num_warps=4, num_stages=4),
-    # 128 x 256 keeps 128 accumulators a thread of 8 warps; four stages fit as long as the stored tile may reuse them,
-    # which one pipeline over all tiles would forbid.
+    # 128 x 256 keeps 128 accumulators a thread of 8 warps. Four stages fit only because the stored tile reuses their
+    # memory, which one pipeline over all tiles would rule out.
     "large": WorklistConfig(128, 256, 64, num_warps=8, num_stages=4),
-    # IEEE fp32 goes through FMA units, which read registers.
+    # IEEE fp32 runs on FMA units, which read registers.
     "fp32": WorklistConfig(64, 64, 32, num_warps=4, num_stages=3),
-    # Triton's interpreter pays by operation, hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": WorklistConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2),
     "cpu_swap": WorklistConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True),
 }
 
 
 def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
-    """What tuning tries for 16-bit dtypes, by the mean rows of a group."""
+    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of a group."""
     if mean_rows <= 16:
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
-        found = [WorklistConfig(*tile, group_m=1, swap=True) for tile in tiles]
+        configs = [WorklistConfig(*tile, group_m=1, swap=True) for tile in tiles]
     elif mean_rows <= 96:
         swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
         straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 256, 64, 4, 4)]
-        found = [WorklistConfig(*tile, group_m=1, swap=True) for tile in swapped]
-        found += [WorklistConfig(*tile) for tile in straight]
+        configs = [WorklistConfig(*tile, group_m=1, swap=True) for tile in swapped]
+        configs += [WorklistConfig(*tile) for tile in straight]
     else:
-        found = [replace(CONFIGS["large"], group_m=group_m) for group_m in (4, 8, 16)]
+        configs = [replace(CONFIGS["large"], group_m=group_m) for group_m in (4, 8, 16)]
         if mean_rows <= 1200:
-            found += [CONFIGS["medium"], replace(CONFIGS["medium"], num_warps=8), WorklistConfig(64, 256, 64, 4, 4)]
-    flat = [replace(config, num_stages=min(config.num_stages, 3), flatten=True) for config in found[:2]]
-    return [config for config in found + flat if K % config.block_k == 0 or config.block_k <= 64]
+            configs += [CONFIGS["medium"], replace(CONFIGS["medium"], num_warps=8), WorklistConfig(64, 256, 64, 4, 4)]
+    flat = [replace(config, num_stages=min(config.num_stages, 3), flatten=True) for config in configs[:2]]
+    return [config for config in configs + flat if K % config.block_k == 0 or config.block_k <= 64]
 
 
 def illegal(config: WorklistConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
@@ -142,14 +143,14 @@ def illegal(config: WorklistConfig, dtype: torch.dtype, device: Device = INTERPR
 
 
 def default_config(M: int, G: int, N: int, dtype: torch.dtype, device: Device) -> WorklistConfig:
-    """The config by mean rows of a group, or the nearest one that fits the GPU's shared memory."""
+    """Return the config for the mean rows per group, or the nearest one that fits the GPU's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
         name = "fp32"
     else:
         classes = ((16, "decode"), (32, "decode_32"), (96, "small"), (256, "medium"))
-        # 128 x 256 where its tiles are enough for every SM.
+        # 128 x 256 only if there are enough such tiles for every SM.
         large = "large" if (M / 128) * (N / 256) >= 100 else "medium"
         name = next((name for limit, name in classes if limit >= M / G), large)
     return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
@@ -158,7 +159,7 @@ def default_config(M: int, G: int, N: int, dtype: torch.dtype, device: Device) -
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, WorklistConfig, str | None]]:
-    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
     default = default_config(M, G, N, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
@@ -169,12 +170,12 @@ def configs_for(
 def choose_config(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool = False
 ) -> WorklistConfig:
-    """The tuned config of this problem on this GPU, else by mean rows of a group."""
+    """Return this problem's tuned config on this GPU, else the default for the mean rows per group."""
     return first_legal(configs_for(M, G, N, K, dtype, device, nk))
 
 
 def config_from(values: dict[str, Any]) -> WorklistConfig:
-    """The config that `dataclasses.asdict` gave, back from JSON. Raises TypeError if a field is unknown."""
+    """Return the config from JSON of its `dataclasses.asdict`. Raises TypeError if a field is unknown."""
     return WorklistConfig(**{**values, "helion": tuple((key, value) for key, value in values.get("helion", ()))})
 
 
@@ -193,17 +194,17 @@ def _list_tiles(
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program g writes the tiles of group g behind those of the groups in front, and program 0 how many there are.
+    """Write the tiles of group g (program g) after those of all earlier groups, and their total (program 0).
 
     With SHARED_B all groups have matrix 0.
     """
     g = tl.program_id(0)
     starts, ends, counts, in_front = expert_tiles(offs_ptr, G, G_POW2, BLOCK_M)
-    mine = tl.arange(0, G_POW2) == g
-    before = tl.sum(tl.where(mine, in_front, 0), 0)
-    start = tl.sum(tl.where(mine, starts, 0), 0)
-    end = tl.sum(tl.where(mine, ends, 0), 0)
-    count = tl.sum(tl.where(mine, counts, 0), 0)
+    is_own = tl.arange(0, G_POW2) == g
+    before = tl.sum(tl.where(is_own, in_front, 0), 0)
+    start = tl.sum(tl.where(is_own, starts, 0), 0)
+    end = tl.sum(tl.where(is_own, ends, 0), 0)
+    count = tl.sum(tl.where(is_own, counts, 0), 0)
     for first in range(0, count, CHUNK):
         step = first + tl.arange(0, CHUNK)
         at = tiles_ptr + (before + step) * ENTRY
@@ -215,14 +216,14 @@ def _list_tiles(
     zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, G, 1024)
 
 
-# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+# dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
 @helion.kernel(static_shapes=False, dot_precision="ieee")
 def grouped_gemm_worklist(
     a: Tensor,  # [M, K]
     weights: Tensor,  # [G or 1, K, N] or [G or 1, N, K]
     out: Tensor,  # [M, N]
     tiles: Tensor,  # [W, ENTRY], int32 or int64
-    count: Tensor,  # [1], int32: how many of the W are in use
+    count: Tensor,  # [1], int32: the number of entries in use
     k_extent: int,  # K, or with TMA the next multiple of a tile
     block_m: int,
     group_m: int,
@@ -259,7 +260,8 @@ def grouped_gemm_worklist(
             else:
                 acc = hl.zeros([block_m, BLOCK_N], dtype=torch.float32)
             for tile_k in hl.tile(k_extent):
-                # With TMA, indices are made here: a descriptor wants to see that they are consecutive.
+                # With TMA, the indices are computed here: Helion makes a descriptor only if it sees that they are
+                # consecutive.
                 if tma:
                     a_tile = a[start + hl.arange(block_m), tile_k]
                     a_tile = hl.inline_triton(IDENTITY, args=(a_tile,), output_like=a_tile)
@@ -291,14 +293,15 @@ def grouped_gemm_worklist(
 
 def prepare_helion_worklist(
     a: Tensor,  # [M, K], any strides
-    b: Tensor,  # [G, K, N], any strides; expanded where it is shared
+    b: Tensor,  # [G, K, N], any strides; one shared matrix is expanded
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: WorklistConfig | None = None,
-    tma: bool | None = None,  # None: where it can go
+    tma: bool | None = None,  # None: if it can read the operands
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
-    """Compile, without tuning; the callable allocates list and output and launches, with whatever `offs` then says.
+    """Compile, without tuning; the returned callable allocates the list and the output and launches both kernels.
 
-    Raises RuntimeError if Helion makes no TMA loads of what should have them.
+    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
+    or a config that the kernel cannot take, and RuntimeError if Helion compiles TMA loads to something else.
     """
     require_runnable(a, b)
     group_ends(a, b, offs)
@@ -321,7 +324,7 @@ def prepare_helion_worklist(
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool | None) -> Callable[[], Tensor]:
-    """`prepare_helion_worklist` with a config, for operands that were checked."""
+    """Run `prepare_helion_worklist` with a config, for operands that were checked."""
     M, N = a.size(0), b.size(2)
     if tma is None:
         tma = without_tma(a, b, config) is None
@@ -338,7 +341,7 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tm
         return out[:M, :N] if M == 1 or N == 1 else out
 
     if a.device.type == "cuda":
-        run()  # compiles what Helion generated
+        run()  # compiles the generated Triton code
     return run
 
 
@@ -346,20 +349,19 @@ def tune_helion_worklist(
     a: Tensor,  # [M, K]
     b: Tensor,  # [G, K, N]
     offs: Tensor,  # [G], int32 or int64 end offsets
-    config: WorklistConfig,  # its block_m, group_m, swap and per_sm stay
+    config: WorklistConfig,  # its block_m, group_m, swap and per_sm are kept
     seconds: float,
 ) -> WorklistConfig:
-    """What Helion's autotuner finds for all else within about so many seconds."""
+    """Return the config that Helion's autotuner finds within about so many seconds."""
     tma = without_tma(a, b, config) is None
     if tma:
-        # The search tries pointers as well, and what is loaded without a mask runs past the end by a tile.
+        # The search tries pointers as well, and their unmasked loads read up to one tile past the end.
         a = _with_room(a, config.block_m * a.stride(0))
         b = _with_room(b, 256 * max(b.stride()[1:]))
     problem = make_problem(a, b, offs, config, tma)
     bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
     bound.settings.autotune_budget_seconds = max(1, int(seconds))
-    found = bound.autotune(problem.arguments(), force=True)
-    settings = dict(found)
+    settings = dict(bound.autotune(problem.arguments(), force=True))
     block_n, block_k = settings.pop("block_sizes")
     return replace(
         config,
@@ -372,7 +374,7 @@ def tune_helion_worklist(
 
 
 def _with_room(x: Tensor, elements: int) -> Tensor:
-    """A copy of x of the same strides, with memory behind it that may be read."""
+    """Return a copy of x with the same strides, followed by `elements` elements that may be read."""
     size = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
     storage = torch.zeros(size + elements, dtype=x.dtype, device=x.device)
     return storage.as_strided(x.shape, x.stride()).copy_(x)
@@ -383,7 +385,7 @@ class Problem:
     """Operands and config of a call."""
 
     a: Tensor  # [M, K]
-    weights: Tensor  # [G, K, N], or [G, N, K] where `nk`, or one matrix of them where `shared`
+    weights: Tensor  # [G, K, N], or [G, N, K] with `nk`; G is 1 with `shared`
     offs: Tensor  # [G]
     config: WorklistConfig
     tma: bool
@@ -391,11 +393,11 @@ class Problem:
     shared: bool
 
     def arguments(self) -> tuple[Any, ...]:
-        """What the Helion kernel is called with: allocates the output and the list, and launches what fills it."""
+        """Return the Helion kernel's arguments; allocate output and list, and launch the kernel that fills the list."""
         a, config = self.a, self.config
         (M, K), N, G = a.shape, self.weights.size(1 if self.nk else 2), self.offs.numel()
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        # Indices get the list's dtype: int64 where an element of an operand lies past 2**31.
+        # Indices get the list's dtype: int64 if an operand has elements past 2**31.
         wide = max(M * max(a.stride(0), N), G * self.weights.stride(0)) >= 2**31
         rows = triton.cdiv(M, config.block_m) + G
         tiles = torch.empty(rows, ENTRY, dtype=torch.int64 if wide else torch.int32, device=a.device)
@@ -421,10 +423,10 @@ class Problem:
         return (a, self.weights, out, tiles, count, *sizes, self.tma, self.nk, config.swap)
 
     def specimen(self) -> tuple[Any, ...]:
-        """Arguments to compile TMA loads for: views with fewer than 2**31 elements.
+        """Return arguments to compile TMA loads for: views with fewer than 2**31 elements.
 
-        For larger operands Helion would count in int64, and make no descriptors as long as it knows no bound of M. A
-        descriptor has coordinates of its own by dimension, and is made of the operands of each call.
+        For larger operands Helion would use int64, and makes no descriptors as long as it knows no bound of M. This is
+        safe: a descriptor has its own coordinates in each dimension, and each call makes it from its operands.
         """
         a, weights, out, *rest = self.arguments()
         rows = (2**31 - 1) // max(a.stride(0), a.size(1), out.size(1))
@@ -433,13 +435,14 @@ class Problem:
 
 
 def make_problem(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool) -> Problem:
+    """Return the operands a [M, K], b [G, K, N] and offs [G] as the kernel takes them."""
     a, b = without_ones(a, b)
     weights, nk, shared = stored_weights(b)
     return Problem(a, weights, offs, config, tma, nk, shared)
 
 
 def without_tma(a: Tensor, b: Tensor, config: WorklistConfig) -> str | None:
-    """Return why these operands cannot be read by TMA, or None where they can."""
+    """Return why TMA cannot read a [M, K] and b [G, K, N], or None if it can."""
     if a.device.type == "cpu":
         return "Helion makes no descriptors for a CPU"
     if config.block_m > a.size(0) or config.block_n > b.size(2) or config.block_k > a.size(1):

@@ -1,7 +1,7 @@
-"""Offsets as the kernels that Helion generates read them: starts and ends in one table, made on the GPU by each call.
+"""Make the table of offsets that Helion's kernels read: starts and ends of all groups, on the GPU, by each call.
 
-One launch writes the table and the zeros of what belongs to nobody, so that a callable, or a CUDA graph of it, follows
-whatever the offsets say when it runs. Nothing of them is read on the host.
+One launch writes the table and zeros the rows that belong to no group. A callable, or a CUDA graph of it, therefore
+follows the offsets' values when it runs. The host reads none of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _tabulate(
 
 
 def empty_table(offs: Tensor, wide: bool) -> Tensor:  # [G + 1]
-    """Where `tabulate` writes. Row indices get the table's dtype: int64 with `wide`, else int32."""
+    """Return an uninitialised table for `tabulate`. Row indices get its dtype: int64 with `wide`, else int32."""
     return torch.empty(offs.numel() + 1, dtype=torch.int64 if wide else torch.int32, device=offs.device)
 
 
@@ -44,6 +44,7 @@ def tabulate(
     table: Tensor,  # [G + 1]: start of every group, and end of the last
     out: Tensor | None = None,  # [M, N], contiguous: its rows past the last group's become zero
 ) -> None:
+    """Fill the table from the offsets, and zero the output's rows past offs[-1], in one launch."""
     programs = 1 if out is None else worker_count(offs.device)
     M, N = (0, 0) if out is None else out.shape
     G = offs.numel()

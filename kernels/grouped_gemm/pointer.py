@@ -2,20 +2,19 @@
 
     C_g = A_g @ B_g        A_g [M_g, K_g]   B_g [K_g, N_g]   C_g [M_g, N_g]     g = 0..G-1
 
-Every group has its own M, N and K, and its matrices lie anywhere in memory, so nothing is packed or copied.
-A table on the device holds one row a group (`FIELDS`). The schedule is static and made on the device: the
-tiles of all groups are numbered through, a program takes tile `program_id`, then every `num_programs`-th
-tile, and finds the group that owns it by walking the table, which it never has to walk backwards.
+Every group has its own M, N and K, and its matrices may be anywhere in memory, so nothing is packed or copied. A table
+on the device holds one row per group (`FIELDS`). The schedule is static and made on the device. The tiles of all groups
+are numbered consecutively, and a program takes tile `program_id`, then every `num_programs`-th tile. It finds a tile's
+group by walking the table, and never has to walk back.
 
-Layout. A and B may have any leading dimension; the direction of unit stride is the same for all A (and for
-all B) and is a compile-time constant, since the compiler can vectorise loads only along a stride that it
-knows to be 1. B may be [N, K] weights seen through a transpose. The outputs lie one after the other in one
-buffer, and the table holds element offsets into it: a call allocates once and launches once, and copies
-nothing to the device.
+Layout. A and B may have any leading dimension. The direction of unit stride is the same for all A (and for all B) and
+is a compile-time constant, since the compiler can vectorise loads only along a stride that it knows to be 1. B may be
+[N, K] weights seen through a transpose. The outputs follow each other in one buffer, and the table holds element
+offsets into it: a call allocates once and launches once, and copies nothing to the device.
 
-The schedule is that of Triton's tutorial 08-grouped-gemm. Beyond it: masks at every edge (the tutorial takes
-full tiles only), strides and transposed B, a super-grouped tile order, 64-bit addresses, alignment that is
-measured instead of asserted.
+The schedule is that of Triton's tutorial 08-grouped-gemm. Beyond it: masks at every edge (the tutorial takes full tiles
+only), strides and transposed B, a super-grouped tile order, 64-bit addresses, alignment that is measured instead of
+asserted.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ FIELDS = ("a_address", "b_address", "c_offset", "M", "N", "K", "lda", "ldb")
 
 @dataclass(frozen=True)
 class PointerConfig:
+    """Tile sizes and launch options of the pointer kernels."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -51,14 +52,13 @@ class PointerConfig:
 
 
 CONFIGS = {
-    # 128x256 with 8 warps keeps 128 accumulators a thread and reads a third less than 128x128 for each product: on an
+    # 128x256 with 8 warps keeps 128 accumulators a thread and reads a quarter less than 128x128 for each product: on an
     # H100 0.70 ms against 0.94 ms at 4 x 4096^3 in bf16. A fourth stage gains nothing.
     "cuda": PointerConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=3),
-    # IEEE fp32 goes through FMA units, not tensor cores: smaller tiles, since operands are held in
-    # registers too.
+    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
     "cuda_fp32": PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3),
-    # The interpreter pays by operation, hardly by element: large enough for few tiles, small enough for
-    # ragged ones.
+    # The interpreter's cost depends on the number of operations, not of elements: large enough for few tiles, small
+    # enough for ragged ones.
     "cpu": PointerConfig(32, 32, 32, group_m=2, num_warps=4, num_stages=1),
 }
 
@@ -69,11 +69,12 @@ def illegal(config: PointerConfig, dtype: torch.dtype, device: Device = INTERPRE
 
 
 def fit(config: PointerConfig, dtype: torch.dtype, device: Device) -> PointerConfig:
-    """The config, or the nearest one that fits the GPU's shared memory."""
+    """Return the config, or the nearest one that fits the GPU's shared memory."""
     return fitted(config, lambda smaller: illegal(smaller, dtype, device))
 
 
 def default_config(device: Device, dtype: torch.dtype) -> PointerConfig:
+    """Return the config for a dtype, shrunk until it fits the device's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu"]
     return fit(CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"], dtype, device)
@@ -101,9 +102,9 @@ def _pointer_kernel(
     for g in range(G):
         row = table_ptr + g * 8
         M = tl.load(row + 3).to(tl.int32)
-        # Values from memory carry no alignment: without these promises every load would be one element
-        # wide. The sizes along a unit stride are among them, since a mask that ends at an odd place splits
-        # a vector.
+        # The compiler does not know the alignment of values from memory: without these hints every load would be one
+        # element wide. They include the sizes along a unit stride, since a mask that ends at an odd element splits a
+        # vector.
         N = tl.multiple_of(tl.load(row + 4).to(tl.int32), [ALIGN])
         if not A_K_UNIT:
             M = tl.multiple_of(M, [ALIGN])
@@ -141,7 +142,7 @@ def _pointer_kernel(
 
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
             for k in range(0, K, BLOCK_K):
-                # The K tail must be zero on both sides: what lies behind it may be NaN, and 0 * NaN is NaN.
+                # The K tail must be zero on both sides: memory past it may be NaN, and 0 * NaN is NaN.
                 k_ok = offs_k < K - k
                 a = tl.load(a_ptrs, mask=m_ok[:, None] & k_ok[None, :], other=0.0)
                 b = tl.load(b_ptrs, mask=k_ok[:, None] & n_ok[None, :], other=0.0)
@@ -160,7 +161,10 @@ def prepare_pointer(
     group_b: Sequence[Tensor],  # G of [K_g, N_g]
     config: PointerConfig | None = None,
 ) -> Callable[[], list[Tensor]]:  # G of [M_g, N_g], views of one buffer
-    """Build the table and compile; the callable allocates the output buffer and launches once."""
+    """Build the table and compile; the returned callable allocates the output buffer and launches once.
+
+    Raises ValueError for groups that do not fit together, and for operands or a config that the kernel cannot take.
+    """
     run = _prepare(group_a, group_b, config)
     shapes = [(a.size(0), b.size(1)) for a, b in zip(group_a, group_b, strict=True)]
     numels = [m * n for m, n in shapes]
@@ -172,7 +176,10 @@ def prepare_pointer_packed(
     group_b: Sequence[Tensor],  # G of [K_g, N], one N for all
     config: PointerConfig | None = None,
 ) -> Callable[[], Tensor]:  # [sum(M_g), N]
-    """Like `prepare_pointer` for groups of equal N, whose outputs are then the rows of one matrix."""
+    """Run `prepare_pointer` for groups of equal N; their outputs are the rows of one matrix.
+
+    Raises ValueError as `prepare_pointer` does, and if N differs between groups.
+    """
     run = _prepare(group_a, group_b, config)
     columns = {b.size(1) for b in group_b}
     if len(columns) > 1:
@@ -208,7 +215,7 @@ def _prepare(
 
 
 def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig) -> Callable[[], Tensor]:
-    """`_prepare` for groups and a config that were checked."""
+    """Run `_prepare` for groups and a config that were checked."""
     device, dtype = group_a[0].device, group_a[0].dtype
     matrices_a, a_k_unit = _one_direction(group_a)
     matrices_b, b_n_unit = _one_direction(group_b)
@@ -224,8 +231,7 @@ def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: 
         total += m * n
         tiles += triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
     table = torch.tensor(rows, dtype=torch.int64, device=device)
-    # The table knows addresses only: the callable must own the matrices, and the copies that a layout may
-    # have cost.
+    # The table holds addresses only: the callable must own the matrices, and any copies made for their layout.
     operands = list(zip(matrices_a, matrices_b, strict=True))
     grid = (min(tiles, worker_count(device, config.programs_per_sm)),)
 
@@ -255,9 +261,9 @@ def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: 
 
 
 def _one_direction(matrices: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
-    """The matrices with unit stride along one direction, and whether that is along the rows (dimension 1)."""
+    """Return the matrices with unit stride along one dimension, and whether that is dimension 1; copy if need be."""
     for dim in (1, 0):
-        # The stride of a dimension of one element is never used, whatever torch says it is.
+        # The stride of a dimension of one element is never used, so its value does not matter.
         if all(matrix.stride(dim) == 1 or matrix.size(dim) <= 1 for matrix in matrices):
             return list(matrices), dim == 1
     return [matrix.contiguous() for matrix in matrices], True

@@ -1,20 +1,21 @@
 """Quantisation to fp8 (e4m3fn, largest value 448), the step before a scaled grouped GEMM.
 
     amax  = max |x|           over a row, or over 128 columns of a row
-    scale = amax * (1 / 448)  fp32; nothing but zeros has the scale of amax = 1e-12
+    scale = amax * (1 / 448)  fp32; amax is at least 1e-12, so that zeros have a scale too
     q     = e4m3(x * (1 / scale)),  |q| <= 448          x is about q * scale
 
-Two recipes. *Row-wise*: one scale a row, of activations [M] and of weights [G, N]. *Block-wise*, DeepSeek-V3's: one for
-128 columns of a row of activations, [M, K/128], and one for 128 x 128 of weights, [G, N/128, K/128]. Scales of
+Two recipes. *Row-wise*: one scale per row, of activations [M] and of weights [G, N]. *Block-wise*, DeepSeek-V3's: one
+per 128 columns of a row of activations, [M, K/128], and one per 128 x 128 of weights, [G, N/128, K/128]. Scales of
 activations are stored column by column (strides 1, M): a tile of the GEMM reads 128 rows of one column.
 
-What is not finite spoils its row (or block), and no more: NaN makes the scale NaN, infinity makes it infinite, and the
-values are 0 or NaN, so that all of it comes back as NaN. Nothing overflows: the roundings of scale and quotient lead
-past 448 by 2^-22 of it at most, which rounds back. (From 464 on, torch gives NaN or 448, by version and device.)
+A value that is not finite affects its own row (or block) only: NaN makes the scale NaN, infinity makes it infinite, and
+the quantised values are 0 or NaN, so the whole row dequantises to NaN. Nothing overflows: the rounding of scale and
+quotient exceeds 448 by at most 2^-22 of it, which rounds back. (From 464 on, torch gives NaN or 448, by version and
+device.)
 
-Rounding is to nearest, ties to even: |q * scale - x| <= 2^-4 |x|, and 2^-10 scale where q is subnormal (below 2^-6).
+Rounding is to nearest, ties to even: |q * scale - x| <= 2^-4 |x|, and 2^-10 scale for subnormal q (below 2^-6).
 
-Rows of q start at multiples of 16 bytes, whatever K is, as TMA asks: q may be a view of something wider.
+Rows of q start at multiples of 16 bytes for any K, as TMA requires, so q may be a view of a wider tensor.
 
 Sources: scales of 1 x 128 and 128 x 128, DeepSeek-V3 report, section 3.3.2; 1e-12, torch's tests of scaled_mm.
 """
@@ -33,21 +34,21 @@ from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 SMALLEST_AMAX = 1e-12
-SCALE_BLOCK = 128  # of the block-wise recipe, in K and, for weights, in N
-ROW_BYTES = 16  # what the start of every row is a multiple of
+SCALE_BLOCK = 128  # values per scale of the block-wise recipe, in K and, for weights, in N
+ROW_BYTES = 16  # every row starts at a multiple of these bytes
 WHOLE_ROW = 16384  # columns that one program keeps in registers
-TILE_ROWS = 32  # of a program of the block-wise recipe
+TILE_ROWS = 32  # rows of a program of the block-wise recipe
 
 
 @triton.jit
 def _e4m3(x, EMULATED: tl.constexpr):
-    """Round |x| < 464 or NaN to e4m3. Triton's interpreter carries wrongly (127 becomes 64), hence EMULATED."""
+    """Round |x| < 464 or NaN to e4m3; with EMULATED by hand, since Triton's interpreter makes 64 of 127."""
     if EMULATED:
         bits = x.to(tl.uint32, bitcast=True)
         magnitude = bits & 0x7FFFFFFF
-        # Half of the last place that is kept, less one where that place is even; then the exponent's bias, 127 to 7.
+        # Add half of the last kept place, less one if that place is even; then change the exponent's bias, 127 to 7.
         normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-        # Subnormals are multiples of 2^-9: adding 2^23 leaves no bits for less.
+        # Subnormals are multiples of 2^-9: adding 2^23 rounds to them.
         subnormal = (tl.abs(x) * 512.0 + 8388608.0).to(tl.uint32, bitcast=True) & 15
         code = tl.where(magnitude < 0x3C800000, subnormal, normal)  # 2^-6
         code = tl.where(magnitude > 0x7F800000, 0x7F, code)
@@ -59,13 +60,13 @@ def _e4m3(x, EMULATED: tl.constexpr):
 
 @triton.jit
 def _amax(x, axis: tl.constexpr):
-    """Largest |x| along an axis; NaN where there is one, which tl.max passes over."""
+    """Return the largest |x| along an axis, or NaN if there is one; tl.max ignores NaN."""
     return tl.where(tl.max((x != x).to(tl.int32), axis) > 0, float("nan"), tl.max(tl.abs(x), axis))
 
 
 @triton.jit
 def _scale(amax, SMALLEST: tl.constexpr):
-    """(scale, 1 / scale), rounded as torch rounds them: the same bits."""
+    """Return (scale, 1 / scale), rounded to the same bits as torch's."""
     scale = tl.where(amax < SMALLEST, SMALLEST, amax) * (1 / 448)
     return scale, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
 
@@ -128,7 +129,10 @@ def _quantize_blocks_kernel(
 
 
 def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, Tensor]]:  # x [M, K] in fp32, bf16, fp16
-    """The callable returns (q [M, K], scale [M] or [M, K/128]), freshly allocated. Raises ValueError."""
+    """Check x; the returned callable allocates and returns (q [M, K], scale [M] or, with `blockwise`, [M, K/128]).
+
+    Raises TypeError for an x that is not a tensor, ValueError for a shape, stride, dtype or device that cannot run.
+    """
     require_tensors(x=x)
     if x.ndim != 2 or x.stride(1) != 1 or x.dtype not in DTYPES:
         raise ValueError(
@@ -164,30 +168,33 @@ def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, T
 
 
 def quantize_rows_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [M, K]; q [M, K], scale [M]
+    """Return x in fp8 and one scale per row."""
     scale = _scale_of(x.float().abs().amax(1) if x.size(1) else x.new_zeros(x.size(0)).float())
     return _quantized(x, 1 / scale[:, None]), scale
 
 
 def quantize_blocks_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [M, K]; q [M, K], scale [M, K/128]
+    """Return x in fp8 and one scale per 128 columns of a row."""
     scale = _empty_scales(x.size(0), x.size(1), x.device)
     scale.copy_(_scale_of(_blocks(x, 1).amax((1, 3))))
     return _quantized(x, _spread(1 / scale, x.shape, 1)), scale
 
 
 def quantize_weight_blocks_reference(x: Tensor) -> tuple[Tensor, Tensor]:  # x [N, K]; q [N, K], scale [N/128, K/128]
+    """Return x in fp8 and one scale per 128 x 128 values."""
     scale = _scale_of(_blocks(x, SCALE_BLOCK).amax((1, 3)))
     return _quantized(x, _spread(1 / scale, x.shape, SCALE_BLOCK)), scale
 
 
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
-    """q [R, K] in fp32, times its scales: [R], [R, K/128] or, of weights, [R/128, K/128]."""
+    """Return q [R, K] in fp32, times its scales: [R], [R, K/128] or, for weights, [R/128, K/128]."""
     if scale.ndim == 1:
         return q.float() * scale[:, None]
     return q.float() * _spread(scale, q.shape, 1 if scale.size(0) == q.size(0) else SCALE_BLOCK)
 
 
 def empty_fp8(rows: int, columns: int, device: torch.device | str) -> Tensor:
-    """Uninitialised e4m3 [rows, columns], each row at a multiple of 16 bytes."""
+    """Return an uninitialised e4m3 tensor [rows, columns], each row at a multiple of 16 bytes."""
     stride = triton.cdiv(max(columns, 1), ROW_BYTES) * ROW_BYTES
     return torch.empty(rows, stride, dtype=E4M3, device=device)[:, :columns]
 
@@ -206,12 +213,12 @@ def _quantized(x: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, rows: int) -> Tensor:
-    """|x| in blocks of rows x 128, zeros past its edges: [R/rows, rows, K/128, 128]."""
+    """Return |x| in blocks of rows x 128, padded with zeros: [R/rows, rows, K/128, 128]."""
     (R, K), columns = x.shape, SCALE_BLOCK
     padded = torch.nn.functional.pad(x.float().abs(), (0, -K % columns, 0, -R % rows))
     return padded.view(triton.cdiv(R, rows), rows, triton.cdiv(K, columns), columns)
 
 
 def _spread(scale: Tensor, shape: torch.Size, rows: int) -> Tensor:
-    """A scale for each element of `shape`."""
+    """Return a scale for each element of `shape`."""
     return scale.repeat_interleave(rows, 0).repeat_interleave(SCALE_BLOCK, 1)[: shape[0], : shape[1]]

@@ -1,10 +1,10 @@
-"""Grouped GEMM in plain torch, for accuracy: what every kernel of this folder is checked against.
+"""Grouped GEMM in plain torch: the reference that every kernel of this folder is compared with.
 
     out[offs[g-1]:offs[g]] = a[offs[g-1]:offs[g]] @ b[g]        g = 0..G-1, with offs[-1] read as 0 for g = 0
 
-Inputs are widened before the product (fp32 and fp64 to fp64, halves to fp32) and the result stays wide, so
-that its own rounding is far below what a kernel may differ by. TF32 keeps 10 bits of mantissa, no more than
-fp16: it is off meanwhile.
+Inputs are widened before the product (fp32 and fp64 to fp64, halves to fp32), and the result stays wide. Its own
+rounding is therefore far below a kernel's tolerance. TF32 is disabled during the product: it keeps 10 bits of mantissa,
+no more than fp16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def grouped_gemm_reference(
     b: Tensor,  # [G, K, N]
     offs: Tensor,  # [G], int32 or int64 end offsets
 ) -> Tensor:  # [M, N], fp64 or fp32; rows past offs[-1] are zero
-    """One matmul a group, in a wider dtype."""
+    """Return the grouped product by one matmul per group, in a wider dtype."""
     wide = _wide(a.dtype)
     out = torch.zeros(a.size(0), b.size(2), dtype=wide, device=a.device)
     start = 0
@@ -37,7 +37,7 @@ def grouped_gemm_wgrad_reference(
     dc: Tensor,  # [M, N], the gradient of the output
     offs: Tensor,  # [G], int32 or int64 end offsets
 ) -> Tensor:  # [G, K, N], fp64 or fp32: the gradient of b; zero for a group without rows
-    """a[rows of g].T @ dc[rows of g]; rows past offs[-1] are not looked at."""
+    """Return a[rows of g].T @ dc[rows of g] of every group; rows past offs[-1] are ignored."""
     wide = _wide(a.dtype)
     out = torch.zeros(offs.numel(), a.size(1), dc.size(1), dtype=wide, device=a.device)
     start = 0
@@ -52,7 +52,7 @@ def reference_list(
     group_a: Sequence[Tensor],  # G of [M_g, K_g]
     group_b: Sequence[Tensor],  # G of [K_g, N_g]
 ) -> list[Tensor]:  # G of [M_g, N_g], fp64 or fp32
-    """The same for groups that are separate tensors, each of its own size."""
+    """Return the products of groups that are separate tensors, each of its own size."""
     with without_tf32():
         return [a.to(_wide(a.dtype)) @ b.to(_wide(b.dtype)) for a, b in zip(group_a, group_b, strict=True)]
 
@@ -63,6 +63,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
+    """Compute torch's fp32 products in full precision within this context."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = "ieee"

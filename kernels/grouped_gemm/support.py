@@ -1,12 +1,12 @@
-"""Which operands the grouped-GEMM kernels take, and what every `prepare_*` asks of them first.
+"""Check the operands of the grouped-GEMM kernels: the first step of every `prepare_*`.
 
 Letters, here and in every kernel of this folder:
 
     G   groups (experts)                 a     [M, K]      rows of all groups, one group after the other
-    M   rows of all groups together      b     [G, K, N]   one matrix a group, any strides
+    M   rows of all groups together      b     [G, K, N]   one matrix per group, any strides
     M_g rows of group g                  offs  [G]         end offsets: group g owns rows offs[g-1]..offs[g]
 
-Rows past offs[-1] belong to no group; every backend gives zeros there, like the reference.
+Rows past offs[-1] belong to no group; every backend writes zeros there, like the reference.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])  # e.g. (3, 7)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-TMA_BYTES = 16  # what addresses and strides must be a multiple of for the tensor memory accelerator
+TMA_BYTES = 16  # the tensor memory accelerator needs addresses and strides that are multiples of this
 
 
 def interpreted() -> bool:
-    """True where Triton runs kernels in its interpreter (TRITON_INTERPRET=1) instead of compiling them."""
+    """Return whether Triton interprets kernels (TRITON_INTERPRET=1) instead of compiling them."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
 def unsupported(dtype: torch.dtype, interpreted: bool) -> str | None:
-    """Return why the Triton and Helion backends cannot run `dtype`, or None where they can."""
+    """Return why the Triton and Helion backends cannot run `dtype`, or None if they can."""
     if dtype not in DTYPES:
         return f"{dtype} is not one of {', '.join(map(str, DTYPES))}"
     if interpreted and dtype == torch.bfloat16:
-        # The interpreter keeps bf16 as its uint16 bit pattern and multiplies that: wrong by 1e10 (Triton
-        # 3.7.1).
+        # The interpreter stores bf16 as a uint16 bit pattern and multiplies that: wrong by 1e10 (Triton 3.7.1).
         return "Triton's interpreter computes tl.dot in bf16 wrongly; use fp16"
     return None
 
@@ -49,7 +48,7 @@ def illegal_tile(
     dtype: torch.dtype = torch.float16,
     device: Device = INTERPRETER,
 ) -> str | None:
-    """Return why a tile cannot be compiled for a GPU, or None if it can; launchers, tests and pruners all ask here."""
+    """Return why a tile cannot be compiled for a GPU, or None if it can: the one check for launchers and pruners."""
     for name, size in (("block_m", block_m), ("block_n", block_n), ("block_k", block_k)):
         if size < 16 or size & (size - 1):
             return f"{name}={size}: tl.dot needs powers of two, 16 at least"
@@ -60,14 +59,14 @@ def illegal_tile(
 
 
 def require_tensors(**operands: object) -> None:
-    """Raise TypeError that names the first operand that is not a tensor; a list or an array would only fail later."""
+    """Raise TypeError with the name of the first operand that is not a tensor: a list or an array would fail later."""
     for name, operand in operands.items():
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(operand).__name__}")
 
 
 def require_runnable(*operands: Tensor) -> None:
-    """Raise ValueError unless the operands share a dtype and a device that the kernels can run on here."""
+    """Raise ValueError unless the operands share one dtype and one device, and the kernels can run on both."""
     for operand in operands:
         require_tensors(**{"every operand": operand})
     first = operands[0]
@@ -83,7 +82,7 @@ def require_runnable(*operands: Tensor) -> None:
 
 
 def require_device(device: torch.device) -> None:
-    """Raise ValueError unless a kernel that is launched here and now runs where its operands are."""
+    """Raise ValueError unless a kernel that is launched now runs on this device."""
     if device.type == "cpu" and not interpreted():
         raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
     if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
@@ -98,7 +97,10 @@ def group_ends(
     b: Tensor,  # [G, K, N]
     offs: Tensor,  # [G], int32 or int64
 ) -> list[int]:
-    """The end offsets on the host (one device sync), after checking that shapes and offsets fit together."""
+    """Return the end offsets on the host (one device sync); raise ValueError if shapes and offsets do not fit together.
+
+    Raises TypeError for an operand that is not a tensor.
+    """
     require_tensors(a=a, b=b, offs=offs)
     if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(1):
         raise ValueError(f"expected a [M, K] and b [G, K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
@@ -119,13 +121,13 @@ def group_ends(
 
 
 def require_dense(offs: Tensor) -> None:
-    """Raise ValueError for offsets with gaps between them, such as a table's column: kernels read what lies there."""
+    """Raise ValueError for offsets with gaps between them, such as a table's column: kernels would read the gaps."""
     if offs.numel() > 1 and offs.stride(0) != 1:
         raise ValueError(f"offs has a stride of {offs.stride(0)}; kernels read [G] in one piece: offs.contiguous()")
 
 
 def no_tma(columns: int, **operands: Tensor) -> str | None:
-    """Return why TMA cannot read these operands, or write rows of so many columns of theirs; None if it can."""
+    """Return why TMA cannot read these operands or write rows of `columns` elements like theirs, or None if it can."""
     for name, x in operands.items():
         if not device_of(x.device).tma:
             return "TMA came with Hopper"
@@ -139,7 +141,7 @@ def no_tma(columns: int, **operands: Tensor) -> str | None:
 
 
 def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
-    """(weights as stored, whether that is [G, N, K], whether one serves all groups) of b [G, K, N]."""
+    """Return b [G, K, N] as (stored weights, whether these are [G, N, K], whether all groups share one matrix)."""
     shared = b.size(0) > 1 and b.stride(0) == 0
     if shared:
         b = b[0].unsqueeze(0)  # b[:1] would keep the stride of 0
@@ -148,15 +150,15 @@ def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
 
 
 def past_int32(a: Tensor, b: Tensor) -> bool:
-    """Return whether an element of a [M, K] or of the output [M, N] lies past 2**31, and a row's index needs int64."""
+    """Return whether a [M, K] or the output [M, N] has elements past 2**31, so that row indices need int64."""
     return a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
 
 
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a [M, K] and b [G, K, N] with M and N of two at least, for kernels that Helion generates.
+    """Return a [M, K] and b [G, K, N] with M and N of at least two, for kernels that Helion generates.
 
     Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not fit any more. A
-    second row or column, which is the first one again, keeps the dimension; the caller cuts it off.
+    copy of the first row or column keeps the dimension; the caller cuts it off.
     """
     if a.size(0) == 1:
         a = a.expand(2, -1)
@@ -166,11 +168,11 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def can_chain(device: torch.device) -> bool:
-    """Return whether a launch may begin before the one in front of it has ended, and wait for that on the device."""
+    """Return whether a launch may begin before the previous one has ended, and wait for that on the device."""
     return not interpreted() and device_of(device).chains
 
 
 def worker_count(device: torch.device, per_sm: int = 1) -> int:
-    """Programs of a persistent grid: as many as the GPU has SMs, a few in the interpreter."""
+    """Return the number of programs of a persistent grid: `per_sm` per SM of a GPU, a few in the interpreter."""
     facts = device_of(device)
     return facts.sms if facts.vendor == "cpu" else per_sm * facts.sms

@@ -1,4 +1,4 @@
-"""In which order a persistent Triton kernel walks the tiles of a matrix.
+"""Choose the order in which a persistent Triton kernel walks the tiles of a matrix.
 
 Column after column through a *super-group* of GROUP_M tile rows, then the next super-group:
 
@@ -6,9 +6,9 @@ Column after column through a *super-group* of GROUP_M tile rows, then the next 
                     tiles_m         1  3  5
                       |             6  7  8      (the last super-group has one row only)
 
-Programs that run together then touch a block of about GROUP_M rows of A and as few columns of B as possible,
-which stay in L2; row by row they would sweep all of B for each row of A. The idea is that of Triton's matrix
-multiplication tutorial (03-matrix-multiplication).
+Programs that run together then use a block of about GROUP_M rows of A and as few columns of B as possible, which stay
+in L2. Row by row they would sweep all of B for each row of A. The idea is that of Triton's matrix multiplication
+tutorial (03-matrix-multiplication).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import triton.language as tl
 
 @triton.jit
 def super_grouped(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """(tile row, tile column) of the `tile`-th tile, 0 <= tile < tiles_m * tiles_n."""
+    """Return (tile row, tile column) of the `tile`-th tile, 0 <= tile < tiles_m * tiles_n."""
     width = GROUP_M * tiles_n
     first_m = (tile // width) * GROUP_M
     rows = tl.minimum(tiles_m - first_m, GROUP_M)
-    # Taken within the super-group: `tile % rows` would start the columns of a short last super-group at some
-    # other row. It would still meet every tile once, but not in the order that is drawn above.
+    # Relative to the super-group: `tile % rows` would start the columns of a short last super-group at another row. It
+    # would still visit every tile once, but not in the order that is drawn above.
     inside = tile % width
     return first_m + inside % rows, inside // rows

@@ -1,14 +1,15 @@
-"""Which config was found fastest for a problem on a GPU: files of configs, and a problem's key in them.
+"""Find the fastest known config for a problem on a GPU: files of configs, and the problem's key in them.
 
 Two places are read, the first before the second:
 
     folder/<kernel>_<gpu>_triton-<version>.json  the user's: the folder that GROUPBENCH_CONFIGS names, such as a
                                                  team's, else ~/.cache/groupbench. <gpu> is the GPU's whole name, such
                                                  as nvidia-h100-80gb-hbm3. Files of this Triton come before others.
-    configs/<kernel>_<model>.json                what ships. <model> is one whole word of the GPU's name: h100
+    configs/<kernel>_<model>.json                shipped files. <model> is one whole word of the GPU's name: h100
 
-`groupbench tune` writes the user's files. With GROUPBENCH_TUNE=1, a problem that no file knows is also tuned where
-it is prepared. Not otherwise: a search that comes out another way tomorrow would look like a change of the kernel.
+`groupbench tune` writes the user's files. With GROUPBENCH_TUNE=1, preparing a problem that is in no file tunes it too.
+This is off by default: if a search finds another config tomorrow, the difference would look like a change of the
+kernel.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ Config = TypeVar("Config")
 
 TUNE, FOLDER = "GROUPBENCH_TUNE", "GROUPBENCH_CONFIGS"
 ROUNDS = 3  # over all candidates, since clocks drift
-# GPUs with the same processor beside another memory, in the order in which their files are looked for.
+# GPUs with the same processor and another memory, in the order in which their files are tried.
 STANDS_IN = {"h200": ("h100",), "gh200": ("h200", "h100")}
 
 
 def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
-    """M is rounded up to a power of two: routing changes it at every step."""
+    """Return a problem's key in the files. M is rounded up to a power of two: routing changes it at every step."""
     return problem_key(M, G, N, K, str(dtype).removeprefix("torch."), "nk" if nk else "kn")
 
 
 def problem_key(M: int, G: int, N: int, K: int, *more: str) -> str:
-    """`tuning_key` for kernels that tell problems apart by something else than dtype and layout."""
+    """Return the key for kernels whose problems differ by something other than dtype and layout."""
     return ",".join([f"G={G},M<={triton.next_power_of_2(M)},N={N},K={K}", *more])
 
 
@@ -53,14 +54,14 @@ def tuned_config(kernel: str, key: str, device: Device) -> dict[str, Any] | None
 
 @cache
 def tuned_configs(kernel: str, gpu: str, any_triton: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the fields of every config by problem, as tuned for a GPU of this name. Empty if there are none.
+    """Return the fields of every config tuned for a GPU of this name, by problem; empty without a file.
 
-    any_triton  also take what the user tuned with another Triton than this one
+    any_triton  also take configs that the user tuned with another Triton than this one
     """
-    found: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for path in [*_user_files(kernel, gpu, any_triton), *_shipped_files(kernel, gpu)]:
-        found = read_configs(path) | found
-    return found
+        configs = read_configs(path) | configs
+    return configs
 
 
 def configs_in_order(
@@ -71,17 +72,17 @@ def configs_in_order(
     illegal: Callable[[Config], str | None],
     make: Callable[..., Config] | None = None,  # from a mapping of fields; None: the default's class
 ) -> list[tuple[str, Config, str | None]]:
-    """Return (name, config, why it is illegal here) of the tuned config, where a file has one, and of the default."""
-    found: list[tuple[str, Config, str | None]] = []
+    """Return (name, config, why it is illegal here) of the tuned config, if a file has one, and of the default."""
+    tuned: list[tuple[str, Config, str | None]] = []
     fields = tuned_config(kernel, key, device)
     if fields is not None:
         try:
             config = type(default)(**fields) if make is None else make(fields)
         except TypeError as error:  # a file of another version of this package
-            found.append(("tuned", default, f"its file does not fit this version: {error}"))
+            tuned.append(("tuned", default, f"its file does not fit this version: {error}"))
         else:
-            found.append(("tuned", config, illegal(config)))
-    return [*found, ("default", default, illegal(default))]
+            tuned.append(("tuned", config, illegal(config)))
+    return [*tuned, ("default", default, illegal(default))]
 
 
 def first_legal(configs: Sequence[tuple[str, Config, str | None]]) -> Config:
@@ -93,7 +94,7 @@ def first_legal(configs: Sequence[tuple[str, Config, str | None]]) -> Config:
 
 
 def slug(gpu: str) -> str:
-    """Return a GPU's name for a file: nvidia-h100-80gb-hbm3."""
+    """Return a GPU's name for a file name: nvidia-h100-80gb-hbm3."""
     return "-".join(_words(gpu))
 
 
@@ -109,13 +110,13 @@ def user_file(kernel: str, gpu: str) -> Path:
 
 
 def read_configs(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the fields of the config by problem; empty if the file is missing or contains no such JSON object."""
+    """Return the fields of each config by problem; empty if the file is missing or contains no such JSON object."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    found = found.get("configs", found) if isinstance(found, dict) else {}
-    return {key: fields for key, fields in found.items() if isinstance(fields, dict)}
+    configs = content.get("configs", content) if isinstance(content, dict) else {}
+    return {key: fields for key, fields in configs.items() if isinstance(fields, dict)}
 
 
 def _user_files(kernel: str, gpu: str, any_triton: bool) -> Iterator[Path]:
@@ -127,7 +128,7 @@ def _user_files(kernel: str, gpu: str, any_triton: bool) -> Iterator[Path]:
 
 
 def _shipped_files(kernel: str, gpu: str) -> list[Path]:
-    """The file of the GPU's own model, else of one with the same processor."""
+    """Return the file of the GPU's own model, else of one with the same processor; empty if there is no such file."""
     words = _words(gpu)
     models = [*words, *(model for word in words for model in STANDS_IN.get(word, ()))]
     paths = (Path(__file__).parent / "configs" / f"{kernel}_{model}.json" for model in models)
@@ -142,7 +143,7 @@ def _words(gpu: str) -> list[str]:
 
 
 def tunes_here(device: torch.device) -> bool:
-    """Return whether a search is asked for, and can be timed."""
+    """Return whether the user requested tuning and the device can time it."""
     return device.type == "cuda" and os.environ.get(TUNE) == "1" and not torch.cuda.is_current_stream_capturing()
 
 
@@ -153,9 +154,9 @@ def tune_here(
     candidates: Sequence[Config],  # frozen dataclasses
     prepare: Callable[[Config], Callable[[], object]],
 ) -> Config | None:
-    """Return the fastest candidate for a problem: kept from an earlier search, else timed now, and kept.
+    """Return the fastest candidate for a problem: from the user's file, else timed now and written to it.
 
-    Skip candidates that this Triton cannot compile. Return None if no candidate runs.
+    Candidates that this Triton cannot compile are skipped. Returns None if no candidate runs.
     """
     path = user_file(kernel, device.name)
     kept = read_configs(path).get(key)
@@ -167,7 +168,7 @@ def tune_here(
         try:
             run = prepare(config)
             run()
-        except Exception:  # of whatever kind: the others are tried
+        except Exception:  # of any kind: the others are tried
             continue
         runs.append((config, run))
     if not runs:
@@ -181,7 +182,7 @@ def tune_here(
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Median of a call on the GPU, L2 flushed."""
+    """Return the median time of a call on the GPU in milliseconds, with L2 flushed before each call."""
     return float(triton.testing.do_bench(run, warmup=5, rep=40, return_mode="median"))
 
 
@@ -192,9 +193,9 @@ def keep(
     margins: dict[str, dict[str, float]] | None = None,
     measured: str = "",
 ) -> None:
-    """Add configs to a user's file, and what was measured of each: `ms`, and `default_ms` of the default config.
+    """Add configs to a user's file, with the measured `ms` of each and the `default_ms` of the default config.
 
-    Two processes that write at once leave the file whole; what one of them loses can be tuned again.
+    If two processes write at once, the file stays valid, but one process's configs are lost and must be tuned again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,24 +1,25 @@
 """Gradient of a grouped GEMM's weights, dB[g] = A[rows of g]^T @ dC[rows of g]: backend `triton_flat`.
 
-    a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] where the weights are
+    a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] if the weights are
 
-Every group has the same number of tiles, and the reduction runs over its rows: a tile costs as much as its group has
-rows, nothing for an empty group, whose gradient is zero. One matrix product serves both layouts: with weights stored as
-[G, N, K] the operands change places. In the kernel they are x [M, P] and y [M, Q], and out[g] = x^T @ y.
+Every group has the same number of tiles, and the reduction runs over its rows. A tile costs as much as its group has
+rows, and nothing for an empty group, whose gradient is zero. One matrix product serves both layouts: with weights
+stored as [G, N, K] the operands change places. In the kernel they are x [M, P] and y [M, Q], and out[g] = x^T @ y.
 
-The last block of a group's rows runs into the next group's, and rows past offs[-1] may hold anything, NaN included. The
-operands are read through *ragged* descriptors, which the hardware clips at the group's last row and fills with zeros,
-both of them: no instruction masks, and zero never meets NaN. (triton.tools.ragged_tma; triton_kernels, of
-triton-lang/triton, reads its operands so.) Where TMA cannot go, the same kernel reads by pointers with masks on both.
+The last block of a group's rows runs into the next group's, and rows past offs[-1] may hold anything, NaN included.
+Both operands are therefore read through *ragged* descriptors, which the hardware clips at the group's last row and
+fills with zeros: no instruction masks, and zero never meets NaN. (triton.tools.ragged_tma; triton_kernels, of
+triton-lang/triton, reads its operands so.) If TMA cannot read the operands, the same kernel reads by pointers with
+masks on both.
 
-Which program computes which tile, the order of groups:
+The schedule assigns tiles to programs, in either of two orders of the groups:
 
-    static    tile t goes to program t mod W. One launch. Even where groups are alike.
-    dynamic   groups with most rows first, and each program takes the next tile when it is free: a group with a third of
-              all rows has tiles that cost a third of a program's time, and light ones fill what they leave. A small
-              launch before ranks the groups and sets the counter.
+    static    tile t goes to program t mod W. One launch. Even work if groups are alike.
+    dynamic   groups with most rows first, and each program takes the next tile when it is free. In a group with a third
+              of all rows, a tile costs a third of a program's time; light tiles fill the gaps. A small launch before
+              ranks the groups and sets the counter.
 
-Sizes are read from the offsets on the device in either, so that a CUDA graph may be replayed with others.
+Both read sizes from the offsets on the device, so that a CUDA graph may be replayed with other offsets.
 """
 
 from __future__ import annotations
@@ -51,48 +52,50 @@ from groupbench.kernels.variants import Variant, first_that_runs
 
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
-MOST_RANKED = 4096  # groups: each is compared with all
+MOST_RANKED = 4096  # groups: each is compared with all others
 
 
 @dataclass(frozen=True)
 class WgradConfig:
-    block_p: int  # rows of an output tile: K of the layer, or N where weights are stored as [G, N, K]
+    """Tile sizes and launch options of the weight-gradient kernel; `illegal` decides which combinations compile."""
+
+    block_p: int  # rows of an output tile: K of the layer, or N if weights are stored as [G, N, K]
     block_q: int  # its columns
-    block_m: int  # rows of A and dC a step
+    block_m: int  # rows of A and dC per step
     num_warps: int
     num_stages: int
     group_p: int = 8  # tile rows of a super-group, see tile_order.py
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
-    dynamic: bool = False  # heavy groups first, tiles as programs get free
-    per_sm: int = 1  # programs an SM: one stores while the other multiplies
+    dynamic: bool = False  # groups with most rows first; each program takes the next tile when it is free
+    per_sm: int = 1  # programs per SM: one stores while the other multiplies
 
 
-# For shapes that nobody tuned; what was tuned on an H100 is in configs/wgrad_h100.json.
+# For shapes without a tuned config; those tuned on an H100 are in configs/wgrad_h100.json.
 CONFIGS = {
     "large": WgradConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
     # A tile of a group of a few hundred rows takes as long to write as to compute, and groups are rarely alike.
     "paired": WgradConfig(128, 128, 64, num_warps=4, num_stages=3, dynamic=True, per_sm=2),
-    # A few rows a group: the gradient's own bytes are what takes time, and one step reads all rows there are.
+    # Few rows per group: writing the gradient takes most of the time, and one step reads all rows.
     "short": WgradConfig(128, 128, 16, num_warps=4, num_stages=2, per_sm=2),
-    # Where TMA cannot go: the wide tile with its pointers and masks would spill 600 bytes a thread.
+    # Without TMA: the wide tile with its pointers and masks would spill 600 bytes a thread.
     "pointers": WgradConfig(128, 128, 32, num_warps=8, num_stages=3),
-    # IEEE fp32 goes through FMA units, which read registers.
+    # IEEE fp32 runs on FMA units, which read registers.
     "fp32": WgradConfig(64, 64, 32, num_warps=4, num_stages=3),
-    # Triton's interpreter pays by operation, hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2),
     "cpu_dynamic": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2, dynamic=True),
 }
 
 
 def candidates(mean_rows: float) -> list[WgradConfig]:
-    """What tuning tries for 16-bit dtypes, by the mean rows of a group."""
+    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of a group."""
     large, paired, short = CONFIGS["large"], CONFIGS["paired"], CONFIGS["short"]
     pairs = [paired, replace(paired, dynamic=False, num_stages=2)]
     if mean_rows <= 64:
         shorts = [short, replace(short, block_m=32), WgradConfig(128, 256, 16, 8, 3), WgradConfig(128, 256, 32, 8, 3)]
         return [*shorts, *pairs]
     wide = [large, replace(large, group_p=4), replace(large, group_p=16), replace(large, block_p=256, block_q=128)]
-    # The tile's store shares memory with the stages where nothing goes on beside it.
+    # The tile's store shares memory with the stages if no loads are in flight during it.
     free = [replace(large, split_store=False, dynamic=True), replace(large, num_stages=3, split_store=False)]
     return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3)]
 
@@ -101,7 +104,7 @@ def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETE
     """Return why a config cannot be compiled for a GPU, or None if it can."""
     reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype, device)
     if reason is not None:
-        # illegal_tile names a forward tile's sides.
+        # illegal_tile names the sides of a forward tile.
         for forward, ours in (("block_m=", "block_p="), ("block_n=", "block_q="), ("block_k=", "block_m=")):
             if reason.startswith(forward):
                 return reason.replace(forward, ours)
@@ -115,7 +118,7 @@ def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETE
 def shared_bytes(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> int:
     """Return the bytes of shared memory that the operands' stages and the output tile take.
 
-    With a dynamic schedule they are not in use together. Triton up to 3.8 gives them the same memory; 3.9 does not.
+    With a dynamic schedule they are not in use together. Triton up to 3.8 lets them share memory; 3.9 does not.
     """
     buffers = device.buffers(config.num_stages)
     stages = buffers * (config.block_p + config.block_q) * config.block_m * dtype.itemsize
@@ -124,7 +127,7 @@ def shared_bytes(config: WgradConfig, dtype: torch.dtype, device: Device = INTER
 
 
 def default_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device) -> WgradConfig:
-    """The config by how many tiles there are and how much each has to do, or the nearest one that fits the GPU."""
+    """Return the config for the number of tiles and the work of each, or the nearest one that fits the GPU."""
     if device.vendor == "cpu":
         return CONFIGS["cpu"]
     few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * device.sms
@@ -140,7 +143,7 @@ def default_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: D
 
 
 def pointer_config(dtype: torch.dtype, device: Device) -> WgradConfig:
-    """The config for operands that TMA cannot read."""
+    """Return the config for operands that TMA cannot read."""
     if device.vendor == "cpu":
         return CONFIGS["cpu"]
     return _fitted(CONFIGS["fp32" if dtype == torch.float32 else "pointers"], dtype, device)
@@ -153,7 +156,7 @@ def _fitted(config: WgradConfig, dtype: torch.dtype, device: Device) -> WgradCon
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, WgradConfig, str | None]]:
-    """(name, config, why it is illegal here) of the tuned config of this problem, and of the default."""
+    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
     default = default_config(M, G, N, K, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
@@ -162,7 +165,7 @@ def configs_for(
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> WgradConfig:
-    """The tuned config of this problem on this GPU, else the default."""
+    """Return this problem's tuned config on this GPU, else the default."""
     return first_legal(configs_for(M, G, N, K, dtype, device, nk))
 
 
@@ -181,18 +184,18 @@ def _plan_kernel(
     G_POW2: tl.constexpr,
     MINE: tl.constexpr,
 ):
-    """A group's place is the number of groups in front of it: of more rows, or of as many and a lower number."""
-    everyone = tl.arange(0, G_POW2)
-    real = everyone < G
-    starts = tl.load(offs_ptr + everyone - 1, mask=real & (everyone > 0), other=0)
-    sizes = (tl.load(offs_ptr + everyone, mask=real, other=0) - starts).to(tl.int32)
-    mine = tl.program_id(0) * MINE + tl.arange(0, MINE)
-    my_starts = tl.load(offs_ptr + mine - 1, mask=(mine < G) & (mine > 0), other=0)
-    my_sizes = (tl.load(offs_ptr + mine, mask=mine < G, other=0) - my_starts).to(tl.int32)
-    more = sizes[None, :] > my_sizes[:, None]
-    as_many = (sizes[None, :] == my_sizes[:, None]) & (everyone[None, :] < mine[:, None])
+    """Rank the groups: those with more rows come first, and of equal ones the one with the lower number."""
+    groups = tl.arange(0, G_POW2)
+    real = groups < G
+    starts = tl.load(offs_ptr + groups - 1, mask=real & (groups > 0), other=0)
+    sizes = (tl.load(offs_ptr + groups, mask=real, other=0) - starts).to(tl.int32)
+    ranked = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    ranked_starts = tl.load(offs_ptr + ranked - 1, mask=(ranked < G) & (ranked > 0), other=0)
+    ranked_sizes = (tl.load(offs_ptr + ranked, mask=ranked < G, other=0) - ranked_starts).to(tl.int32)
+    more = sizes[None, :] > ranked_sizes[:, None]
+    as_many = (sizes[None, :] == ranked_sizes[:, None]) & (groups[None, :] < ranked[:, None])
     place = tl.sum(((more | as_many) & real[None, :]).to(tl.int32), 1)
-    tl.store(plan_ptr + 1 + place, mine, mask=mine < G)
+    tl.store(plan_ptr + 1 + place, ranked, mask=ranked < G)
     if tl.program_id(0) == 0:
         tl.store(plan_ptr, first)
 
@@ -211,9 +214,9 @@ def _rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Tile [ROWS, COLUMNS] at `row` of the rows start..start + size; what lies past them or the columns is zero."""
+    """Return the tile [ROWS, COLUMNS] at `row` of the rows start..start + size; zeros past them and the columns."""
     if TMA:
-        # As load_ragged of triton.tools.ragged_tma, which Triton's interpreter cannot run.
+        # Like load_ragged of triton.tools.ragged_tma, which Triton's interpreter cannot run.
         billion, end, inside = to_ragged_indices(start, size, row)
         tile = x.load([billion, end, inside, column]).reshape(ROWS, COLUMNS)
     else:
@@ -283,7 +286,7 @@ def _wgrad_kernel(
     y,  # [M, Q]: likewise, tiles [BLOCK_M, BLOCK_Q]
     out,  # [G, P, Q] contiguous: a descriptor with tiles of one group, or a pointer
     offs_ptr,  # [G]
-    plan_ptr,  # [1 + G], see _plan_kernel; unused where the schedule is static
+    plan_ptr,  # [1 + G], see _plan_kernel; unused by the static schedule
     G,
     P,
     Q,
@@ -305,14 +308,14 @@ def _wgrad_kernel(
     if DYNAMIC:
         taken = tl.program_id(0)
         while taken < G * tiles:
-            # Asked for before it is needed: the answer travels while this tile is computed.
+            # Requested early: the result arrives while this tile is computed.
             following = tl.atomic_add(plan_ptr, 1, sem="relaxed")
             g = tl.load(plan_ptr + 1 + taken // tiles)
             _tile(x, y, out, offs_ptr, g, taken % tiles, P, Q, stride_x, stride_xp, stride_y, stride_yq,
                   TMA, DTYPE, BLOCK_P, BLOCK_Q, BLOCK_M, GROUP_P, SPLIT_STORE)  # fmt: skip
             taken = following
     else:
-        # A `for`, so that a tile's store goes on while the next one is computed.
+        # A `for`, so that a tile's store continues while the next one is computed.
         for tile in tl.range(tl.program_id(0), G * tiles, NUM_PROGRAMS):
             _tile(x, y, out, offs_ptr, tile // tiles, tile % tiles, P, Q, stride_x, stride_xp, stride_y, stride_yq,
                   TMA, DTYPE, BLOCK_P, BLOCK_Q, BLOCK_M, GROUP_P, SPLIT_STORE)  # fmt: skip
@@ -325,9 +328,10 @@ def prepare_wgrad(
     nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
     config: WgradConfig | None = None,
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
-    """Check the operands and make the descriptors; the callable allocates the output and launches.
+    """Check the operands and make the descriptors; the returned callable allocates the output and launches.
 
-    Rows past offs[-1] are not read. Raises ValueError for operands or a config that the kernel cannot take.
+    The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
+    Raises ValueError for operands or a config that the kernel cannot take.
     """
     require_tensors(a=a, dc=dc, offs=offs)
     group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
@@ -337,7 +341,7 @@ def prepare_wgrad(
 def wgrad_launcher(
     a: Tensor, dc: Tensor, offs: Tensor, nk: bool = False, config: WgradConfig | None = None
 ) -> Callable[[], Tensor]:
-    """As `prepare_wgrad`, for offsets that are known to be right: they stay on the device."""
+    """Run `prepare_wgrad` without checking the offsets, which would synchronise with the device."""
     require_runnable(a, dc)
     require_dense(offs)
     if dc.ndim != 2 or dc.size(0) != a.size(0):
@@ -379,7 +383,7 @@ def _launcher(
     config: WgradConfig,  # legal
     tma: bool,  # which can read x and y
 ) -> Callable[[], Tensor]:  # [G, P, Q]
-    """Make the descriptors; the callable allocates the output and launches."""
+    """Make the descriptors; the returned callable allocates the output and launches."""
     G, P, Q = offs.numel(), x.size(1), y.size(1)
     x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
     y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
@@ -426,7 +430,7 @@ _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.
 
 
 def needs_pointers(x: Tensor, y: Tensor) -> str | None:
-    """Return why these operands [M, P] and [M, Q], and the output, cannot be read and written by TMA, or None."""
+    """Return why TMA cannot read x [M, P] and y [M, Q] or write the output, or None if it can."""
     if x.size(0) > RAGGED_ROWS:
         return f"a ragged descriptor has {RAGGED_ROWS} rows at most"
     return no_tma(y.size(1), x=x, y=y)
