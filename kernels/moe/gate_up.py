@@ -3,19 +3,19 @@
     gate, up = a[rows of g] @ w[g, :F].T, a[rows of g] @ w[g, F:].T        a [M, H]   w [G, 2F, H]   act [M, F]
     act = gate / (1 + exp(-gate)) * up
 
-flat.py's loop over the tiles of all experts with another epilogue. The weights are seen as [G, 2, F, H], so that one
-TMA box holds BLOCK_F columns of the gate and the same ones of up, and one wgmma multiplies them both: a tile has its
-gate on the left and its up on the right, and no weights need to be interleaved beforehand. Products stay in fp32 until
-they are multiplied. For inference they never leave registers: F columns are written where a product by itself writes
-2F, and a kernel after it reads them again. With `save` both are written too, for the backward pass.
+The loop over the tiles of all experts is that of flat.py, with another epilogue. The weights are seen as [G, 2, F, H],
+so that one TMA box holds BLOCK_F columns of the gate and the same columns of up, and one wgmma multiplies them both. A
+tile has its gate on the left and its up on the right, and no weights need to be interleaved beforehand. Products stay
+in fp32 until they are multiplied. In inference they never leave registers: a separate product would write 2F columns
+for another kernel to read, and this kernel writes F. With `save` both are written too, for the backward pass.
 
-Operands that changed places (few rows an expert, see flat.py) are two products: a box of more than 128 bytes a row is
-no operand of wgmma once it is reshaped, and went through registers.
+If operands changed places (few rows an expert, see flat.py), gate and up are two products. wgmma cannot read a box of
+more than 128 bytes a row once it is reshaped; its data went through registers.
 
-A is not gathered here. Hopper's TMA does not gather rows, and pointers by row would cost the first product more (500 in
-place of 700 TFLOP/s in kernels that do so) than a permutation at copy bandwidth takes; wgrad wants the rows anyway.
+A is not gathered here. Hopper's TMA does not gather rows, and pointers by row would cost the first product more (500
+instead of 700 TFLOP/s in kernels that do so) than a permutation at copy bandwidth takes. wgrad needs the rows anyway.
 
-Where TMA cannot go, flat.py's fallback computes the products and swiglu.py the activation.
+If TMA cannot read the operands, flat.py's fallback computes the products and swiglu.py the activation.
 
 Sources: SonicMoE and Liger-Kernel (SwiGLU inside the first grouped GEMM); the halves of a tile, flat.py's split store.
 """
@@ -49,7 +49,10 @@ TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.f
 
 @dataclass(frozen=True)
 class GateUpConfig:
-    """As FlatConfig. A tile is block_m x 2 block_f products, and block_m x block_f of each matrix that is written."""
+    """Tile sizes and launch options, as in FlatConfig.
+
+    A tile is block_m x 2 block_f products, and block_m x block_f elements of each matrix that is written.
+    """
 
     block_m: int
     block_f: int
@@ -65,7 +68,7 @@ class GateUpConfig:
 CONFIGS = {
     "decode": GateUpConfig(16, 64, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": GateUpConfig(64, 64, 64, num_warps=4, num_stages=5),
-    # 250 registers a thread, two products of 64 values and their activation among them, none spilled.
+    # 250 registers a thread, including two products of 64 values and their activation; none spills.
     "large": GateUpConfig(128, 128, 64, num_warps=8, num_stages=4),
     "fp32": GateUpConfig(64, 32, 32, num_warps=4, num_stages=3),
     "cpu": GateUpConfig(32, 16, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),
@@ -74,7 +77,7 @@ CONFIGS = {
 
 
 def candidates(mean_rows: float) -> list[GateUpConfig]:
-    """What tuning tries for 16-bit dtypes, by the mean rows of an expert."""
+    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of an expert."""
     if mean_rows <= 16:
         tiles = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 64, 4, 6), (16, 128, 64, 8, 4)]
         return [GateUpConfig(*tile, group_m=1, swap=True) for tile in tiles]
@@ -104,7 +107,7 @@ def illegal(config: GateUpConfig, dtype: torch.dtype, device: Device = INTERPRET
 
 
 def from_flat(config: FlatConfig) -> GateUpConfig:
-    """The same tile of products, and of swapped ones the 64 rows of each product that wgmma wants at least."""
+    """Return the config with the same tile of products; a swapped tile has at least the 64 rows that wgmma needs."""
     block_f = max(config.block_n // 2, 64 if config.swap and config.block_k > 32 else 16)
     return GateUpConfig(
         config.block_m,
@@ -120,7 +123,7 @@ def from_flat(config: FlatConfig) -> GateUpConfig:
 
 
 def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
-    """What suits the product by itself, or the nearest config that fits the GPU."""
+    """Return the config of the product without activation, or the nearest one that fits the GPU."""
     product_config = flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True)
     return fitted(from_flat(product_config), lambda config: illegal(config, dtype, device), "block_m", "block_f")
 
@@ -128,7 +131,7 @@ def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: D
 def configs_for(
     M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device
 ) -> list[tuple[str, GateUpConfig, str | None]]:
-    """(name, config, why it is illegal here): the tuned one of this problem, and what suits the product by itself."""
+    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
 
     def legal(config: GateUpConfig) -> str | None:
         return illegal(config, dtype, device)
@@ -141,7 +144,7 @@ def configs_for(
 
 
 def choose_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
-    """The tuned config of this problem on this GPU, else what suits the product by itself."""
+    """Return this problem's tuned config on this GPU, else the default."""
     return first_legal(configs_for(M, G, F, H, dtype, device))
 
 
@@ -150,7 +153,7 @@ def _products(
     a_desc, w_desc, row, g, column, steps,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """fp32 (gate, up), each [BLOCK_M, BLOCK_F]."""
+    """Return (gate, up) in fp32, each [BLOCK_M, BLOCK_F]."""
     if SWAP:
         gate_t = tl.zeros((BLOCK_F, BLOCK_M), dtype=tl.float32)
         up_t = tl.zeros((BLOCK_F, BLOCK_M), dtype=tl.float32)
@@ -175,9 +178,9 @@ def _products(
 @triton.jit
 def _gate_up_kernel(
     a_desc,  # [M, H], tiles [BLOCK_M, BLOCK_K]
-    w_desc,  # [G, 2, F, H], tiles [1, 2, BLOCK_F, BLOCK_K], of one half where SWAP
+    w_desc,  # [G, 2, F, H], tiles [1, 2, BLOCK_F, BLOCK_K], of one half with SWAP
     act_desc,  # [M, F], ragged along M, tiles [BLOCK_M, BLOCK_F]
-    gate_desc,  # the same of the left and right half of what is saved; looked at where SAVE
+    gate_desc,  # the same for the left and right half of the saved products; read only with SAVE
     up_desc,
     offs_ptr,  # [G]
     F,
@@ -218,7 +221,10 @@ def gate_up(
     save: bool = False,
     config: GateUpConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # act [M, F]; with `save` the products [M, 2F]. Rows past offs[-1] are not written
-    """Allocate and launch, for operands that are known to fit. Raises ValueError for a config that is illegal here."""
+    """Return the activation and, with `save`, the products: for operands that were checked already.
+
+    Allocates and launches. Raises ValueError for a config that is illegal here.
+    """
     (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
     if M == 0 or F == 0:
         return a.new_empty(M, F), a.new_empty(M, 2 * F) if save else None
@@ -228,20 +234,20 @@ def gate_up(
             raise ValueError(f"{config}: {reason}")
         return _by_tma(a, w, offs, save, config)
 
-    def apart() -> tuple[Tensor, Tensor | None]:
+    def separately() -> tuple[Tensor, Tensor | None]:
         both = product(a, w.transpose(1, 2), offs)
         return swiglu(both, offs), both if save else None
 
-    def together(config: GateUpConfig) -> Callable[[], tuple[Tensor, Tensor | None]]:
+    def fused(config: GateUpConfig) -> Callable[[], tuple[Tensor, Tensor | None]]:
         return lambda: _by_tma(a, w, offs, save, config)
 
-    variants = [Variant("product, then swiglu", lambda: apart)]
+    variants = [Variant("product, then swiglu", lambda: separately)]
     if without_tma is not None:
         variants.insert(0, Variant("tma", variants[0].prepare, without_tma))
     else:
         compiled_for = (a.dtype, a.device, G, save)
         variants[:0] = [
-            Variant(f"tma, {name} config", partial(together, config), reason, (config, compiled_for))
+            Variant(f"tma, {name} config", partial(fused, config), reason, (config, compiled_for))
             for name, config, reason in configs_for(M, G, F, H, a.dtype, device)
         ]
     return first_that_runs("gate_up", variants)()
@@ -254,7 +260,7 @@ def _by_tma(
     save: bool,
     config: GateUpConfig,  # legal
 ) -> tuple[Tensor, Tensor | None]:
-    """`gate_up` for operands that TMA can read."""
+    """Run `gate_up` for operands that TMA can read."""
     (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
     act = torch.empty(M, F, dtype=a.dtype, device=a.device)
     both = torch.empty(M, 2 * F, dtype=a.dtype, device=a.device) if save else None
@@ -288,7 +294,7 @@ def _by_tma(
 
 
 def gate_up_reference(a: Tensor, w: Tensor, offs: Tensor, save: bool = False) -> tuple[Tensor, Tensor | None]:
-    """In a's dtype; rows past offs[-1] are zero."""
+    """Return the results of `gate_up` in a's dtype; rows past offs[-1] are zero."""
     both = a.new_zeros(a.size(0), w.size(1))
     start = 0
     for g, end in enumerate(offs.tolist()):

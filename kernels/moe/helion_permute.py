@@ -1,14 +1,15 @@
-"""Permutation of tokens to experts and back in Helion: backends `helion` of moe_permute and moe_unpermute.
+"""Permute tokens to experts and back in Helion: backends `helion` of moe_permute and moe_unpermute.
 
     spread      out[position[t, j]] = x[t]                                  x [T, H]   out [T*k, H]
     combine     out[t] = sum over j of weights[t, j] * y[position[t, j]]    y [T*k, H]   out [T, H]
 
-permute.py's two kernels in Helion's words: a tile of tokens and columns is loaded once and stored k times, or k rows
-are summed in fp32. H and k are compile-time constants, the number of tokens is not. Positions come from routing.py.
+These are permute.py's two kernels, written in Helion. A tile of tokens and columns is loaded once and stored k times,
+or k rows are summed in fp32. H and k are compile-time constants, the number of tokens is not. Positions come from
+routing.py.
 
-Rows may lie past 2**31 elements, and Helion 1.5 looks at its inputs' sizes alone to decide what it counts in: not at
-strides, nor at what it allocates. So where anything reaches that far, the kernels are those that count in int64, and
-positions are int64, and what is computed from them with them.
+Offsets of rows may exceed 2**31 elements, and Helion 1.5 chooses its index type by the sizes of its inputs alone. It
+ignores strides, and the tensors that it allocates. For such operands there are kernels with int64 indices, and their
+positions are int64, so that offsets computed from these are too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def combine(
             at = position[tile_t, j]
             held = (at >= 0)[:, None]
             row = hl.load(y, [at, tile_h], extra_mask=held).to(torch.float32)
-            # Whatever the weight of a choice without a row is, NaN included, it counts for nothing.
+            # A choice without a row adds nothing, even if its weight is NaN.
             acc = acc + torch.where(held, row * weights[tile_t, j].to(torch.float32)[:, None], 0.0)
         out[tile_t, tile_h] = acc.to(out.dtype)
     return out
@@ -67,7 +68,7 @@ combine_wide = helion.kernel(combine.fn, static_shapes=False, index_dtype=torch.
 
 
 def default_config(T: int, H: int, itemsize: int, device: torch.device, rows: int = 1) -> helion.Config:
-    """A token a program on a GPU; the interpreter pays by operation, hardly by element."""
+    """Return a config with one token per program on a GPU, and 16 in the interpreter, which is slow per operation."""
     config = choose_config(T, H, itemsize, rows)
     tokens = 1 if device.type == "cuda" else 16
     return helion.Config(block_sizes=[tokens, config.block_h], num_warps=config.num_warps, num_stages=1)
@@ -79,7 +80,11 @@ def prepare_helion_permute(
     G: int,
     config: helion.Config | None = None,
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # rows [T*k, H], offs [G], position [T, k]
-    """Compile, without tuning; the callable routes by whatever `ids` then says, allocates and copies."""
+    """Compile, without tuning; the returned callable routes, allocates and copies.
+
+    The callable reads `ids` on the device, so it follows later changes of its values. Raises ValueError for operands
+    that the kernels cannot take.
+    """
     require_runnable(x)
     check_ids(ids, G)
     check_rows(x, ids)
@@ -87,24 +92,24 @@ def prepare_helion_permute(
     wide = max(T * k * H, reach(x)) >= 2**31
 
     def positions() -> tuple[Tensor, Tensor, Tensor]:
-        """(offs, position, position as the Helion kernel takes it)."""
+        """Return (offs, position, position in the dtype of the Helion kernel)."""
         routing = route(ids, G)
         return routing.offs, routing.position, routing.position.long() if wide else routing.position
 
     if T == 0 or H == 0:
         return lambda: (x.new_empty(T * k, H), *positions()[:2])
-    source = _two_at_least(x)
+    source = _at_least_2x2(x)
     kernel = spread_wide if wide else spread
     compiled = kernel.bind(_spread_arguments(source, positions()[2])).compile_config(
         config or default_config(T, H, x.element_size(), x.device)
     )
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
-        offs, position, as_taken = positions()
-        return compiled(*_spread_arguments(source, as_taken))[: T * k, :H], offs, position
+        offs, position, kernel_position = positions()
+        return compiled(*_spread_arguments(source, kernel_position))[: T * k, :H], offs, position
 
     if x.device.type == "cuda":
-        run()  # compiles what Helion generated
+        run()  # compiles the generated Triton code
     return run
 
 
@@ -114,17 +119,21 @@ def prepare_helion_unpermute(
     weights: Tensor,  # [T, k], any float dtype
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [T, H]
-    """Compile, without tuning; the callable allocates and sums. Raises ValueError."""
+    """Compile, without tuning; the returned callable allocates and sums.
+
+    Raises ValueError for operands that do not fit together or cannot run. Positions are checked here only, which
+    synchronises with the device.
+    """
     require_runnable(y)
     check_positions(y, position, weights)
     T, H = position.size(0), y.size(1)
     if T == 0 or H == 0:
         return lambda: y.new_empty(T, H)
     wide = max(T * H, reach(y), reach(position), reach(weights)) >= 2**31
-    rows, taken, factors = _two_at_least(y), _two_rows(position), _two_rows(weights)
+    rows, positions, factors = _at_least_2x2(y), _at_least_2_rows(position), _at_least_2_rows(weights)
 
     def arguments() -> tuple[Tensor, Tensor, Tensor]:
-        return rows, taken.long() if wide else taken, factors
+        return rows, positions.long() if wide else positions, factors
 
     config = config or default_config(T, H, y.element_size(), y.device, rows=weights.size(1))
     compiled = (combine_wide if wide else combine).bind(arguments()).compile_config(config)
@@ -139,23 +148,23 @@ def prepare_helion_unpermute(
 
 
 def reach(x: Tensor) -> int:
-    """Elements from x's first one to its last one, in memory."""
+    """Return the offset of x's last element from its first one, in elements."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _spread_arguments(x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """A second token, where there is one alone, has no row."""
+    """Return the arguments of `spread`; if x repeats a single token, its copy has no row."""
     if position.size(0) < x.size(0):
         position = torch.cat([position, torch.full_like(position, -1)])
     return x, position
 
 
-def _two_at_least(x: Tensor) -> Tensor:
-    """x [rows, columns] with two of either: Helion 1.5 drops the index of a dimension of one element."""
-    x = _two_rows(x)
+def _at_least_2x2(x: Tensor) -> Tensor:
+    """Return x with at least two rows and columns: Helion 1.5 drops the index of a dimension of one element."""
+    x = _at_least_2_rows(x)
     return x.expand(-1, 2) if x.size(1) == 1 else x
 
 
-def _two_rows(x: Tensor) -> Tensor:
-    """The second one is the first again, and the caller cuts off what comes of it."""
+def _at_least_2_rows(x: Tensor) -> Tensor:
+    """Return x with a single row repeated; the caller cuts off the results of the copy."""
     return x.expand(2, -1) if x.size(0) == 1 else x

@@ -20,13 +20,14 @@
       product           dboth @ w_gate_up [M, H]
       unpermute         dx, without weights
 
-Kept for the backward pass are `both` and `rows`; y is not needed (swiglu.py says why) and act is computed again where
-both is read. With `recompute` the rows are gathered again too: M*H values less for one more permutation.
+The backward pass needs `both` and `rows`. It does not need y (swiglu.py explains why), and computes act again while it
+reads both. With `recompute` it also gathers the rows again: that saves M*H values and costs one more permutation.
 
 A choice whose id is not in 0..G-1 adds nothing to the output, and its weight's gradient is zero.
 
-H and F that are not multiples of 16 bytes are padded with zeros to ones that are, weights included, on every call:
-right, and slow. Sources: SonicMoE (arXiv 2512.14080) for what is kept and how weights get their gradient.
+If H or F is not a multiple of 16 bytes, every call pads all operands with zeros, weights included: correct, but slow.
+
+Sources: SonicMoE (arXiv 2512.14080) for the choice of saved tensors and for the gradient of the weights.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from groupbench.kernels.moe.swiglu import swiglu_backward, swiglu_backward_refer
 
 @dataclass(frozen=True)
 class Parts:
-    """What the layer is made of, by kernels or in plain torch: the formulas below are the same for both."""
+    """The functions that make up the layer, by kernels or in plain torch; the formulas below serve both."""
 
     permute: Callable[[Tensor, Tensor, int], tuple[Tensor, Routing]]
     spread: Callable[[Tensor, Tensor], Tensor]
@@ -77,18 +78,19 @@ def moe_layer(
     w_gate_up: Tensor,  # [G, 2F, H]
     w_down: Tensor,  # [G, H, F]
     reference: bool = False,  # plain torch, in any dtype and on any device
-    recompute: bool = False,  # gather the rows again in the backward pass, in place of keeping them
+    recompute: bool = False,  # gather the rows again in the backward pass instead of saving them
 ) -> Tensor:  # [T, H]
-    """The layer, differentiable once in x, weights and both matrices. Raises ValueError for operands that do not fit.
+    """Return the layer's output, differentiable once in x, weights, w_gate_up and w_down.
 
-    What `ids` said in the forward pass holds for the backward pass.
+    The backward pass uses the routing of the forward pass, so later changes of `ids` have no effect on it. Raises
+    TypeError for an operand that is not a tensor, and ValueError for operands that do not fit together or cannot run.
     """
     check_layer(x, ids, weights, w_gate_up, w_down)
     if not reference:
         require_runnable(x, w_gate_up, w_down)
     H = x.size(1)
     x, w_gate_up, w_down = pad_sizes(x, w_gate_up, w_down)
-    # Asked here: within a Function gradients are off, and needs_input_grad knows nothing of torch.no_grad.
+    # Decided here: within a Function gradients are off, and needs_input_grad ignores torch.no_grad.
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (x, weights, w_gate_up, w_down))
     parts = REFERENCE if reference else TRITON
     out: Tensor = _Layer.apply(x, ids, weights, w_gate_up, w_down, parts, keep, recompute)
@@ -96,7 +98,7 @@ def moe_layer(
 
 
 def pad_sizes(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with zeros behind, so that H and F are multiples of 16 bytes, or the operands themselves if they are."""
+    """Return the operands, padded with zeros if H or F is not a multiple of 16 bytes."""
     H, F = x.size(1), w_down.size(2)
     step = TMA_BYTES // x.element_size()
     more_h, more_f = -H % step, -F % step
@@ -107,7 +109,7 @@ def pad_sizes(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, Ten
 
 
 def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
-    """Raise ValueError unless all shapes fit together."""
+    """Raise ValueError unless all shapes fit together, and TypeError for an operand that is not a tensor."""
     require_tensors(x=x, ids=ids, weights=weights, w_gate_up=w_gate_up, w_down=w_down)
     if w_gate_up.ndim != 3 or w_down.ndim != 3:
         raise ValueError(
@@ -132,9 +134,9 @@ def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_do
 
 @dataclass(frozen=True)
 class Saved:
-    """What the forward pass leaves to the backward pass; `rows` are x itself where they are gathered again."""
+    """The tensors that the forward pass saves for the backward pass."""
 
-    rows: Tensor  # [M, H]; x [T, H] with `recompute`
+    rows: Tensor  # [M, H]; with `recompute` x itself, [T, H]
     both: Tensor  # [M, 2F]
     weights: Tensor  # [T, k]
     w_gate_up: Tensor  # [G, 2F, H]
@@ -146,7 +148,7 @@ def forward(
     parts: Parts, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, keep: bool,
     recompute: bool = False,
 ) -> tuple[Tensor, Saved | None]:  # fmt: skip
-    """(out [T, H], what `backward` wants if it is to be kept)."""
+    """Return out [T, H] and, with `keep`, the tensors for `backward`."""
     w_gate_up, w_down = w_gate_up.contiguous(), w_down.contiguous()
     rows, routing = parts.permute(x, ids, w_down.size(0))
     act, both = parts.gate_up(rows, w_gate_up, routing.offs, keep)
@@ -161,7 +163,7 @@ def backward(
     parts: Parts, saved: Saved, dout: Tensor, wanted: tuple[bool, bool, bool, bool] = (True,) * 4,
     recompute: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients (dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F]), those that are wanted."""
+    """Return the wanted gradients: dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H] and dw_down [G, H, F]."""
     offs, position = saved.routing.offs, saved.routing.position
     dx = dw_gate_up = dw_down = None
     dy = parts.spread(dout, position)
@@ -208,7 +210,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
-    # As the gradient of weights [G, N, K], which is what tuned configs are listed for.
+    # As the gradient of weights [G, N, K], since the tuned configs are for this layout.
     return wgrad_launcher(a, dc, offs, nk=True)().transpose(1, 2)
 
 
@@ -248,7 +250,7 @@ REFERENCE = Parts(
 
 
 def moe_layer_reference(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
-    """Expert by expert as the formula at the head says it, in the operands' dtype, differentiable by torch itself."""
+    """Return the layer's output expert by expert, in the operands' dtype, differentiable by torch itself."""
     out = torch.zeros_like(x)
     for g in range(w_down.size(0)):
         token, choice = torch.nonzero(ids == g, as_tuple=True)

@@ -1,20 +1,21 @@
-"""Rows of tokens to rows of experts, and back with weights: backends `triton` of moe_permute and moe_unpermute.
+"""Copy rows of tokens to rows of experts, and sum them back: backends `triton` of moe_permute and moe_unpermute.
 
     permute     out[position[t, j]] = x[t]                        x [T, H]   out [T*k, H]
     unpermute   out[t] = sum over j of weights[t, j] * y[position[t, j]]      y [T*k, H]   out [T, H]
 
-Positions are routing.py's; a choice without a row (-1) is written nowhere and adds nothing, its weight whatever it is.
-Rows of `out` that are no choice's, from offs[-1] on, are not written. The sum is taken in fp32, j after j: the same
+Positions come from routing.py. A choice without a row (-1) is written nowhere and adds nothing, whatever its weight.
+Rows of `out` from offs[-1] on belong to no choice and are not written. The sum is taken in fp32, j after j: the same
 bits in every call, which atomic additions by row would not give.
 
-Both walk tokens, not rows. A program loads x's row once and stores it k times: in the order of the experts each row
-would be read k times, which took 1.1 to 1.5 times as long on an H100. For the sum all k rows are asked for before the
-first is added; of a token that lacks some the others are, two by two, and what it lacks costs nothing.
+Both kernels walk tokens, not rows. A program loads x's row once and stores it k times. In the order of the experts each
+row would be read k times, which took 1.1 to 1.5 times as long on an H100. For the sum, all k rows are requested before
+the first is added. For a token that lacks some rows, the others are requested two by two, and the missing ones cost
+nothing.
 
-Behind the routing, programs are launched while that still runs (routing.py). The first ones, as many as the GPU holds
-at once, read their tokens' rows meanwhile. Of many tokens with four to eight experts, permute_fused.py's do.
+After the routing, programs are launched while it still runs (routing.py). The first ones, as many as the GPU holds at
+once, read their tokens' rows during this time. For many tokens with four to eight experts, permute_fused.py copies.
 
-With k = 8 the permutation moves 9 rows a token, reads and writes together, where torch's index_select moves 16.
+With k = 8 the permutation moves 9 rows a token, reads and writes together; torch's index_select moves 16.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from groupbench.kernels.moe.routing import Routing, check_ids, route, route_refe
 from groupbench.kernels.variants import Variant, first_that_runs
 
 VECTOR = 16  # bytes that a thread loads or stores at a time
-MOST_BYTES = 16384  # of a row in one program: 512 threads with two vectors each
-IN_FLIGHT = 32768  # bytes of all k rows that a program asks for at once, for the registers they take
-AT_ONCE = 2  # rows of a token without all of them that a program asks for together
-SM_WARPS = 64  # that an SM holds
-MANY = 8  # rows summed per row written, from which on a thread has two vectors of each, and four below
-STREAMED = 4  # rows summed per row written, from which on they are read as the first that L2 drops
+MOST_BYTES = 16384  # bytes of a row in one program: 512 threads with two vectors each
+IN_FLIGHT = 32768  # bytes of all k rows that a program requests at once; registers limit it
+AT_ONCE = 2  # rows that a program requests together, for a token that lacks some
+SM_WARPS = 64  # warps that an SM holds
+MANY = 8  # with so many rows summed per row written, a thread has two vectors of each; with fewer, four
+STREAMED = 4  # with so many rows summed per row written, L2 drops them first
 
 
 @dataclass(frozen=True)
 class RowConfig:
-    """block_h columns at a time; `splits` programs share a token's row, each with every splits-th block of it."""
+    """A program copies block_h columns at a time; each of `splits` programs takes every splits-th block of a row."""
 
     block_h: int
     num_warps: int
@@ -53,11 +54,11 @@ class RowConfig:
 
 
 def choose_config(T: int, H: int, itemsize: int, rows: int = 1, vectors: int = 2) -> RowConfig:
-    """For T tokens, and `rows` rows of H elements in flight at a time in a program.
+    """Return the config for T tokens, with `rows` rows of H elements in flight at a time in a program.
 
-    A whole row at once, if it is not too wide, and so many vectors a thread. On an H100, bf16, two of them are 1 to 4 %
-    faster for H of 2880 to 7168 than blocks that leave fewer lanes idle; with too many rows in flight, up to 1.6 times
-    slower.
+    A program takes a whole row at once, if it is not too wide, with `vectors` vectors a thread. On an H100 in bf16, two
+    vectors are 1 to 4 % faster for H of 2880 to 7168 than blocks that leave fewer lanes idle. With too many rows in
+    flight they are up to 1.6 times slower.
     """
     if T < 4096:
         return narrow_config(H, itemsize)
@@ -67,8 +68,9 @@ def choose_config(T: int, H: int, itemsize: int, rows: int = 1, vectors: int = 2
 
 
 def narrow_config(H: int, itemsize: int) -> RowConfig:
-    """For few tokens, whose rows are shared out so that every SM has some: one or two vectors a thread, in blocks that
-    leave a tenth of their lanes idle at most.
+    """Return the config for few tokens: several programs share a row, so that every SM has work.
+
+    A thread has one or two vectors, in blocks that leave at most a tenth of their lanes idle.
     """
     vectors = triton.cdiv(H * itemsize, VECTOR)
     width = 128
@@ -109,7 +111,7 @@ def _spread_kernel(
         columns = first + tl.arange(0, BLOCK_H)
         if (first > start) | (token >= early):
             at = x_ptr + token * stride_x + columns.to(tl.int64) * stride_xh
-            row = tl.load(at, mask=masked_if(last >= 0, columns < H))  # a token without rows is not read
+            row = tl.load(at, mask=masked_if(last >= 0, columns < H))  # do not read a token without rows
         for j in tl.static_range(K):
             to = tl.load(position_ptr + token * K + j).to(tl.int64)
             tl.store(out_ptr + to * stride_out + columns, row, mask=masked_if(to >= 0, columns < H))
@@ -120,7 +122,7 @@ def _combine_all(
     y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K: tl.constexpr, BLOCK_H: tl.constexpr,
     SPLITS: tl.constexpr, WEIGHTED: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """A token all of whose choices have rows: all are asked for before the first is added."""
+    """Sum the rows of a token whose choices all have one: all are requested before the first is added."""
     rows = ()
     weights = ()
     for j in tl.static_range(K):
@@ -145,7 +147,7 @@ def _combine_some(
     y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K: tl.constexpr, CHOICES: tl.constexpr,
     BLOCK_H: tl.constexpr, SPLITS: tl.constexpr, WEIGHTED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """A token with choices that have no row: what their weights are, NaN included, counts for nothing."""
+    """Sum the rows of a token with choices that lack one: these add nothing, even if their weight is NaN."""
     choices = tl.arange(0, CHOICES)
     position = tl.load(position_ptr + token * K + choices, mask=choices < K, other=-1)
     held = position >= 0
@@ -187,7 +189,7 @@ def _combine_kernel(
     least = tl.load(position_ptr + token * K)
     for j in tl.static_range(1, K):
         least = tl.minimum(least, tl.load(position_ptr + token * K + j))
-    # Apart, since a branch between the loads of rows would have each wait for the one before it.
+    # Two functions, since a branch between the loads of rows would make each wait for the previous one.
     if least >= 0:
         _combine_all(
             y_ptr, position_ptr, weights_ptr, out_ptr, token, H, stride_y, stride_yh, K, BLOCK_H, SPLITS, WEIGHTED,
@@ -204,20 +206,24 @@ def permute_rows(
     x: Tensor,  # [T, H], any strides
     ids: Tensor,  # [T, k], int32 or int64
     G: int,
-) -> tuple[Tensor, Routing]:  # rows [T*k, H], those that are no choice's not written
-    """Allocate, route and copy. Raises ValueError for ids or a G that the kernels cannot take."""
+) -> tuple[Tensor, Routing]:  # rows [T*k, H]; those from offs[-1] on are not written
+    """Return the rows of all choices, sorted by expert, and their routing.
+
+    Allocates and launches, for an x that was checked already. Raises ValueError for ids or a G that the kernels cannot
+    take.
+    """
     check_ids(ids, G)
 
-    def apart() -> tuple[Tensor, Routing]:
+    def separately() -> tuple[Tensor, Routing]:
         routing = route(ids, G)
         return _spread(x, routing.position, None, chained=routing.source.numel() > 0 and can_chain(x.device)), routing
 
     config = choose_tokens(x, ids.size(1), G)
     if config is None:
-        return apart()
+        return separately()
     variants = [
         Variant("together", lambda: lambda: place_and_spread(x, ids, G, config), key=(config, x.dtype, G, x.device)),
-        Variant("apart", lambda: apart),
+        Variant("apart", lambda: separately),
     ]
     return first_that_runs("moe_permute", variants)()
 
@@ -226,13 +232,16 @@ def spread_rows(
     x: Tensor,  # [T, H], any strides
     position: Tensor,  # [T, k] int32
     config: RowConfig | None = None,
-) -> Tensor:  # [T*k, H]; rows that are no choice's are not written
-    """Allocate and launch."""
+) -> Tensor:  # [T*k, H]; rows that belong to no choice are not written
+    """Return x's rows at the positions of their choices, for operands that were checked already."""
     return _spread(x, position, config, chained=False)
 
 
 def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool) -> Tensor:
-    """chained: the launches in front of this one are route's, which leave x alone, so that it may be read early."""
+    """Run `spread_rows`.
+
+    chained  the previous launches are those of `route`, which do not write x, so that it may be read early
+    """
     (T, H), k = x.shape, position.size(1)
     position = position.contiguous()
     out = torch.empty(T * k, H, dtype=x.dtype, device=x.device)
@@ -252,7 +261,7 @@ def combine_rows(
     weights: Tensor | None,  # [T, k], any float dtype; None: all are 1
     config: RowConfig | None = None,
 ) -> Tensor:  # [T, H]
-    """Allocate and launch."""
+    """Return the weighted sum of every token's rows, for operands that were checked already."""
     (T, k), H = position.shape, y.size(1)
     position = position.contiguous()
     out = torch.empty(T, H, dtype=y.dtype, device=y.device)
@@ -272,7 +281,11 @@ def prepare_permute(
     ids: Tensor,  # [T, k], int32 or int64
     G: int,
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # rows [T*k, H], offs [G], position [T, k]
-    """Check; the callable routes by whatever `ids` then says, allocates and copies. Raises ValueError."""
+    """Check the operands; the returned callable routes, allocates and copies.
+
+    The callable reads `ids` on the device, so it follows later changes of its values. Raises ValueError for operands
+    that do not fit together or cannot run.
+    """
     require_runnable(x)
     check_ids(ids, G)
     check_rows(x, ids)
@@ -289,7 +302,11 @@ def prepare_unpermute(
     position: Tensor,  # [T, k] int32
     weights: Tensor,  # [T, k], any float dtype
 ) -> Callable[[], Tensor]:  # [T, H]
-    """Check; the callable allocates and sums. Raises ValueError."""
+    """Check the operands; the returned callable allocates and sums.
+
+    Raises ValueError for operands that do not fit together or cannot run. Positions are checked here only, which
+    synchronises with the device.
+    """
     require_runnable(y)
     check_positions(y, position, weights)
     return lambda: combine_rows(y, position, weights)
@@ -305,7 +322,7 @@ def check_rows(x: Tensor, ids: Tensor) -> None:
 def check_positions(y: Tensor, position: Tensor, weights: Tensor) -> None:
     """Raise ValueError unless y [rows, H], position [T, k] and weights [T, k] fit together.
 
-    Positions are looked at, which waits for the device: kernels do not, and would read past y.
+    Checking the positions synchronises with the device. The kernels do not check them, and would read past y.
     """
     require_tensors(y=y, position=position, weights=weights)
     if y.ndim != 2 or position.ndim != 2 or position.dtype != torch.int32:
@@ -325,12 +342,13 @@ def check_positions(y: Tensor, position: Tensor, weights: Tensor) -> None:
 
 
 def permute_reference(x: Tensor, ids: Tensor, G: int) -> tuple[Tensor, Routing]:
-    """Rows that are no choice's are zero."""
+    """Return the results of `permute_rows`; rows that belong to no choice are zero."""
     routing = route_reference(ids, G)
     return spread_reference(x, routing.position), routing
 
 
 def spread_reference(x: Tensor, position: Tensor) -> Tensor:
+    """Return the rows of `spread_rows`; those that belong to no choice are zero."""
     out = x.new_zeros(position.numel(), x.size(1))
     token, choice = torch.nonzero(position >= 0, as_tuple=True)
     out[position[token, choice].long()] = x[token]
@@ -338,7 +356,7 @@ def spread_reference(x: Tensor, position: Tensor) -> Tensor:
 
 
 def combine_reference(y: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
-    """In y's dtype."""
+    """Return the sums of `combine_rows`, computed in y's dtype."""
     held = (position >= 0)[:, :, None]
     rows = y[position.clamp_min(0).long()]
     factors = 1.0 if weights is None else weights.to(y.dtype)[:, :, None]

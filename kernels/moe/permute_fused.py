@@ -1,22 +1,23 @@
-"""Placing and copying in one launch: what `triton` of moe_permute runs for many tokens with four to eight experts.
+"""Place choices and copy rows in one launch: `triton` of moe_permute for many tokens with four to eight experts.
 
     routing.py's count and scan  ->  this: offs [G], position [T, k], source [T*k], rows [T*k, H]
 
-A program has a few tokens. It asks for their whole rows of x, ranks their choices as routing.py's third launch does
-while the rows are on their way and the scan runs, and stores each row k times. Two things come of it. The copy waits
-for one launch less. And rows of all first programs are on the SMs, in registers, when the scan is done: reads between
-writes cost the DRAM twice what they cost alone, and 4096 tokens of 4 KB are all read before the first row is written.
+A program has a few tokens. It requests their whole rows of x, ranks their choices as routing.py's third launch does
+while the rows arrive and the scan runs, and stores each row k times. This helps in two ways. The copy waits for one
+launch less. And when the scan is done, the rows of all first programs are on the SMs, in registers. Reads between
+writes cost the DRAM twice as much as reads alone, and 4096 tokens of 4 KB are all read before the first row is written.
 
-Whether a token has a row at all its ids say: one that has none is not read, but by the first programs, which do not
-wait for ids. The numbers below are an H100's, bf16. In front were permute.py's kernel and routing's three launches:
+A token's ids decide whether it has a row. A token without one is not read, except by the first programs, which do not
+wait for ids. The times below are in microseconds, on an H100 in bf16; before means permute.py's kernel after routing's
+three launches:
 
-    T, k, G, H                before   now    copied alone    clone of as many bytes
+    T, k, G, H                before   now    copy alone      clone of as many bytes
     4096, 8, 128, 2048         62.4    56.8       57.5            54.8
     8192, 8, 128, 2048        117.6   112.2      112.0           104.4
     8192, 4, 32, 2880          94.5    91.4       90.1            83.0
 
-With k of 2 (H = 4096) it gained nothing; wider and narrower rows and other k were not tried and stay with permute.py.
-Its reference is permute.permute_reference.
+With k of 2 (H = 4096) it gained nothing. Wider and narrower rows and other k were not tried and stay with permute.py.
+The reference is permute.permute_reference.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from groupbench.kernels.moe.routing import Routing, _experts_of, _ranks, bins_of
 LEAST_TOKENS = 4096
 CHOICES = (4, 8)  # of a token, the fewest and the most
 ROW_BYTES = (4096, 8192)  # of a row, rounded up to a power of two: the least and the most
-MOST_EXPERTS = 256  # whose rows' starts a program holds beside its rows of x
-ALIGNED = 16  # elements: what rows start at multiples of, or Triton stores them one by one
-SM_BYTES = 131072  # of rows that an SM's registers hold, beside what else its programs need
+MOST_EXPERTS = 256  # a program holds the start of their rows in addition to its rows of x
+ALIGNED = 16  # rows must start at multiples of so many elements, or Triton stores their elements one by one
+SM_BYTES = 131072  # bytes of rows that an SM's registers hold; its programs need the rest for other values
 
 
 @dataclass(frozen=True)
 class TokensConfig:
-    """Whole rows of `block_h` columns, `tokens` of them in a program."""
+    """A program takes `tokens` whole rows of `block_h` columns."""
 
     tokens: int
     block_h: int
@@ -54,9 +55,9 @@ def choose_tokens(
     k: int,
     G: int,
 ) -> TokensConfig | None:
-    """For tokens with k of G experts each; None where permute.py's own kernel copies.
+    """Return the config for tokens with k of G experts each, or None if permute.py's own kernel should copy.
 
-    Eight tokens. Four warps took 1 % less than eight for H = 2880, and 1 % more for H = 2048.
+    A program takes eight tokens. Four warps took 1 % less time than eight for H = 2880, and 1 % more for H = 2048.
     """
     T, H = x.shape
     block_h = triton.next_power_of_2(H)
@@ -71,7 +72,7 @@ def choose_tokens(
 @triton.jit
 def _place_and_spread_kernel(
     ids_ptr,  # [T, K]
-    before_ptr,  # [programs, BINS], what routing's scan leaves
+    before_ptr,  # [programs, BINS], result of routing's scan
     totals_ptr,  # [BINS], likewise
     x_ptr,  # [T, H]
     offs_ptr,  # [G]
@@ -80,27 +81,27 @@ def _place_and_spread_kernel(
     out_ptr,  # [T*K, H]
     T,
     H,
-    early,  # programs that read their rows without knowing whether they are wanted
+    early,  # programs that read their rows before they know whether these are needed
     stride_x,
     stride_xh,
     G: tl.constexpr,
     BINS: tl.constexpr,
     K: tl.constexpr,
-    CHOICES: tl.constexpr,  # the power of two from K on
+    CHOICES: tl.constexpr,  # K, rounded up to a power of two
     TOKENS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    mine = tl.program_id(0)
+    program = tl.program_id(0)
     number = tl.arange(0, TOKENS * CHOICES)
     n = T * K
-    choice = tl.where(number % CHOICES < K, (mine * TOKENS + number // CHOICES) * K + number % CHOICES, n)
+    choice = tl.where(number % CHOICES < K, (program * TOKENS + number // CHOICES) * K + number % CHOICES, n)
     of = _experts_of(ids_ptr, choice, n, G)
 
-    token = mine * TOKENS + tl.arange(0, TOKENS)
+    token = program * TOKENS + tl.arange(0, TOKENS)
     columns = tl.arange(0, BLOCK_H)
     wanted = token < T
-    if mine >= early:
+    if program >= early:
         some = _experts_of(ids_ptr, token * K, n, G)
         for j in range(1, K):
             some = tl.maximum(some, _experts_of(ids_ptr, token * K + j, n, G))
@@ -112,10 +113,10 @@ def _place_and_spread_kernel(
     rank = _ranks(of, TOKENS * CHOICES)
 
     if CHAINED:
-        gdc_wait()  # x and ids were there before the first launch began
+        gdc_wait()  # not needed before: x and ids were complete before the first launch began
     experts = tl.arange(0, BINS)
     total = tl.load(totals_ptr + experts)
-    following = tl.load(before_ptr + mine * BINS + experts)
+    following = tl.load(before_ptr + program * BINS + experts)
     ends = tl.cumsum(total, 0)
     following += ends - total
     position = tl.where(of >= 0, tl.gather(following, tl.maximum(of, 0), 0) + rank, -1)
@@ -126,7 +127,7 @@ def _place_and_spread_kernel(
 
     tl.store(position_ptr + choice, position, mask=choice < n)
     tl.store(source_ptr + position, choice, mask=of >= 0)
-    if mine == 0:
+    if program == 0:
         tl.store(offs_ptr + experts, ends, mask=experts < G)
 
 
@@ -135,8 +136,11 @@ def place_and_spread(
     ids: Tensor,  # [T, k], int32 or int64, checked
     G: int,
     config: TokensConfig,
-) -> tuple[Tensor, Routing]:  # rows [T*k, H], those that are no choice's not written
-    """Allocate, count, scan, place and copy: permute.permute_reference by three launches. T and H are at least 1."""
+) -> tuple[Tensor, Routing]:  # rows [T*k, H]; those from offs[-1] on are not written
+    """Return the rows of all choices, sorted by expert, and their routing, by three launches.
+
+    T and H must be at least 1. The reference is permute.permute_reference.
+    """
     (T, H), k, n = x.shape, ids.size(1), ids.numel()
     ids = ids.contiguous()
     chained = can_chain(ids.device)

@@ -1,9 +1,9 @@
-"""flat.py's grouped GEMM for rows whose number only the device knows: those past offs[-1] are left alone.
+"""Compute flat.py's grouped GEMM without zeroing the rows past offs[-1], for rows whose number only the device knows.
 
     out[rows of g] = a[rows of g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-With expert parallelism most of the T*k rows that are allocated are nobody's, and zeros for them, which flat.py promises
-its callers, would be most of what the kernel writes.
+With expert parallelism most of the T*k allocated rows belong to no expert. flat.py promises its callers zeros there,
+and these zeros would be most of the kernel's writes.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def product(
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: FlatConfig | None = None,
 ) -> Tensor:  # [M, N]; rows past offs[-1] are not written
-    """Allocate and launch, for operands that are known to fit. Raises ValueError for a config that does not compile."""
+    """Return the grouped product, for operands that were checked; raise ValueError for a config that is illegal."""
     return prepare_flat(a, b, offs, config, trusted=True, zero_rest=False)()

@@ -1,29 +1,29 @@
-"""From each token's experts to the order in which a grouped GEMM wants its rows.
+"""Compute the order in which a grouped GEMM needs its rows from each token's experts.
 
     ids [T, k]  ->  offs [G], position [T, k], source [T*k]
 
-Choice j of token t is flat choice i = t*k + j. Rows are sorted by expert, and in one expert by flat choice: a stable
-counting sort, the same for every call. `position[t, j]` is the row of a choice, `source[row]` the flat choice of a row,
-and `offs[g]` where the rows of expert g end.
+Choice j of token t is flat choice i = t*k + j. Rows are sorted by expert, and within one expert by flat choice: a
+stable counting sort, the same for every call. `position[t, j]` is the row of a choice, `source[row]` the flat choice of
+a row, and `offs[g]` the end of the rows of expert g.
 
-An id that is not in 0..G-1 (-1 for a dropped choice, or an expert of another rank) has no row: its position is -1, and
-offs[-1] says how many rows there are. Rows from there on belong to nobody: nothing here writes them or reads them, in
-`source` as in every matrix of rows.
+An id that is not in 0..G-1 (-1 for a dropped choice, or an expert of another rank) has no row: its position is -1.
+offs[-1] is the number of rows. Rows from there on belong to no choice: nothing here writes or reads them, in `source`
+as in every matrix of rows.
 
-Three launches, no host sync, the same bits in every call: the first counts each expert's choices in blocks of flat
-choices, the second sums each expert's counts over the blocks in front, the third ranks the choices of a block by
-comparing all pairs of them. Few choices are one program's, which counts and places them block after block. Where rows
-are copied next, permute_fused.py does the third launch's work itself.
+Three launches, no host sync, the same bits in every call. The first counts each expert's choices in blocks of flat
+choices, the second sums each expert's counts over the earlier blocks, the third ranks the choices of a block by
+comparing all pairs of them. If there are few choices, one program counts and places them block after block. If rows are
+copied next, permute_fused.py does the third launch's work itself.
 
-Every program does one short thing, and most of what these launches cost is latency. On Hopper each is launched while
-the one before it still runs, and waits for its end on the device (programmatic dependent launch).
+Every program does one short thing, and latency is most of the cost of these launches. On Hopper each is launched while
+the previous one still runs, and waits for its end on the device (programmatic dependent launch).
 
-Work is by choice, not by choice and expert: a histogram counts, and a choice looks up where its expert's rows go on. A
+Work is by choice, not by choice and expert: a histogram counts, and a choice looks up the next row of its expert. A
 matrix of choices x experts instead cost 29 us more on an H100 (65,536 choices, 128 experts). Pairs are summed down the
-columns of their matrix, which lie in threads; sums along its rows go through all threads of a warp.
+columns of their matrix, which a thread holds. Sums along its rows go through all threads of a warp.
 
-Sources: megablocks' and SonicMoE's histogram and cumulative sum over tokens; ranks by pairs in place of a sort are
-ours.
+Sources: megablocks' and SonicMoE's histogram and cumulative sum over tokens. Ranks by pairs instead of a sort are our
+own.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_device, require_tensors
 
-MAX_EXPERTS = 4096  # every program sums up all of them
+MAX_EXPERTS = 4096  # every program sums over all of them
 ONE_PROGRAM = 512  # choices that one program counts and places
 BLOCK = 128  # choices whose pairs a program compares
-LEAST_BINS = 32  # of a histogram, which has one a thread of a warp at least
+LEAST_BINS = 32  # of a histogram, which needs at least one bin per thread of a warp
 SCANNED = (1024, 4)  # blocks and experts that a program sums at a time
 WARPS = 4
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where each choice's row is; see the head of this file."""
+    """The row of each choice, and the choice of each row; see the module's docstring."""
 
     offs: Tensor  # [G] int32
     position: Tensor  # [T, k] int32, -1 without a row
@@ -57,9 +57,9 @@ class Routing:
 
 @triton.jit
 def _experts_of(ids_ptr, at, n, G: tl.constexpr):
-    """The experts of flat choices `at`, -1 where an id is no expert's or past the last choice."""
+    """Return the experts of flat choices `at`; -1 for ids outside 0..G-1 and past the last choice."""
     ids = tl.load(ids_ptr + at, mask=at < n, other=-1)
-    # Before it is narrowed: 2**32 would become expert 0.
+    # Compared before they are narrowed: 2**32 would become expert 0.
     return tl.where((ids >= 0) & (ids < G), ids, -1).to(tl.int32)
 
 
@@ -77,7 +77,7 @@ def _count_kernel(
     G: tl.constexpr,
     BINS: tl.constexpr,
     CHOICES: tl.constexpr,  # of a block
-    BLOCK: tl.constexpr,  # the power of two from there on
+    BLOCK: tl.constexpr,  # CHOICES, rounded up to a power of two
     CHAINED: tl.constexpr,
 ):
     if CHAINED:
@@ -89,7 +89,7 @@ def _count_kernel(
 
 @triton.jit
 def _scan_kernel(
-    counts_ptr,  # [blocks, BINS]; becomes the sum of those in front
+    counts_ptr,  # [blocks, BINS]; each becomes the sum over the earlier blocks
     totals_ptr,  # [BINS]
     blocks,
     BINS: tl.constexpr,
@@ -131,7 +131,7 @@ def _place(position_ptr, source_ptr, following, of, rank, choice, n):
 @triton.jit
 def _place_kernel(
     ids_ptr,  # [n]
-    before_ptr,  # [blocks, BINS], what _scan_kernel leaves
+    before_ptr,  # [blocks, BINS], result of _scan_kernel
     totals_ptr,  # [BINS], likewise
     offs_ptr,  # [G]
     position_ptr,  # [n]
@@ -144,18 +144,18 @@ def _place_kernel(
 ):
     if CHAINED:
         gdc_launch_dependents()
-    mine = tl.program_id(0)
-    choice = mine * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    choice = program * BLOCK + tl.arange(0, BLOCK)
     of = _experts_of(ids_ptr, choice, n, G)
     rank = _ranks(of, BLOCK)
     if CHAINED:
-        gdc_wait()  # ids were there before the first launch began
+        gdc_wait()  # not needed before: ids were complete before the first launch began
     experts = tl.arange(0, BINS)
     total = tl.load(totals_ptr + experts)
     ends = tl.cumsum(total, 0)
-    if mine == 0:
+    if program == 0:
         tl.store(offs_ptr + experts, ends, mask=experts < G)
-    following = ends - total + tl.load(before_ptr + mine * BINS + experts)
+    following = ends - total + tl.load(before_ptr + program * BINS + experts)
     _place(position_ptr, source_ptr, following, of, rank, choice, n)
 
 
@@ -171,7 +171,7 @@ def _route_kernel(
     BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """All of it in one program."""
+    """Count and place all choices in one program."""
     if CHAINED:
         gdc_launch_dependents()
     experts = tl.arange(0, BINS)
@@ -189,7 +189,7 @@ def _route_kernel(
 
 
 def check_ids(ids: Tensor, G: int) -> None:
-    """Raise ValueError unless ids [T, k] are integers and G and their number are what the kernels take."""
+    """Raise ValueError unless ids [T, k] are integers and the kernels can take G experts and so many choices."""
     require_tensors(ids=ids)
     if ids.ndim != 2 or ids.size(1) == 0 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"expected ids [T, k] in int32 or int64, k at least 1; got {tuple(ids.shape)} in {ids.dtype}")
@@ -205,7 +205,10 @@ def route(
     ids: Tensor,  # [T, k], int32 or int64, any strides
     G: int,
 ) -> Routing:
-    """Count and place on the device. Raises ValueError for ids or a G that the kernels cannot take."""
+    """Return the routing of ids, computed on the device.
+
+    Raises ValueError for ids or a G that the kernels cannot take.
+    """
     check_ids(ids, G)
     require_device(ids.device)
     n = ids.numel()
@@ -230,7 +233,7 @@ def route(
 
 
 def bins_of(G: int) -> int:
-    """Counters of a block for G experts."""
+    """Return the number of a block's counters for G experts."""
     return max(triton.next_power_of_2(G), LEAST_BINS)
 
 
@@ -238,8 +241,8 @@ def count_before(
     ids: Tensor,  # [T, k], contiguous, not empty
     G: int,
     choices: int,  # of a block
-) -> tuple[Tensor, Tensor]:  # choices in blocks in front [blocks, bins], and in all [bins]; chained to what comes next
-    """The first two launches."""
+) -> tuple[Tensor, Tensor]:  # choices in earlier blocks [blocks, bins], and in all [bins]
+    """Count the choices of every expert: the first two launches, which the next one may overlap on Hopper."""
     n, bins, chained = ids.numel(), bins_of(G), can_chain(ids.device)
     blocks, block = triton.cdiv(n, choices), triton.next_power_of_2(choices)
     counts = torch.empty(blocks, bins, dtype=torch.int32, device=ids.device)
@@ -257,7 +260,7 @@ def count_before(
 
 
 def route_reference(ids: Tensor, G: int) -> Routing:
-    """The same by a stable sort; `source` is 0 from offs[-1] on."""
+    """Return the routing by a stable sort; `source` is 0 from offs[-1] on."""
     flat = ids.flatten().long()
     valid = (flat >= 0) & (flat < G)
     order = torch.where(valid, flat, G).argsort(stable=True)[: int(valid.sum())]

@@ -1,18 +1,18 @@
-"""SwiGLU by itself, and its backward with all that goes by row: reads everything once.
+"""SwiGLU by itself, and its backward pass with all sums along a row; each reads its operands once.
 
     act = silu(gate) * up = gate * s * up,  s = 1 / (1 + exp(-gate))            both = [gate, up] [M, 2F]   act [M, F]
 
-Backward, with w the weight that a row's output is multiplied with, and da the gradient of act before that weight:
+Backward, with w the weight that a row's output is multiplied by, and da the gradient of act before that weight:
 
     dgate = w * da * up * s * (1 + gate * (1 - s))
     dup   = w * da * gate * s
-    weighted = w * act                 what the gradient of the second product's weights is made of
+    weighted = w * act                 operand of the gradient of the second product's weights
     dw    = sum over f of da * act     the gradient of w
 
 The last line is why the layer need not keep its second product: the gradient of a weight is <dout, y>, and with
-y = act @ W and da = dout @ W.T that is <da, act>. act is computed again from gate and up, which are being read anyway.
+y = act @ W and da = dout @ W.T that is <da, act>. act is computed again from gate and up, which are read anyway.
 
-A program has a row, and a sum over it in a fixed order: bitwise the same in every call. Rows past offs[-1] are neither
+A program has one row and sums over it in a fixed order: bitwise the same in every call. Rows past offs[-1] are neither
 read nor written. Sources: SonicMoE (arXiv 2512.14080), section on the backward pass, for <da, act>.
 """
 
@@ -82,8 +82,8 @@ def _swiglu_backward_kernel(
 def swiglu(
     both: Tensor,  # [M, 2F] contiguous
     offs: Tensor,  # [G] end offsets
-) -> Tensor:  # [M, F]
-    """Allocate and launch."""
+) -> Tensor:  # [M, F]; rows past offs[-1] are not written
+    """Return silu(gate) * up of every row, for operands that were checked already."""
     M, F = both.size(0), both.size(1) // 2
     act = torch.empty(M, F, dtype=both.dtype, device=both.device)
     if act.numel():
@@ -97,7 +97,7 @@ def swiglu_backward(
     weights: Tensor,  # [T, k], T*k = M
     routing: Routing,
 ) -> tuple[Tensor, Tensor, Tensor]:  # dboth [M, 2F], weighted [M, F], dweights [T, k]
-    """Allocate and launch; the gradient of a choice without a row is zero."""
+    """Return the gradients for operands that were checked; that of a choice without a row is zero."""
     M, F = da.shape
     dboth, weighted = torch.empty_like(both), torch.empty_like(da)
     dweights = torch.zeros(weights.shape, dtype=weights.dtype, device=weights.device)
@@ -116,7 +116,8 @@ def _block(F: int) -> int:
 # --- the same in torch ------------------------------------------------------------------------------------------------
 
 
-def swiglu_reference(both: Tensor) -> Tensor:
+def swiglu_reference(both: Tensor) -> Tensor:  # both [M, 2F]; act [M, F]
+    """Return silu(gate) * up of every row in the dtype of both."""
     gate, up = both.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
@@ -124,7 +125,7 @@ def swiglu_reference(both: Tensor) -> Tensor:
 def swiglu_backward_reference(
     da: Tensor, both: Tensor, weights: Tensor, routing: Routing
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In da's dtype; rows past offs[-1] are zero."""
+    """Return the results of `swiglu_backward` in da's dtype; rows past offs[-1] are zero."""
     rows = int(routing.offs[-1])
     source = routing.source[:rows].long()
     w = da.new_zeros(da.size(0), 1)
