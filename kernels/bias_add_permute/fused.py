@@ -3,37 +3,38 @@
     f = permute((a @ b.T + d) * e)  for each group        maths and layout: problem.py
 
 A program *sweeps*: it takes BLOCK_M rows of one group, looks up that group's addresses, strides and sizes in a table on
-the device (`FIELDS`), and goes through tiles of BLOCK_N columns. Operands lie anywhere in memory, and every group has
-sizes of its own. The product, the bias and the operand e meet in registers, in fp32, and are rounded once.
+the device (`FIELDS`), and walks tiles of BLOCK_N columns. Operands may be anywhere in memory, and every group has its
+own sizes. The product, the bias and the operand e meet in registers, in fp32, and are rounded once.
 
-What bounds it is bytes, as long as K is a few hundred: with e, 4 bytes of 16-bit traffic for each 2 K operations. The
-layout of f costs nothing (its stores alone run at 0.96 of a fill, and with e at 0.96 of a copy); what costs is waiting,
-since a tile has two to four steps of K only, and about as much to do behind them. Hence:
+As long as K is a few hundred, the kernel is bound by memory: with e, it moves 4 bytes of 16-bit traffic for each 2 K
+operations. The layout of f costs nothing: its stores alone run at 0.96 of the bandwidth of a fill, and with e at 0.96
+of a copy's. The cost is waiting, since a tile has only two to four steps of K, and about as much work after them.
+Hence:
 
-Sweeps. The loops over tiles and over K are one to the software pipeline (`flatten`), which needs K to be known before
-the outer one begins: a tile's first loads are under way while the last one is stored. What a tile would ask the table,
-a sweep asks once, and the divisions that find rows in f too. A sweep is as long as a program's share of the tiles that
-are left, a whole row of tiles at most: long ones first, and short ones when the last programs wait for each other.
+Sweeps. The software pipeline treats the loops over tiles and over K as one (`flatten`), which needs K before the outer
+one begins: a tile's first loads run while the last tile is stored. A sweep reads the table once for all its tiles, and
+computes the divisions that find rows in f once too. A sweep is as long as a program's share of the tiles that are left,
+at most a whole row of tiles: long ones first, and short ones when the last programs wait for each other.
 
-Store. f's innermost dimension is M2, that of the rows. The address of an element is a sum of a part by row and a part
-by column, so a tile may lie across any of the five dimensions; where it has M2 rows and columns of one n0, it is one
-run of memory. The product is made transposed, b @ a.T, so that the rows are in registers what they are in f; the
-compiler stores 16 bytes a thread along them, and tells L2 to drop them first, which keeps a and b there.
+Store. f's innermost dimension is M2, that of the rows. The address of an element is the sum of a part by row and a part
+by column, so a tile may extend over any of the five dimensions. If it has M2 rows and columns of one n0, it is one run
+of memory. The product is computed transposed, b @ a.T, so that the order of rows in registers is that of f. The
+compiler then stores 16 bytes a thread along them, and marks them for L2 to drop first, which keeps a and b there.
 
-Loads. The tensor memory accelerator (TMA) reads a, b and e where addresses and strides allow (`tma_reads`), through
-descriptors that a program makes of its table row. It takes no registers for addresses, and e, which lies by columns,
-is in shared memory at once, to be read transposed. Making descriptors takes about as long as half a tile, so problems
-of a few tiles a program load through pointers, like all that TMA cannot read. Pointers have masks at every edge that
-some group has; `EVEN_*` says that none has it, and then none stands there.
+Loads. The tensor memory accelerator (TMA) reads a, b and e if addresses and strides allow it (`tma_reads`), through
+descriptors that a program makes of its table row. TMA needs no registers for addresses, and it puts e into shared
+memory, from which e is read transposed. Making descriptors takes about as long as half a tile. Problems with few tiles
+a program therefore load through pointers, like all operands that TMA cannot read. Pointers have masks at an edge if
+some group's sizes do not divide by the block; with `EVEN_*` all do, and the mask is compiled away.
 
-Two programs an SM: one loads or multiplies while the other stores.
+Two programs run on an SM: one loads or multiplies while the other stores.
 
-On Hopper fused_specialized.py does the same with a role for each warp, a tenth faster, where its tiles and TMA fit.
-What is here runs everywhere else, and wherever a config is asked for.
+On Hopper, fused_specialized.py computes the same with a role for each warp, a tenth faster, if its tiles fit and TMA
+can read the operands. The kernel here runs otherwise, and always if a config is given.
 
 Sources: the problem, Composable Kernel's example 28_grouped_gemm_bias_e_permute (see problem.py); the table of
-pointers, Triton's tutorial 08-grouped-gemm; shares of what is left, guided self-scheduling (Polychronopoulos and Kuck,
-1987).
+pointers, Triton's tutorial 08-grouped-gemm; shares of the remaining work, guided self-scheduling (Polychronopoulos and
+Kuck, 1987).
 """
 
 from __future__ import annotations
@@ -64,29 +65,31 @@ from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.variants import Variant, describe, first_that_runs
 
-# For problems that nobody tuned; percentages are of copy bandwidth, on an H100, of Composable Kernel's example in bf16.
+# For problems without a tuned config. Percentages are of copy bandwidth, on an H100, for Composable Kernel's example in
+# bf16.
 CONFIGS = {
     # Two programs of 4 warps, each with up to 255 registers a thread: 78 %. 256 x 128 alone on an SM reads a quarter
-    # less of a and b from L2, and has nothing to do while it stores: 71 %. 128 x 64, three times an SM: 65 %.
+    # less of a and b from L2, but computes nothing while it stores: 71 %. 128 x 64, three programs on an SM: 65 %.
     "none": FusedConfig(128, 128, 64, num_warps=4, num_stages=3, per_sm=2, tma=True),
-    # e's tile is in shared memory beside the stages, which are half as long: 83 %.
+    # e's tile is in shared memory together with the stages, which are half as long: 83 %.
     "operand": FusedConfig(128, 128, 32, num_warps=4, num_stages=4, per_sm=2, tma=True),
     # Few tiles a program, or no TMA: with 8 tiles a program 58 %, and 68 % with e; by TMA 53 % and 66 %. Half the
-    # columns, for addresses and a tile of e take registers.
+    # columns, since addresses and a tile of e take registers.
     "pointers": FusedConfig(128, 64, 64, num_warps=4, num_stages=3, per_sm=2),
-    # IEEE fp32 goes through FMA units, which read registers.
+    # IEEE fp32 runs on FMA units, which read registers.
     "fp32": FusedConfig(64, 64, 32, num_warps=4, num_stages=3, per_sm=2),
-    # Triton's interpreter pays by operation, hardly by element.
+    # The cost in Triton's interpreter depends on the number of operations, not of elements.
     "cpu": FusedConfig(32, 32, 32, num_warps=4, num_stages=1),
     "cpu_tma": FusedConfig(32, 32, 32, num_warps=4, num_stages=1, tma=True),
 }
-TILES_FOR_TMA = 16  # a program; of those measured, pointers win at 8 tiles, by 4 to 10 %, and TMA at 87, by 5 to 10 %
+TILES_FOR_TMA = 16  # per program: pointers are faster at 8 tiles, by 4 to 10 %, and TMA at 87, by 5 to 10 %
 
 
 def candidates(op: str) -> list[FusedConfig]:
     """Return the 16-bit configs that tuning tries: they compile and run in a minute, and none spills (test_compile).
 
-    An SM has 65,536 registers: 4 warps with 255 each go twice, with 168 three times, 8 warps twice with 128.
+    An SM has 65,536 registers. They hold two programs of 4 warps with 255 registers a thread, three with 168, and two
+    programs of 8 warps with 128.
     """
     slim = FusedConfig(128, 64, 64, 4, 2, per_sm=3, tma=True, registers=168)
     configs = [
@@ -112,7 +115,8 @@ def illegal(config: FusedConfig, dtype: torch.dtype, op: str, device: Device = I
     buffers = device.buffers(config.num_stages)
     stages = buffers * (config.block_m + config.block_n) * config.block_k * dtype.itemsize
     tile = config.block_m * config.block_n * dtype.itemsize
-    # e by TMA is a tile; the result passes through 8 KiB with 4 warps, through all of a tile with 8 (Triton 3.7.1).
+    # By TMA, e takes a whole tile. The result passes through up to 8 KiB with 4 warps, 32 KiB with 8 (Triton
+    # 3.7.1).
     through = tile if config.tma and op != "none" else min(tile, 8192 if config.num_warps <= 4 else 32768)
     room = device.room(config.per_sm)
     if stages + through > room:
@@ -121,7 +125,7 @@ def illegal(config: FusedConfig, dtype: torch.dtype, op: str, device: Device = I
 
 
 def configs_for(groups: Sequence[Group], op: str, device: Device) -> list[tuple[str, FusedConfig, str | None]]:
-    """(name, config, why it does not run here): the tuned one, one by what there is to read and how, and pointers."""
+    """Return (name, config, why it does not run here): tuned if any, default, pointers, and a small one."""
     a, reads = groups[0].a, tma_reads(groups)
     if device.vendor == "cpu":
         return [("default", CONFIGS["cpu_tma" if reads else "cpu"], None)]
@@ -147,12 +151,15 @@ def configs_for(groups: Sequence[Group], op: str, device: Device) -> list[tuple[
 
 
 def choose_config(groups: Sequence[Group], op: str, device: Device) -> FusedConfig:
-    """The tuned config of this problem on this GPU, else one by what there is to read, and how."""
+    """Return this problem's tuned config on this GPU, else the default."""
     return first_legal(configs_for(groups, op, device))
 
 
 def config_key(groups: Sequence[Group], op: str) -> str:
-    """All groups' rows, the largest N and K; groups of other sizes, but the same sums, share a config."""
+    """Return a problem's key in the files: the rows of all groups, the largest N and K.
+
+    Problems whose groups differ, but whose key is equal, share a config.
+    """
     M = sum(group.a.size(0) for group in groups)
     N, K = (max(group.b.size(dim) for group in groups) for dim in (0, 1))
     return problem_key(M, len(groups), N, K, str(groups[0].a.dtype).removeprefix("torch."), op)
@@ -160,7 +167,7 @@ def config_key(groups: Sequence[Group], op: str) -> str:
 
 @triton.jit
 def _load(pointers, row_ok, column_ok, EVEN_ROWS: tl.constexpr, EVEN_COLUMNS: tl.constexpr):
-    """A tile, zero where a row or a column is none; row_ok [R, 1], column_ok [1, C]."""
+    """Load a tile, with zeros past the edges; row_ok [R, 1], column_ok [1, C]."""
     if EVEN_ROWS and EVEN_COLUMNS:
         return tl.load(pointers)
     elif EVEN_ROWS:
@@ -173,7 +180,7 @@ def _load(pointers, row_ok, column_ok, EVEN_ROWS: tl.constexpr, EVEN_COLUMNS: tl
 
 @triton.jit
 def _load_e(e_ptrs, m_ok, n_ok, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr):
-    """No [M, N] operand is read twice."""
+    """Load a tile of e. L2 may drop it first, since it is read only once."""
     if EVEN_M and EVEN_N:
         return tl.load(e_ptrs, eviction_policy="evict_first")
     else:
@@ -208,7 +215,8 @@ def _fused_kernel(
     SIZE: tl.constexpr = dtype.primitive_bitwidth // 8
     sweep = sweeps_ptr + tl.program_id(0) * 4
     row = table_ptr + tl.load(sweep) * NUM_FIELDS
-    # Values from memory carry no alignment; without these promises every access would be one element wide.
+    # The compiler does not know the alignment of values from memory: without these hints every access would be one
+    # element wide.
     first_m = tl.multiple_of(tl.load(sweep + 1), [BLOCK_M])
     first_n = tl.multiple_of(tl.load(sweep + 2), [BLOCK_N])
     end_n = tl.load(sweep + 3)
@@ -226,7 +234,7 @@ def _fused_kernel(
     M = tl.multiple_of(tl.load(row + 16).to(tl.int32), [ALIGN_M])
     N = tl.multiple_of(tl.load(row + 17).to(tl.int32), [ALIGN_N])
     K = tl.multiple_of(tl.load(row + 18).to(tl.int32), [ALIGN_K])
-    # One step at least, of zeros where there is no K: the compiler then knows that each tile has a last step.
+    # At least one step, of zeros if K is 0: the compiler then knows that each tile has a last step.
     steps = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
     tl.assume(steps > 0)
 
@@ -238,7 +246,7 @@ def _fused_kernel(
         a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [a_stride_m, 1], [BLOCK_M, BLOCK_K])
         b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [b_stride_n, 1], [BLOCK_N, BLOCK_K])
     else:
-        a_ptrs = a_ptr + offs_m[:, None] * a_stride_m  # strides are int64, and so no product overflows
+        a_ptrs = a_ptr + offs_m[:, None] * a_stride_m  # strides are int64, so products do not overflow
         b_ptrs = b_ptr + range_n[:, None] * b_stride_n
         if A_UNIT:
             a_stride_k = tl.full((), 1, tl.int64)
@@ -266,7 +274,7 @@ def _fused_kernel(
                 e_stride_n = tl.load(row + 11)
                 e_ptrs += (range_n * e_stride_n)[:, None]
 
-    # Promised again: Triton takes the remainder of two multiples of 8 for any number.
+    # Hinted again: Triton does not know that the remainder of two multiples of 8 is one too.
     slab = N1.to(tl.int64) * M2  # elements of one (m0, n0, m1); first in products of sizes, which pass 2**31
     if WHOLE_M:
         block = first_m // M2
@@ -327,12 +335,13 @@ def prepare_fused(
     op: str = "mul",
     config: FusedConfig | None = None,
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M0, N0, M1, N1, M2], views of one buffer
-    """Build the tables and compile; the callable allocates the buffer and launches once.
+    """Build the tables and compile; the returned callable allocates the buffer and launches once.
 
-    Operands are read where they are at each call. Fast are unit strides along K of every a and b, and along N of every
-    e, and addresses and strides that are multiples of 16 bytes; others are right. Where TMA reads, a call makes
-    `torch.empty` Triton's allocator, for the descriptors. Without a config, Hopper runs fused_specialized.py where that
-    can. Raises ValueError if the groups do not fit the op, the device or each other.
+    Each call reads the operands in place. Any strides are correct. The kernel is fast if every a and b has unit stride
+    along K, every e along N, and all addresses and strides are multiples of 16 bytes. If TMA reads the operands, a call
+    sets Triton's allocator to `torch.empty`, for the descriptors. Without a config, Hopper runs fused_specialized.py if
+    that can take the groups. Raises ValueError if the groups do not fit the op, the device or each other, and for a
+    config that is illegal.
     """
     require_problem(groups, op)
     device, dtype = device_of(groups[0].a.device), groups[0].a.dtype
@@ -355,7 +364,7 @@ def _prepare_specialized(groups: Sequence[Group], op: str) -> Callable[[], tuple
 
 
 def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Callable[[], tuple[Tensor, ...]]:
-    """`prepare_fused` by the kernel of this file, for groups and a config that were checked."""
+    """Run `prepare_fused` with this file's kernel, for groups and a config that were checked."""
     device, dtype = groups[0].a.device, groups[0].a.dtype
     shapes = [group.permuted for group in groups]
     sizes = [prod(shape) for shape in shapes]
@@ -363,20 +372,22 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
     # The last offset is the end; no group starts there.
     rows = [table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
     table = torch.tensor(rows, dtype=torch.int64, device=device)
-    taken = torch.tensor(sweeps(groups, config, worker_count(device, config.per_sm)), dtype=torch.int32, device=device)
+    planned = torch.tensor(
+        sweeps(groups, config, worker_count(device, config.per_sm)), dtype=torch.int32, device=device
+    )
     tma = config.tma and tma_reads(groups)
     constants = constants_of(groups, config)
-    # The table knows addresses only: the callable must own the operands.
+    # The table holds addresses only: the callable must own the operands.
     operands = tuple(groups)
 
     def run() -> tuple[Tensor, ...]:
         out = torch.empty(offsets[len(operands)], dtype=dtype, device=device)
         if tma:
             triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
-        if len(taken):
-            _fused_kernel[(len(taken),)](
+        if len(planned):
+            _fused_kernel[(len(planned),)](
                 table,
-                taken,
+                planned,
                 out,
                 OP=op,
                 NUM_FIELDS=len(FIELDS),
@@ -398,7 +409,7 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
 
 
 def why_not_specialized(groups: Sequence[Group]) -> str | None:
-    """Return why fused_specialized.py does not take these groups, or cannot be imported; None where it does."""
+    """Return why fused_specialized.py cannot be imported or cannot take these groups, or None if it can."""
     try:
         from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises

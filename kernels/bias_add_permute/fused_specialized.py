@@ -1,40 +1,42 @@
-"""The fused kernel with a role for each warp: what fused.py runs on Hopper where a, b and e suit TMA.
+"""The fused kernel with a role for each warp: fused.py runs it on Hopper if TMA can read a, b and e.
 
     f = permute((a @ b.T + d) * e)  for each group        maths and layout: problem.py
 
-A tile of 128 x 128, with K of 64 to 256, takes about as long to multiply as to store. Two programs an SM that do one
-after the other, as fused.py's, read 32 KB from the L2 for each 64 of K beside what they store, and keep the DRAM busy
-for four fifths of the time. Here one program has an SM to itself, and its warps meet at barriers in shared memory:
+A tile of 128 x 128, with K of 64 to 256, takes about as long to multiply as to store. Two programs on an SM that do one
+after the other, as in fused.py, read 32 KB from the L2 for each 64 of K in addition to their stores, and keep the DRAM
+busy for four fifths of the time. Here one program has an SM to itself, and its warps meet at barriers in shared memory:
 
-    load a    one warp: takes a sweep, tells the others, asks for its 128 rows of a, once for all its tiles
-    load b    one warp: asks for b's tiles, 128 columns by 64 of K
-    load e    one warp: asks for e's tiles, each into the buffer that the output leaves through
-    multiply  two groups of four warps, with a tile each by turns: multiplies, adds the bias, applies e, stores
+    load a    one warp: takes a sweep, publishes it to the others, and requests its 128 rows of a once for all its tiles
+    load b    one warp: requests b's tiles, 128 columns by 64 of K
+    load e    one warp: requests e's tiles, each into the buffer through which the output leaves
+    multiply  two groups of four warps, which take tiles in turns: multiplies, adds the bias, applies e, stores
 
-One group stores while the other multiplies, and each has all sums of its tile, 128 registers a thread. A tile reads
-16 KB from the L2 for each 64 of K, since a's rows are there already.
+One group stores while the other multiplies, and each has all sums of its tile, 128 registers a thread. A tile reads 16
+KB from the L2 for each 64 of K, since a's rows are in shared memory already.
 
-Sweeps. They are fused.py's, long ones first. Programs take them as they come, by counting up a number: dealt out
-beforehand, an equal number of tiles to each, the first program is done after 0.8 of the time that the last one takes,
-since not all SMs reach the memory alike. Which program takes a sweep changes no bit of the output. A row of the table
-says all of a sweep; the first warp passes it on through shared memory a sweep ahead, so that nobody waits for it.
+Sweeps. They are fused.py's, long ones first. Programs take them dynamically, by incrementing a counter. With an equal
+number of tiles assigned to each program beforehand, the first program was done after 0.8 of the last one's time, since
+not all SMs reach the memory equally fast. Which program takes a sweep does not change any bit of the output. A row of
+the table describes a sweep completely. The first warp passes it on through shared memory one sweep ahead, so that no
+warp waits for it.
 
-Turns. Both groups wait for the stages of b, each for those of its tiles, and a barrier tells phases apart by one bit:
-who came two phases early would pass. So a group multiplies when the other one has seen the last stage of the tile
-before.
+Turns. Both groups wait for the stages of b, each for those of its tiles, and a barrier distinguishes phases by one bit:
+a group that came two phases early would pass. So a group multiplies only after the other one has seen the last stage of
+the previous tile.
 
-Descriptors. A loading warp makes its TMA descriptor when it comes to another group, in two places by turns: what is
-still under way through the last one is not touched, and what went through the one before that has to be there.
+Descriptors. A loading warp makes its TMA descriptor when it comes to another group, in two places alternately. Loads
+through the last descriptor may still be under way, so it is not touched. Loads through the one before must have
+arrived.
 
-The output. The product is transposed, b @ a.T, as in fused.py; rounded, it goes through shared memory (`stmatrix`),
-from where a thread takes 16 bytes of a line and stores them as fused.py does. A TMA store of the same buffer is slower
-(80 % of copy bandwidth where this had 83), since nothing tells the L2 to drop it first. Sums and rounding are
-fused.py's, bit by bit.
+The output. The product is transposed, b @ a.T, as in fused.py. It is rounded and goes through shared memory
+(`stmatrix`), from where a thread takes 16 bytes of a line and stores them as fused.py does. A TMA store of the same
+buffer is slower (80 % of copy bandwidth compared with 83), since it cannot mark them for the L2 to drop first. Sums and
+rounding are fused.py's, bit by bit.
 
-In Gluon, as grouped_gemm/fp8_specialized.py, which tells why. Gluon has no interpreter: without a GPU this is compiled
-by tests, and does not run.
+The kernel is written in Gluon; grouped_gemm/fp8_specialized.py explains why. Gluon has no interpreter: without a GPU,
+tests compile the kernel but cannot run it.
 
-Sources: the problem, problem.py's; groups of warps that multiply by turns, CUTLASS's "ping-pong" kernels; Triton's
+Sources: the problem, problem.py's; groups of warps that multiply in turns, CUTLASS's "ping-pong" kernels; Triton's
 Gluon tutorials for the language.
 """
 
@@ -65,15 +67,15 @@ from groupbench.kernels.grouped_gemm.support import worker_count
 
 # Shared memory: 64 KB of a, 96 KB of b, 64 KB of e and the output.
 CONFIG = plan.FusedConfig(128, 128, 64, num_warps=4, num_stages=6, tma=True)
-A_TILES = 4  # of block_k that a's rows have room for
+A_TILES = 4  # tiles of block_k columns that fit into a's buffer
 MOST_K = A_TILES * CONFIG.block_k
-LEAST_TILES = 7  # a program; of those measured, the plain kernel wins at 5.8, by 3 to 12 %, this at 7.8, by 5 to 11
+LEAST_TILES = 7  # per program: the plain kernel is faster at 5.8, by 3 to 12 %, this one at 7.8, by 5 to 11
 
-# One row of the table, all that a program asks of a sweep: its group's, and its own. A warp reads 32 values at once.
+# One row of the table describes a sweep: its group's fields, then its own. A warp reads 32 values at once.
 FIELDS = (*plan.FIELDS, "group", "first_m", "first_n", "end_n")
 WIDTH = 32
 NO_SWEEP = [-1 if name == "group" else 0 for name in FIELDS]
-_PLACES = gl.constexpr(FIELDS)  # a constexpr: Triton's cache of compiled kernels knows of no other globals
+_PLACES = gl.constexpr(FIELDS)  # a constexpr: kernels may use no other globals, since Triton caches them compiled
 
 
 @gluon.constexpr_function
@@ -86,7 +88,7 @@ def _at(name):
 
 @gluon.jit
 def _field(ring, name: gl.constexpr):
-    """An int64 of the row that is in shared memory."""
+    """Return an int64 of the row in shared memory."""
     values = reinterpret(ring, gl.int64, [ring.shape[0], 1], ring.type.layout)
     return gl.max(values.index(_at(name)).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
@@ -98,13 +100,13 @@ def _size(ring, name: gl.constexpr):
 
 @gluon.jit
 def _read(row, name: gl.constexpr):
-    """The same, of a row in global memory."""
+    """Return an int64 of a row in global memory."""
     return gl.load(row + _at(name))
 
 
 @gluon.jit
-def _tell(sweeps_ptr, sweep, ring, ring_full):
-    """(row of the table, its group), after the other warps were given a copy; -1 where there is no more."""
+def _publish(sweeps_ptr, sweep, ring, ring_full):
+    """Copy a row of the table for the other warps; return (row, its group), the group -1 after the last sweep."""
     WIDTH: gl.constexpr = ring.shape[0]
     row = sweeps_ptr + sweep * WIDTH
     ring.store(gl.load(row + gl.arange(0, WIDTH, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))))
@@ -114,7 +116,7 @@ def _tell(sweeps_ptr, sweep, ring, ring_full):
 
 @gluon.jit
 def _descriptor(address, rows, columns, stride, smem):
-    """Of a [rows, columns] matrix, read by tiles of smem's."""
+    """Return a TMA descriptor of a [rows, columns] matrix, read by tiles of smem's shape."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ptr = address.to(gl.pointer_type(smem.dtype))
     return tma.make_tensor_descriptor(
@@ -123,16 +125,16 @@ def _descriptor(address, rows, columns, stride, smem):
 
 
 @gluon.jit
-def _arrived(full, turn, begun):
-    """Wait for what was asked for before turn `begun`, where a stage's next use has not waited for it already."""
+def _await_requested(full, turn, begun):
+    """Wait for the loads requested before turn `begun`, unless a stage's next use has waited for them already."""
     STAGES: gl.constexpr = full.shape[0]
     for past in range(gl.maximum(turn - STAGES, 0), begun):
         mbarrier.wait(full.index(past % STAGES), (past // STAGES) & 1)
 
 
 @gluon.jit
-def _ask(desc, row, column, smem, full, empty, turn):
-    """Ask for a tile, when its stage is empty; what lies past an edge is zero."""
+def _request(desc, row, column, smem, full, empty, turn):
+    """Request a tile as soon as its stage is empty; elements past an edge are zero."""
     STAGES: gl.constexpr = smem.shape[0]
     stage = turn % STAGES
     mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
@@ -145,25 +147,25 @@ def _load_a(sweeps_ptr, taken_ptr, a_smem, a_full, a_empty, ring, ring_full, rin
     BLOCK_K: gl.constexpr = a_smem.shape[2]
     turn = 0
     begun = 0
-    told = 0
-    row, now = _tell(sweeps_ptr, gl.program_id(0), ring, ring_full)
+    published = 0
+    row, now = _publish(sweeps_ptr, gl.program_id(0), ring, ring_full)
     while now >= 0:
         for _ in gl.static_range(2):  # two places for a descriptor
             if now >= 0:
                 group = now
                 K = _read(row, "K").to(gl.int32)
-                _arrived(a_full, turn, begun)
+                _await_requested(a_full, turn, begun)
                 desc = _descriptor(_read(row, "a_address"), _read(row, "M"), K, _read(row, "a_stride_m"), a_smem)
                 begun = turn
                 while now == group:
                     first_m = _read(row, "first_m").to(gl.int32)
                     for k in range(0, K, BLOCK_K):
-                        _ask(desc, first_m, k, a_smem, a_full, a_empty, turn)
+                        _request(desc, first_m, k, a_smem, a_full, a_empty, turn)
                         turn += 1
-                    mbarrier.wait(ring_empty, told & 1)
-                    told += 1
+                    mbarrier.wait(ring_empty, published & 1)
+                    published += 1
                     sweep = gl.num_programs(0) + gl.atomic_add(taken_ptr, 1, sem="relaxed")
-                    row, now = _tell(sweeps_ptr, sweep, ring, ring_full)
+                    row, now = _publish(sweeps_ptr, sweep, ring, ring_full)
 
 
 @gluon.jit
@@ -172,7 +174,7 @@ def _load_b(b_smem, full, empty, ring, ring_full, ring_empty):
     BLOCK_K: gl.constexpr = b_smem.shape[2]
     turn = 0
     begun = 0
-    told = 0
+    sweeps_read = 0
     mbarrier.wait(ring_full, 0)
     now = _field(ring, "group")
     while now >= 0:
@@ -180,7 +182,7 @@ def _load_b(b_smem, full, empty, ring, ring_full, ring_empty):
             if now >= 0:
                 group = now
                 K = _size(ring, "K")
-                _arrived(full, turn, begun)
+                _await_requested(full, turn, begun)
                 desc = _descriptor(_field(ring, "b_address"), _field(ring, "N"), K, _field(ring, "b_stride_n"), b_smem)
                 begun = turn
                 while now == group:
@@ -188,10 +190,10 @@ def _load_b(b_smem, full, empty, ring, ring_full, ring_empty):
                     mbarrier.arrive(ring_empty, count=1)
                     for n in range(first_n, end_n, BLOCK_N):
                         for k in range(0, K, BLOCK_K):
-                            _ask(desc, n, k, b_smem, full, empty, turn)
+                            _request(desc, n, k, b_smem, full, empty, turn)
                             turn += 1
-                    told += 1
-                    mbarrier.wait(ring_full, told & 1)
+                    sweeps_read += 1
+                    mbarrier.wait(ring_full, sweeps_read & 1)
                     now = _field(ring, "group")
 
 
@@ -200,14 +202,14 @@ def _load_e(e_smem, full, empty, ring, ring_full, ring_empty):
     BLOCK_N: gl.constexpr = e_smem.shape[2]
     turn = 0
     begun = 0
-    told = 0
+    sweeps_read = 0
     mbarrier.wait(ring_full, 0)
     now = _field(ring, "group")
     while now >= 0:
         for _ in gl.static_range(2):
             if now >= 0:
                 group = now
-                _arrived(full, turn, begun)
+                _await_requested(full, turn, begun)
                 desc = _descriptor(
                     _field(ring, "e_address"), _field(ring, "M"), _field(ring, "N"), _field(ring, "e_stride_m"), e_smem
                 )
@@ -216,10 +218,10 @@ def _load_e(e_smem, full, empty, ring, ring_full, ring_empty):
                     first_m, first_n, end_n = _size(ring, "first_m"), _size(ring, "first_n"), _size(ring, "end_n")
                     mbarrier.arrive(ring_empty, count=1)
                     for n in range(first_n, end_n, BLOCK_N):
-                        _ask(desc, first_m, n, e_smem, full, empty, turn)
+                        _request(desc, first_m, n, e_smem, full, empty, turn)
                         turn += 1
-                    told += 1
-                    mbarrier.wait(ring_full, told & 1)
+                    sweeps_read += 1
+                    mbarrier.wait(ring_full, sweeps_read & 1)
                     now = _field(ring, "group")
 
 
@@ -231,7 +233,7 @@ def _give_back(empty, turn, steps):
 
 @gluon.jit
 def _multiply(
-    SIDE: gl.constexpr,  # 0 or 1: the group's number, and its buffer's
+    SIDE: gl.constexpr,  # 0 or 1: the number of the group and of its buffer
     out_ptr,
     memory,  # buffers and barriers
     OP: gl.constexpr,
@@ -256,11 +258,11 @@ def _multiply(
     range_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LINES))
     e_buffer = e_smem.index(SIDE)
     out_buffer = reinterpret(e_buffer, dtype, [BLOCK_N, BLOCK_M], e_buffer.type.layout)
-    a_turn = 0  # of a's tiles and b's, those of the other group's too
+    a_turn = 0  # counts a's tiles, b_turn b's, including those of the other group
     b_turn = 0
     done = 0  # tiles of both groups
-    mine = 0
-    told = 0
+    own_tiles = 0
+    sweeps_read = 0
     mbarrier.wait(ring_full, 0)
     while _field(ring, "group") >= 0:
         d_ptr = _field(ring, "d_address").to(gl.pointer_type(dtype))
@@ -268,8 +270,8 @@ def _multiply(
         f_offset = _field(ring, "f_offset")
         M1, N0, N1 = _size(ring, "M1"), _size(ring, "N0"), _size(ring, "N1")
         N, K = _size(ring, "N"), _size(ring, "K")
-        # Values from memory carry no alignment; without these promises every store would be one element wide. A
-        # function's result takes none.
+        # The compiler does not know the alignment of values from memory: without these hints every store would be one
+        # element wide. A call's result cannot take a hint, but that of `to` can.
         M2 = gl.multiple_of(_field(ring, "M2").to(gl.int32), [8])
         M = gl.multiple_of(_field(ring, "M").to(gl.int32), [8])
         first_m = gl.multiple_of(_field(ring, "first_m").to(gl.int32), [BLOCK_M])
@@ -298,12 +300,12 @@ def _multiply(
             d = gl.load(d_ptr + offs_n * d_stride_n, mask=offs_n < N, other=0.0)
             acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
             at = b_turn + tile * steps
-            mbarrier.wait(turns.index(SIDE), (mine + 1 - SIDE) & 1)
+            mbarrier.wait(turns.index(SIDE), (own_tiles + 1 - SIDE) & 1)
             for step in range(steps):
                 mbarrier.wait(b_full.index(at % STAGES), (at // STAGES) & 1)
                 a = a_smem.index((a_turn + step) % A_TILES)
                 acc = warpgroup_mma(b_smem.index(at % STAGES), a.permute((1, 0)), acc, use_acc=step > 0, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(acc,))  # for the step before
+                acc = warpgroup_mma_wait(1, deps=(acc,))  # for the previous step
                 mbarrier.arrive(b_empty.index((at - 1) % STAGES), count=1, pred=step > 0)
                 at += 1
             mbarrier.arrive(turns.index(1 - SIDE), count=1)
@@ -314,13 +316,13 @@ def _multiply(
 
             acc += d.to(gl.float32)[:, None]
             if OP != "none":
-                mbarrier.wait(e_full.index(SIDE), mine & 1)
+                mbarrier.wait(e_full.index(SIDE), own_tiles & 1)
                 e = e_buffer.permute((1, 0)).load(MMA).to(gl.float32)
                 if OP == "mul":
                     acc *= e
                 else:
                     acc += e
-            mine += 1
+            own_tiles += 1
             out_buffer.store(acc.to(dtype))
             lines = out_buffer.load(LINES)
             if OP != "none":
@@ -340,21 +342,21 @@ def _multiply(
         a_turn += steps
         b_turn += tiles * steps
         done += tiles
-        told += 1
-        mbarrier.wait(ring_full, told & 1)
+        sweeps_read += 1
+        mbarrier.wait(ring_full, sweeps_read & 1)
 
 
 @gluon.jit
 def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    found = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
-        mbarrier.init(found.index(i), count=ARRIVALS)
-    return found
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
 
 
 @gluon.jit
 def _fused_specialized_kernel(
-    sweeps_ptr,  # [sweeps + programs, WIDTH] int64: FIELDS; the last ones are none
+    sweeps_ptr,  # [sweeps + programs, WIDTH] int64: FIELDS; the last rows end the programs
     taken_ptr,  # [1] int32: zero
     out_ptr,  # all outputs, one after the other
     OP: gl.constexpr,  # "mul", "add" or "none"
@@ -377,8 +379,8 @@ def _fused_specialized_kernel(
     a_full, a_empty = _barriers(A_TILES, 1), _barriers(A_TILES, 2)
     b_full, b_empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
     turns = _barriers(2, 1)
-    # Only where e is loaded. The compiler gives the memory of a barrier that nobody waits for to others, and the
-    # hardware may still write a barrier's state there: on an H200 that processes took turns on, into TMA descriptors.
+    # Only if e is loaded. The compiler reuses the memory of a barrier that no warp waits for. The hardware may still
+    # write the barrier's state there: on an H200 that several processes shared, into TMA descriptors.
     e_full = turns if OP == "none" else _barriers(2, 1)
     e_empty = turns if OP == "none" else _barriers(2, 1)
     READERS: gl.constexpr = 3 if OP == "none" else 4
@@ -389,7 +391,7 @@ def _fused_specialized_kernel(
     for_a = (sweeps_ptr, taken_ptr, a_smem, a_full, a_empty, ring, ring_full, ring_empty)
     for_b = (b_smem, b_full, b_empty, ring, ring_full, ring_empty)
     for_e = (e_smem, e_full, e_empty, ring, ring_full, ring_empty)
-    # Then the warps of all roles but the first, and registers of their threads; the first has what is left.
+    # After the roles: the warps of all but the first, and their threads' registers; the first gets the rest.
     if OP == "none":
         gl.warp_specialize(
             [
@@ -416,7 +418,7 @@ def _fused_specialized_kernel(
 
 
 def unsuitable(groups: Sequence[Group]) -> str | None:
-    """Return why this kernel cannot take groups that prepare_fused has checked, or None if it can."""
+    """Return why this kernel cannot take groups that `prepare_fused` has checked, or None if it can."""
     a = groups[0].a
     if reason := not_hopper(device_of(a.device)):
         return reason
@@ -438,24 +440,25 @@ def prepare_specialized(
     groups: Sequence[Group],
     op: str,
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M0, N0, M1, N1, M2], views of one buffer
-    """What prepare_fused gives for groups that it has checked and that are not `unsuitable`.
+    """Build the table and compile; the returned callable allocates the buffer and launches.
 
-    A call zeroes the number that programs take sweeps by, and launches.
+    `prepare_fused` must have checked the groups, and they must not be `unsuitable`. A call also zeroes the counter by
+    which programs take sweeps.
     """
     device, dtype = groups[0].a.device, groups[0].a.dtype
     shapes = [group.permuted for group in groups]
     sizes = [prod(shape) for shape in shapes]
     offsets = [0, *accumulate(sizes)]
-    of_groups = [plan.table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
+    group_rows = [plan.table_row(group, offset) for group, offset in zip(groups, offsets, strict=False)]
     sweeps = plan.sweeps(groups, CONFIG, worker_count(device))
     programs = min(worker_count(device), len(sweeps))
-    # Each program takes one past the last.
-    rows = [*([*of_groups[g], g, *rest] for g, *rest in sweeps), *([NO_SWEEP] * programs)]
+    # Each program takes one row past the last sweep, which ends it.
+    rows = [*([*group_rows[g], g, *rest] for g, *rest in sweeps), *([NO_SWEEP] * programs)]
     table = torch.zeros(len(rows), WIDTH, dtype=torch.int64)
     table[:, : len(FIELDS)] = torch.tensor(rows)
     table = table.to(device)
     constants = plan.constants_of(groups, CONFIG)
-    # The table knows addresses only: the callable must own the operands.
+    # The table holds addresses only: the callable must own the operands.
     operands = tuple(groups)
 
     def run() -> tuple[Tensor, ...]:

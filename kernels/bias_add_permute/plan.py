@@ -1,7 +1,6 @@
-"""How the fused kernels of this folder share out a problem, and the table by which they find its operands.
+"""Divide a problem into sweeps over tiles, and build the table through which the kernels find its operands.
 
-fused.py and fused_specialized.py share their config, the rows of the table, the sweeps over tiles, and what they are
-compiled for.
+fused.py and fused_specialized.py share their config, the rows of the table, the sweeps, and the compile-time constants.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class FusedConfig:
+    """Tile sizes and launch options of the fused kernels; `fused.illegal` decides which combinations compile."""
+
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
     per_sm: int = 1  # programs that run on an SM at a time
-    tma: bool = False  # read a, b and e by TMA, where it can
-    registers: int | None = None  # at most so many a thread, for room for another program; None: as ptxas likes
+    tma: bool = False  # read a, b and e by TMA, if it can read them
+    registers: int | None = None  # per thread at most, to make room for another program; None: ptxas decides
 
 
 def tma_reads(groups: Sequence[Group]) -> bool:
@@ -49,13 +50,14 @@ def tma_reads(groups: Sequence[Group]) -> bool:
 
 
 def tiles_of(groups: Sequence[Group], config: FusedConfig) -> int:
+    """Return the number of tiles of all groups."""
     return sum(
         triton.cdiv(group.a.size(0), config.block_m) * triton.cdiv(group.b.size(0), config.block_n) for group in groups
     )
 
 
 def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[tuple[int, int, int, int]]:
-    """(group, first row, first column, end of columns) of every sweep, as `programs` take them at a time, in order."""
+    """Return (group, first row, first column, end column) of every sweep, in order, for `programs` at a time."""
     work = []
     left = tiles_of(groups, config)
     for g, group in enumerate(groups):
@@ -69,7 +71,7 @@ def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[
 
 
 def table_row(group: Group, offset: int) -> list[int]:
-    """One group's `FIELDS`."""
+    """Return the values of one group's `FIELDS`."""
     a, b, d, e = group.a, group.b, group.d, group.e
     strides = [*a.stride(), *b.stride(), *d.stride(), *(e.stride() if e is not None else (0, 0))]
     addresses = [a.data_ptr(), b.data_ptr(), d.data_ptr(), e.data_ptr() if e is not None else 0]
@@ -82,7 +84,7 @@ def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int 
     itemsize = groups[0].a.element_size()
 
     def unit(matrices: Sequence[Tensor]) -> bool:
-        # The stride of a dimension of one element is never used, whatever torch reports.
+        # The stride of a dimension of one element is never used, so its value does not matter.
         return all(x.stride(1) == 1 or x.size(1) <= 1 for x in matrices)
 
     def align(matrices: Sequence[Tensor]) -> int:
@@ -103,7 +105,7 @@ def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int 
         "ALIGN_N": gcd(align(e), *(group.b.size(0) for group in groups)),
         "EVEN_M": even([group.a.size(0) for group in groups], config.block_m),
         "EVEN_N": even([group.b.size(0) for group in groups], config.block_n),
-        # No K is a step of zeros, see `steps`.
+        # A K of 0 is one step of zeros, see `steps`.
         "EVEN_K": even([group.a.size(1) or 1 for group in groups], config.block_k),
         "WHOLE_M": even([group.m[2] for group in groups], config.block_m),
         "WHOLE_N": even([group.n[1] for group in groups], config.block_n),
@@ -111,5 +113,5 @@ def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int 
 
 
 def busy(groups: Sequence[Group]) -> list[Group]:
-    """The groups that have an output, or all where none has."""
+    """Return the groups that have an output, or all groups if all outputs are empty."""
     return [group for group in groups if prod(group.permuted)] or list(groups)

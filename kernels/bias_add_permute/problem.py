@@ -6,9 +6,9 @@ For each of G groups of its own sizes, with M = M0 * M1 * M2 rows, N = N0 * N1 c
     c[m, n]                 =  c[m, n] * e[m, n]   or   c[m, n] + e[m, n]     e [M, N]; or neither
     f[m0, n0, m1, n1, m2]   =  c[(m0 * M1 + m1) * M2 + m2, n0 * N1 + n1]      f [M0, N0, M1, N1, M2]
 
-The innermost dimension of the output is the innermost one of the *rows*: what a product has next to each other in a row
-is M2 elements apart in f. What is next to each other in f are M2 rows of one column, and the columns of one n0 follow:
-for each (m0, n0, m1) there are N1 * M2 elements in a run, the transpose of an M2 x N1 block of the product.
+The innermost dimension of the output is the innermost one of the *rows*: neighbours in a row of the product are M2
+elements apart in f. M2 rows of one column are neighbours in f, followed by the other columns of the same n0. For each
+(m0, n0, m1) there are N1 * M2 elements in a run, the transpose of an M2 x N1 block of the product.
 
 Source: example 28_grouped_gemm_bias_e_permute of Composable Kernel (ROCm). Its README describes an elementwise
 stage with an operand e. Its code only adds the bias ("E" is the output there), and has packed strides of f as well as
@@ -36,7 +36,7 @@ class Group:
     a: Tensor  # [M, K]
     b: Tensor  # [N, K]
     d: Tensor  # [N]
-    e: Tensor | None  # [M, N], None where the operation is "none"
+    e: Tensor | None  # [M, N]; None if the operation is "none"
     m: tuple[int, int, int]  # M0, M1, M2
     n: tuple[int, int]  # N0, N1
 
@@ -54,13 +54,14 @@ class Group:
 
     @property
     def permuted(self) -> tuple[int, int, int, int, int]:
-        """Shape of the output."""
+        """Return the shape of the output."""
         M0, M1, M2 = self.m
         N0, N1 = self.n
         return M0, N0, M1, N1, M2
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
+        """Return all operands that are present."""
         return (self.a, self.b, self.d) if self.e is None else (self.a, self.b, self.d, self.e)
 
 
@@ -77,7 +78,7 @@ def require_problem(groups: Sequence[Group], op: str) -> None:
 
 
 def bias_add_permute_reference(groups: Sequence[Group], op: str) -> list[Tensor]:  # G of [M0, N0, M1, N1, M2]
-    """One product a group, all steps in fp32, or in fp64 for fp32 operands, and no rounding at the end."""
+    """Return every group's output by one product per group, in fp32, or in fp64 for fp32 operands."""
     outputs = []
     for group, product in zip(groups, reference_list([g.a for g in groups], [g.b.t() for g in groups]), strict=True):
         c = product + group.d
