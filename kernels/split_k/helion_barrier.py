@@ -1,17 +1,17 @@
-"""Split-K in Helion, its two stages kept apart by a barrier of the whole grid: backend `helion_barrier`.
+"""Split-K in Helion, its two stages separated by a barrier of the whole grid: backend `helion_barrier`.
 
     partial[s] = a[:, stretch s] @ b[stretch s]      in fp32, stretches of `block_k` of K
     --- hl.barrier() ---
     out = partial[0] + partial[1] + ...
 
 One launch. As many programs as SMs share the tiles of the first stage, wait for each other, and share those of the
-second, so that every output is added up by one program in one order: two runs agree to the bit, which atomic adds would
-not. All programs have to be on the GPU at once (Helion launches a cooperative grid), and that is why Triton's
-interpreter, which runs one program after the other, would wait at the barrier for ever.
+second. One program sums every output in one order, so two runs agree to the bit, which atomic adds would not give. All
+programs have to be on the GPU at once (Helion launches a cooperative grid). Triton's interpreter runs one program after
+the other and would therefore wait at the barrier for ever.
 
-From Helion's examples/split_k_barrier.py, with these changes: partials in fp32 whatever the operands are; as many slots
-as there are stretches, in place of zeros for those that rounding left without; the slot is the first dimension, so that
-neighbouring threads store neighbouring elements. In tiled.py only the programs of a tile wait for each other.
+From Helion's examples/split_k_barrier.py, with these changes. Partials are in fp32 for any dtype of the operands. There
+are as many slots as stretches, instead of zeros for slots that rounding left empty. The slot is the first dimension, so
+that neighbouring threads store neighbouring elements. In tiled.py only the programs of a tile wait for each other.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from groupbench.kernels.split_k import tiled
 from groupbench.kernels.split_k.problem import require_product
 from groupbench.kernels.split_k.tiled import config_key
 
-WORKERS = 1  # programs on each SM: a barrier of 132 programs costs less than one of 264
+WORKERS = 1  # programs per SM: a barrier of 132 programs costs less than one of 264
 
 
-# dot_precision says what becomes of fp32 operands; the default, TF32, would leave them fp16's mantissa.
+# dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
 @helion.kernel(static_shapes=True, dot_precision="ieee")
 def split_k_matmul_barrier(
     a: Tensor,  # [M, K]
@@ -60,7 +60,7 @@ def split_k_matmul_barrier(
 
 
 def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> helion.Config:
-    """The tile and the splits of tiled.py's rule, the splits a power of two; sums by tiles of 1024 partials."""
+    """Return the tile and splits of tiled.py's rule, the splits a power of two, with sums by tiles of 1024 partials."""
     rule = tiled.default_config(M, N, K, dtype, device)
     splits = min(triton.next_power_of_2(rule.splits), 512)
     stretch = triton.next_power_of_2(triton.cdiv(K, splits))
@@ -81,7 +81,7 @@ def prepare_barrier(
     b: Tensor,  # [K, N], any strides
     config: helion.Config | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """Compile for these sizes, without tuning; the callable allocates output and partials and launches.
+    """Compile for these sizes, without tuning; the returned callable allocates output and partials and launches.
 
     Raises ValueError for operands that cannot be multiplied, and for those on a CPU.
     """
@@ -102,7 +102,7 @@ def prepare_barrier(
 
 
 def _prepare_with(a: Tensor, b: Tensor, config: helion.Config) -> Callable[[], Tensor]:
-    """`prepare_barrier` with a config, for operands that were checked."""
+    """Run `prepare_barrier` with a config, for operands that were checked."""
     M, N = a.size(0), b.size(1)
     compiled = split_k_matmul_barrier.bind(without_ones(a, b)).compile_config(config)
 
@@ -110,14 +110,15 @@ def _prepare_with(a: Tensor, b: Tensor, config: helion.Config) -> Callable[[], T
         out: Tensor = compiled(*without_ones(a, b))
         return out[:M, :N] if M == 1 or N == 1 else out
 
-    run()  # compiles what Helion generated
+    run()  # compiles the generated Triton code
     return run
 
 
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b with M, N and K of two at least: Helion 1.5 drops the index of a dimension of one element, and its mask.
+    """Return a [M, K] and b [K, N] with M, N and K of at least two.
 
-    A second row or column is the first one again, and the caller cuts it off; along K the second product is zero.
+    Helion 1.5 drops the index of a dimension of one element, and its mask. A second row or column repeats the first
+    one, and the caller cuts it off. Along K the second product is zero.
     """
     if a.size(1) == 1:
         a, b = torch.nn.functional.pad(a, (0, 1)), torch.nn.functional.pad(b, (0, 0, 0, 1))

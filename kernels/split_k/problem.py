@@ -1,4 +1,4 @@
-"""What the kernels of this folder compute, for which operands, and the same in plain torch.
+"""Define the product that the kernels of this folder compute, its operands, and the reference in plain torch.
 
 out = a @ b        a [M, K]   b [K, N]   out [M, N]
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.support import interpreted, require_device, require_tensors, unsupported
 
-MAX_SIZE = 2**31 - 1024  # a block further is still an int32
+MAX_SIZE = 2**31 - 1024  # an index one block further still fits into int32
 
 
 def require_product(a: Tensor, b: Tensor) -> None:
@@ -32,7 +32,7 @@ def split_k_reference(
     b: Tensor,  # [K, N]
     splits: int = 1,
 ) -> Tensor:  # [M, N] fp64
-    """The same product by stretches of K, in fp64."""
+    """Return the product in fp64, summed over `splits` stretches of K."""
     stretches = torch.arange(a.size(1), device=a.device).tensor_split(splits)
     parts = [a[:, stretch].double() @ b[stretch].double() for stretch in stretches]
     return torch.stack(parts).sum(0)

@@ -1,17 +1,17 @@
-"""Slots that programs leave partial sums in, and how the programs that add them know that they are there.
+"""Leave partial sums in slots of a workspace, and add them as soon as they have arrived.
 
     slots [tiles, splits, BLOCK_M, BLOCK_N]     fp32, as int32
 
-A program leaves the partial product of its stretch of K in a slot of a workspace, and other programs of the tile add a
-slice of it each: in the order of the slots, so that sums are the same to the bit. They have to know when it is there.
-An element of a slot is EMPTY, a NaN that no sum gives, until its value replaces it; an adder reads until none is, and
-leaves EMPTY behind for the next call, or the next replay of a CUDA graph. A counter would cost a fence, an atomic and
-one more round trip to the L2 after the last store (an H100: 1 us of 7); here every 4-byte element says for itself that
-it has come, so their order does not matter. NCCL's LL protocol sends a flag with each word in the same way.
+A program leaves the partial product of its stretch of K in a slot, and other programs of the tile add a slice of it
+each: in the order of the slots, so that sums are the same to the bit. They have to know when a partial has arrived. An
+element of a slot is EMPTY, a NaN that no sum gives, until its value replaces it. An adder reads until no element is
+EMPTY, and writes EMPTY back for the next call, or the next replay of a CUDA graph. A counter would cost a fence, an
+atomic and one more round trip to the L2 after the last store (on an H100, 1 us of 7). Here every 4-byte element signals
+its own arrival, so their order does not matter. NCCL's LL protocol sends a flag with each word in the same way.
 
-A program writes EMPTY to its slot, which is EMPTY, as soon as it begins: else an adder's first look at it goes to DRAM,
-where a call since has sent it, and that look is what all of the tile wait for. A thread waits for its own 16 bytes of
-slots (`poll`). Both together halve what sums cost, on an H100 from 2 us to 1.
+A program writes EMPTY to its slot as soon as it begins, although the slot is EMPTY already. Otherwise an adder's first
+read of it goes to DRAM if other stores have displaced it from the L2, and the whole tile waits for that read. A thread
+waits only for its own 16 bytes of slots (`poll`). Together these two halve the cost of sums, on an H100 from 2 us to 1.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import triton
 import triton.language as tl
 
 SUM_ELEMENTS = 8192  # partials that are loaded at once: 64 registers of a thread, all in flight together
-MIN_SLICE = 32  # elements that an adder takes: a line of the L2, 128 bytes of a slot
+MIN_SLICE = 32  # elements that an adder takes at least: a line of the L2, 128 bytes of a slot
 
-# A slot's element until its partial comes: a NaN, by its bits, that no instruction gives; theirs is 0x7FFFFFFF.
+# A slot's element until its partial arrives: the bits of a NaN that no instruction gives. Instructions give NAN.
 EMPTY: tl.constexpr = tl.constexpr(-1)
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
-MOST_POLLED = 4  # times 16 bytes that a thread asks for at once
+MOST_POLLED = 4  # times 16 bytes that a thread requests at once
 
 
 def poll(units: int) -> str:
-    """PTX that reads `units` times 16 bytes of a thread until none of their words is EMPTY.
+    """Return PTX in which a thread reads `units` times 16 bytes until no word of them is EMPTY.
 
-    A loop of Triton's goes on for all threads or for none, and asks by a sum over all of them, with three barriers each
-    time. This one goes on for those whose words have not come.
+    A Triton loop continues for all threads or for none, and decides by a sum over all of them, with three barriers each
+    time. This loop continues only for threads whose words have not arrived.
     """
     if not units:
         return ""
@@ -47,13 +47,13 @@ def poll(units: int) -> str:
 
 
 def poll_operands(units: int) -> str:
-    """Of `poll`: first words, second, third and fourth words of each 16 bytes, then addresses."""
+    """Return the operand constraints of `poll`: the first, second, third and fourth words, then the addresses."""
     return ",".join(["=&r"] * (4 * units) + ["l"] * units)
 
 
 @triton.jit
 def store_slot(slot_ptr, acc, rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Leave the first `rows` rows of a partial in a slot of the workspace, as bits."""
+    """Write the bits of a partial's first `rows` rows to a slot of the workspace."""
     r = tl.arange(0, BLOCK_M)[:, None]
     c = tl.arange(0, BLOCK_N)[None, :]
     bits = acc.to(tl.int32, bitcast=True)
@@ -79,7 +79,8 @@ def store_sum(
 ):
     """Write PART elements of a tile of the output, from the tile's element `first` on: the sum of its slots.
 
-    CHUNK slots at a time, an order that depends on their number alone. WAIT: read until they are there, leave EMPTY.
+    CHUNK slots are added at a time, in an order that depends on their number alone. With WAIT, read until they have
+    arrived, and write EMPTY back.
     """
     SLOT: tl.constexpr = BLOCK_M * BLOCK_N
     at = first + tl.arange(0, PART)
@@ -91,7 +92,7 @@ def store_sum(
         slot = (start + tl.arange(0, CHUNK))[:, None]
         ptrs = slots_ptr + slot * SLOT + at[None, :]
         mask = (slot < SPLITS) & ok[None, :]
-        # Volatile: from the L2, where the other SMs' stores arrive, each time anew.
+        # Volatile: every load goes to the L2, to which other SMs store.
         bits = tl.load(ptrs, mask=mask, other=0, volatile=True)
         if WAIT:
             while tl.max((bits == EMPTY).to(tl.int32)) > 0:
@@ -119,11 +120,11 @@ def await_sum(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """`store_sum` that waits, where each thread waits for its own 16 bytes of a slot alone: `poll`."""
+    """Run `store_sum` with WAIT, each thread waiting only for its own 16 bytes of a slot: `poll`."""
     SLOT: tl.constexpr = BLOCK_M * BLOCK_N
     QUADS: tl.constexpr = PART // 4
     quad = tl.arange(0, QUADS)[None, :]
-    # Rows past M are in no slot, and a slot that is none is never filled: whose these were waits for another's.
+    # No program writes rows past M, or slots past SPLITS. Threads that would wait for them wait for other elements.
     quad = tl.where(first_row + (first + quad * 4) // BLOCK_N < M, quad, 0)
     at = first + tl.arange(0, PART)
     row = first_row + at // BLOCK_N
@@ -151,15 +152,15 @@ def await_sum(
 
 
 def most_adders(elements: int, splits: int) -> int:
-    """Programs among which a tile of so many elements is shared: a power of two, no more than there are."""
+    """Return how many programs can share the sums of a tile: a power of two, at most `splits`."""
     return max(1, min(1 << (splits.bit_length() - 1), elements // MIN_SLICE))
 
 
 def polled_at_once(slots: int, part: int, num_warps: int) -> int:
-    """Times 16 bytes that a thread waits for together, of `part` elements of each of so many slots."""
+    """Return how many times 16 bytes a thread waits for at once, given `part` elements of each of `slots` slots."""
     return max(1, min(MOST_POLLED, slots * part // 4 // (32 * num_warps)))
 
 
 def chunk(splits: int, elements: int) -> int:
-    """Slots that are loaded together where `elements` of each are: no more than there are to add."""
+    """Return how many slots are loaded together, given `elements` of each: at most as many as there are to add."""
     return int(max(1, min(triton.next_power_of_2(splits), SUM_ELEMENTS // elements)))

@@ -1,31 +1,31 @@
-"""Split-K for up to 16 rows and weights stored as [N, K], on Hopper: what tiled.prepare_fixup runs where it can.
+"""Split-K for up to 16 rows and weights stored as [N, K], on Hopper: tiled.prepare_fixup runs it if it can.
 
     out = a @ b        a [M <= 16, K]   b [K, N], stored as [N, K]   out [M, N]
 
-Such a product is one read of b, and its time that of DRAM. What held tiled.py's main loop back is that the warps of a
-program wait for each other at each block of K, through which all of b passes in shared memory. Here no warp waits for
-another before its sum is done:
+Such a product is one read of b, and takes the time of that read from DRAM. tiled.py's main loop is slower because the
+warps of a program wait for each other at each block of K, through which all of b passes in shared memory. Here no warp
+waits for another before its sum is done:
 
   a warp has its own 64 or 128 of each block of K, and all columns of the tile, so it shares nothing of a or b
   b goes from DRAM to the registers of mma.sync. Eight lanes read one line of 128 bytes, four rows at a time, and swap
-    half of what they read with the lane that is 4 away: then a lane has what the instruction asks of it
+    half of the values with the lane that is 4 away: then a lane has the elements that the instruction expects of it
   the warps' sums meet in shared memory at the end, in the order of warps; those of programs in slots (slots.py)
 
-The instruction asks lane 4 g + t for row g and for some of K that depends on t alone; which, is free, as long as a and
-b agree (`k_width` 8: the 16 bytes that a lane loads at once). A load of such 16 bytes would touch 64 of the 128 bytes
-of a line, which costs up to a third more time. So rows g and g + 1 are read as whole lines:
+The instruction expects from lane 4 g + t row g and some elements of K that depend on t alone. These may be any, as long
+as a and b agree (`k_width` 8: the 16 bytes that a lane loads at once). A load of such 16 bytes would use 64 of the 128
+bytes of a line, which costs up to a third more time. Rows g and g + 1 are therefore read as whole lines:
 
     lanes 0-3: row 0, bytes 0-63      4-7: row 0, bytes 64-127        first load
           0-3: row 1, bytes 0-63      4-7: row 1, bytes 64-127        second
           0-3: row 0, all             4-7: row 1, all                 after the swap
 
-b is marked as what the L2 may drop first (tiled.py tells why), and next to nothing is held in it.
+b is marked for the L2 to drop first (tiled.py explains why), so next to nothing of it stays there.
 
-Values wait in registers as pairs, in int32: 16-bit values that are carried round a loop are taken apart and put
-together by Triton 3.6 and 3.7, and that waits for loads that were to be waited for later.
+Values wait in registers as pairs, in int32. Triton 3.6 and 3.7 take 16-bit values that are carried round a loop apart
+and put them together again, which waits for loads too early.
 
-In Gluon, Triton's language below the tile, where layouts of registers can be named. Gluon has no interpreter: without a
-GPU this is compiled by tests, and does not run. Its reference is problem.split_k_reference.
+The kernel is written in Gluon, Triton's language below the tile, which can specify layouts of registers. Gluon has no
+interpreter: without a GPU, tests compile the kernel but cannot run it. Its reference is problem.split_k_reference.
 
 Sources: the free order of K is that of Marlin and of FlashInfer's decoding kernels; slots and adders are slots.py's.
 """
@@ -47,20 +47,20 @@ from groupbench.kernels.gluon_names import barrier, not_hopper
 from groupbench.kernels.split_k.slots import EMPTY, NAN, chunk, most_adders, poll, poll_operands, polled_at_once
 from groupbench.kernels.split_k.splits import LARGE_BYTES, even_splits, legal_splits
 
-ROWS = 16  # of a tile: what mma.sync has
+ROWS = 16  # of a tile of mma.sync
 LINE_K = 64  # 16-bit elements of a line of 128 bytes
 SHORT_K = 8192
-ALIGNED = 16  # bytes, of addresses and strides
+ALIGNED = 16  # bytes; addresses and strides must be multiples of it
 
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """A tile of 16 rows, and how K is shared.
+    """A tile of 16 rows, and the division of K.
 
     block_n   columns of a tile: 16 or 32
-    warp_k    of K, that a warp reads at once: a multiple of LINE_K
-    splits    programs a tile
-    adders    programs of a tile that add a slice of it each: a power of two, of at least 4 elements
+    warp_k    elements of K that a warp reads at once: LINE_K or twice that
+    splits    programs per tile
+    adders    programs of a tile that add a slice of it each: a power of two; a slice has at least 4 elements
     """
 
     block_n: int
@@ -71,25 +71,26 @@ class StreamConfig:
 
     @property
     def block_k(self) -> int:
+        """Return the elements of K that all warps of a program read at once."""
         return self.warp_k * self.num_warps
 
 
 def choose_stream(M: int, N: int, K: int, sms: int) -> StreamConfig:
-    """The rule; measured on an H100, operands in DRAM.
+    """Return the config for a problem by a rule that was measured on an H100 with operands in DRAM.
 
-    block_n   16: twice as many columns take twice the registers, and two programs an SM hide each other's ends
-    large     8 warps with a line of 256 bytes each, 32 KB of b under way. No split where there is a tile for each SM:
-              slots cost 1 us, and a's way from the L2 to more programs less. Where two programs share an SM and K is
-              short, lines of 128 bytes: more steps, and a smaller part of b is in the last, when nothing is under way
-    small     as many programs as SMs, and few warps: sums of warps and of programs are most of the time
-    adders    as many as there can be with 32 elements each; 16, where a thread waited for more than 32 bytes
+    block_n   16: twice as many columns take twice the registers, and two programs per SM hide each other's ends
+    large     8 warps with a line of 256 bytes each, so 32 KB of b are in flight. No split if there is a tile for each
+              SM: slots cost 1 us, and reading a from the L2 in more programs costs less. If two programs share an SM
+              and K is short, lines of 128 bytes: more steps, and less of b in the last one, with no loads in flight
+    small     as many programs as SMs, and few warps: sums of warps and of programs take most of the time
+    adders    as many as possible with 32 elements each; with 16, if a thread would wait for more than 32 bytes
     """
     tiles = triton.cdiv(N, 16)
     if (M + N) * K * 2 >= LARGE_BYTES:
         num_warps = 8
         warp_k = LINE_K if tiles > sms and K < SHORT_K else 2 * LINE_K
     else:
-        share = triton.cdiv(K * tiles, sms)  # of K, of a program
+        share = triton.cdiv(K * tiles, sms)  # elements of K per program
         num_warps = min(max(triton.next_power_of_2(share // LINE_K), 4), 8)
         warp_k = 2 * LINE_K if share >= 2 * LINE_K * num_warps else LINE_K
     splits = legal_splits(even_splits(sms // tiles), K, warp_k * num_warps)
@@ -136,9 +137,10 @@ def unsuitable(a: Tensor, b: Tensor) -> str | None:
 
 @gluon.constexpr_function
 def _line_layout(rows, pairs, warps):
-    """Pairs [warps, rows, pairs] as they are read: a lane 16 bytes, eight lanes a line, rows 0 2 4 6, then 1 3 5 7.
+    """Return the layout in which pairs [warps, rows, pairs] are read.
 
-    Registers, lanes and warps, each by its bits: where the element lies that has this bit alone.
+    A lane reads 16 bytes, eight lanes a line, rows 0 2 4 6, then 1 3 5 7. Each entry of registers, lanes and warps is
+    one bit of their number: the position of the element with this bit alone.
     """
     registers = [[0, 0, 1], [0, 0, 2], [0, 1, 0]]
     registers += [[0, 8 << i, 0] for i in range((rows // 8).bit_length() - 1)]
@@ -151,7 +153,7 @@ def _line_layout(rows, pairs, warps):
 
 @gluon.constexpr_function
 def _quad_layout(slots, quads, warps, polled):
-    """[slots, quads]: neighbouring lanes have neighbouring 16 bytes of a slot, and a thread `polled` slots in a row."""
+    """Return the layout of [slots, quads]: neighbouring lanes read neighbouring 16 bytes, a thread `polled` slots."""
     lanes = min(32, quads)
     across = min(warps, max(1, quads // lanes))
     return gl.BlockedLayout([polled, 1], [32 // lanes, lanes], [warps // across, across], [1, 0])
@@ -159,7 +161,7 @@ def _quad_layout(slots, quads, warps, polled):
 
 @gluon.jit
 def _load(ptrs, rows_ok, k, left, EVEN_ROWS: gl.constexpr, EVEN_K: gl.constexpr, POLICY: gl.constexpr):
-    """Pairs, zero where there are none. A mask costs registers, which are zeroed before each load."""
+    """Load pairs, with zeros past the edges. A mask costs registers, which are zeroed before each load."""
     if EVEN_ROWS and EVEN_K:
         return gl.load(ptrs, eviction_policy=POLICY)
     elif EVEN_K:
@@ -172,7 +174,7 @@ def _load(ptrs, rows_ok, k, left, EVEN_ROWS: gl.constexpr, EVEN_K: gl.constexpr,
 
 @gluon.jit
 def _halves(pairs, dtype: gl.constexpr):
-    """[W, rows, 2 n] of 16 bits, of [W, rows, n] pairs: moves nothing."""
+    """Return [W, rows, n] pairs as [W, rows, 2 n] 16-bit values, without moving data."""
     both = gl.join(pairs.to(gl.int16), (pairs >> 16).to(gl.int16))
     return both.reshape([pairs.shape[0], pairs.shape[1], 2 * pairs.shape[2]]).to(dtype, bitcast=True)
 
@@ -194,7 +196,7 @@ def _add_slots(
     PART: gl.constexpr,
     CHUNK: gl.constexpr,
 ):
-    """slots.await_sum: PART elements of the tile from `first` on, the sum of its slots in their order."""
+    """Write the sum of PART elements of all slots, in their order, from the tile's element `first` on: await_sum."""
     QUADS: gl.constexpr = PART // 4
     BY_QUAD: gl.constexpr = _quad_layout(CHUNK, QUADS, gl.num_warps(), POLLED)
     quad = gl.arange(0, QUADS, gl.SliceLayout(0, BY_QUAD))[None, :]
@@ -232,7 +234,7 @@ def _stream_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [N, K]
     out_ptr,  # [M, N]
-    slots_ptr,  # [tiles, SPLITS, ROWS, BLOCK_N] fp32 as int32, EMPTY; none with one split
+    slots_ptr,  # [tiles, SPLITS, ROWS, BLOCK_N] fp32 as int32, EMPTY; no elements with one split
     M,
     N,
     K,
@@ -251,7 +253,7 @@ def _stream_kernel(
     BLOCK_N: gl.constexpr,
     WARP_K: gl.constexpr,
 ):
-    """Program (tile, split)."""
+    """Compute the partial product of program (tile, split), and a slice of the sum if it is an adder."""
     W: gl.constexpr = gl.num_warps()
     PAIRS: gl.constexpr = WARP_K // 2
     BLOCK_K: gl.constexpr = W * WARP_K
@@ -270,7 +272,7 @@ def _stream_kernel(
     steps = (blocks * (split + 1)) // SPLITS - first
     k0 = first * BLOCK_K
 
-    # Counted in pairs.
+    # Offsets are in pairs.
     b_warp = gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, B_LINES)))[:, None, None]
     b_k = b_warp * PAIRS + gl.arange(0, PAIRS, gl.SliceLayout(0, gl.SliceLayout(1, B_LINES)))[None, None, :]
     col = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, B_LINES)))[None, :, None]
@@ -288,7 +290,7 @@ def _stream_kernel(
 
     my_slots = slots_ptr
     if SPLITS > 1:
-        # EMPTY already: written again, its lines are in the L2 when an adder reads them, and not in DRAM.
+        # The slot is EMPTY already. Written again, its lines are in the L2 when an adder reads them, not in DRAM.
         my_slots += tile.to(gl.int64) * (SPLITS * SLOT)
         EACH: gl.constexpr = min(4, max(1, SLOT // (32 * W)))
         IN_TURN: gl.constexpr = gl.BlockedLayout([EACH], [32], [W], [0])
@@ -332,7 +334,7 @@ def _stream_kernel(
 
 
 def stream_constants(config: StreamConfig, M: int, N: int, K: int) -> dict[str, object]:
-    """What `_stream_kernel` is compiled for, besides types and warps."""
+    """Return the compile-time constants of `_stream_kernel`."""
     part = ROWS * config.block_n // config.adders
     slots = chunk(config.splits, part)
     polled = polled_at_once(slots, part, config.num_warps)
@@ -357,10 +359,10 @@ def prepare_stream(
     b: Tensor,  # [K, N], stored as [N, K]
     config: StreamConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """One launch a call, as tiled.prepare_fixup's, for operands that are not `unsuitable`.
+    """Allocate the workspace; the returned callable allocates the output and launches once, as tiled.prepare_fixup's.
 
-    Raises ValueError for a config that cannot run. A call raises RuntimeError where several adders need more programs
-    at once than the GPU holds.
+    The operands must not be `unsuitable`. Raises ValueError for a config that cannot run. A call raises RuntimeError if
+    several adders need more programs at once than the GPU holds.
     """
     (M, K), N = a.shape, b.size(1)
     if config is None:
@@ -373,7 +375,7 @@ def prepare_stream(
     constants = stream_constants(config, M, N, K)
     options: dict[str, object] = {"num_warps": config.num_warps}
     if config.adders > 1:
-        options["launch_cooperative_grid"] = True  # all at once or not at all: nobody waits for who cannot start
+        options["launch_cooperative_grid"] = True  # all or none: no program waits for one that cannot start
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)

@@ -8,22 +8,22 @@ tile to S programs, each with its own stretch of K:
     partial[t, s] = a[rows of t, stretch s] @ b[stretch s, columns of t]        in fp32, [BLOCK_M, BLOCK_N]
     out[t]        = partial[t, 0] + partial[t, 1] + ... + partial[t, S - 1]
 
-Three ways to add the partials, over one main loop:
+One main loop, and three ways to add the partials:
 
   fixup         one launch. Each program leaves its partial in a slot of a workspace; then the last `adders` programs of
                 the tile add a slice of it each, all partials in the order of s, so the result is the same to the bit.
-  two_launches  partials by one kernel, sums by another, in a fixed order too, and what the second launch costs: 1 to
-                2 us where the whole product takes 6, though it is launched early (programmatic dependent launch).
-  atomic        partials are added to an output of zeros as they come, in fp32. No workspace, and no order: sums of the
-                same numbers differ in their last bits from run to run.
+  two_launches  partials by one kernel, sums by another, in a fixed order too. The second launch costs 1 to 2 us while
+                the whole product takes 6, though it is launched early (programmatic dependent launch).
+  atomic        partials are added in fp32, in the order of their arrival, to an output of zeros. It needs no workspace,
+                but its last bits differ from run to run.
 
-How an adder knows that a partial is there, and how it waits: slots.py.
+slots.py explains how an adder knows that a partial has arrived, and how it waits.
 
-Adders wait, so what they wait for has to run. One adder is the last program of its tile: those before it have started
-and wait for nobody, which is so in the interpreter, too, where programs run one after the other. Several adders wait
-for each other: they are launched as a cooperative grid, which the driver starts as a whole or refuses.
+Adders wait, so the programs they wait for have to run. A single adder is the last program of its tile: the previous
+ones have started and do not wait. That holds in the interpreter too, where programs run one after the other. Several
+adders wait for each other: they are launched as a cooperative grid, which the driver starts as a whole or refuses.
 
-Up to 16 rows beside weights stored as [N, K] have a main loop of their own on Hopper: stream.py.
+Up to 16 rows with weights stored as [N, K] have a main loop of their own on Hopper: stream.py.
 
 Splitting after Helion's examples/split_k_barrier.py, which puts a grid-wide barrier between partials and sums
 (helion_barrier.py); peers that wait for each other after stream-K (Osama et al., arXiv 2301.03598).
@@ -62,12 +62,12 @@ from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 @dataclass(frozen=True)
 class SplitKConfig:
-    """A tile, how many programs share one, and how many of them add the partials.
+    """A tile, the number of programs that share one, and how many of them add the partials.
 
-    splits    programs a tile; no more than K has blocks (legal_splits)
-    adders    programs of a tile that add a slice of it each: a power of two. All programs have to be on the GPU at once
-              where it is more than one
-    streamed  B goes through registers, marked as what the L2 may drop first, and not through num_stages buffers
+    splits    programs per tile; at most as many as K has blocks (legal_splits)
+    adders    programs of a tile that add a slice of it each: a power of two. With more than one, all programs have to
+              be on the GPU at once
+    streamed  B goes through registers, not through num_stages buffers, and is marked for the L2 to drop first
     """
 
     block_m: int
@@ -81,22 +81,21 @@ class SplitKConfig:
 
 
 def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> SplitKConfig:
-    """The rule, from the problem and the number of SMs; measured on an H100, operands in DRAM.
+    """Return the config for a problem and a number of SMs by a rule, measured on an H100 with operands in DRAM.
 
-    large     operands of LARGE_BYTES
+    large     operands of LARGE_BYTES or more
     block_m   M's next power of two, 16 to 64 (128 from M = 65 on): rows past M cost tensor-core work, no bandwidth
-    block_n   as few columns as the tensor cores take: few programs share a tile, and their partials are small. Where
-              the operands are large, A's way from the L2 counts: it is read once for each column of tiles. So 32
-              columns, more where two tiles an SM are passed, and 64 where B is streamed
-    streamed  large, and up to 16 rows, whose block of A is small beside B's. What is read once then takes the place
-              of itself in the L2, and neither of what the caller may need again nor of lines to be written back, which
-              cost DRAM bandwidth: 5 to 8 % with an L2 full of another kernel's stores
-    splits    as many programs as SMs (even_splits); two programs an SM where B is streamed, since one block of each is
-              under way
-    block_k   128: rows of 256 bytes, and six stages of it are more under way than the 20 KiB that an SM of an H100
-              wants (3.35 TB/s times 0.8 us)
+    block_n   as few columns as the tensor cores take: few programs share a tile, and their partials are small. With
+              large operands, reading A from the L2 counts too, once for each column of tiles. Hence 32 columns, more
+              if there are more than two tiles per SM, and 64 if B is streamed
+    streamed  large, and up to 16 rows, whose block of A is small compared with B's. B, read once, then displaces only
+              itself in the L2: neither data that the caller may need again nor lines to be written back. Writing these
+              back costs DRAM bandwidth: 5 to 8 % with an L2 full of another kernel's stores
+    splits    as many programs as SMs (even_splits); two per SM if B is streamed, since one block of each is in flight
+    block_k   128: rows of 256 bytes. Six stages of it put more in flight than the 20 KiB that an SM of an H100 needs
+              (3.35 TB/s times 0.8 us)
     """
-    wide = dtype.itemsize == 4  # IEEE fp32 goes through FMA units, which read registers: smaller tiles
+    wide = dtype.itemsize == 4  # IEEE fp32 runs on FMA units, which read registers: smaller tiles
     large = (M + N) * K * dtype.itemsize >= LARGE_BYTES
     block_m = min(max(triton.next_power_of_2(M), 16), 128 if M > 64 and not wide else 64)
     streamed = large and block_m == 16 and N >= 64 and not wide
@@ -122,7 +121,7 @@ def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Split
 
 
 def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
-    """For Triton's interpreter, which pays by operation and hardly by element, and where nobody can wait for others."""
+    """Return the config for Triton's interpreter: large blocks, since it is slow per operation, and a single adder."""
     return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1)
 
 
@@ -159,23 +158,23 @@ def _multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The partial product [BLOCK_M, BLOCK_N] of one split, in fp32; stretches of K differ by one block at most."""
+    """Return the partial product [BLOCK_M, BLOCK_N] of one split, in fp32; stretches of K differ by at most a block."""
     blocks = tl.cdiv(K, BLOCK_K)
     first = (blocks * split) // SPLITS
     last = (blocks * (split + 1)) // SPLITS
     k = tl.arange(0, BLOCK_K)
-    one = tl.full((), 1, tl.int64)  # offsets pass 2**31 where an operand has as many elements
+    one = tl.full((), 1, tl.int64)  # offsets may pass 2**31
     step_a = one * stride_ak * BLOCK_K
     step_b = one * stride_bk * BLOCK_K
     a_ptrs = a_ptr + first * step_a + row[:, None] * (one * stride_am) + k[None, :] * (one * stride_ak)
     b_ptrs = b_ptr + first * step_b + k[:, None] * (one * stride_bk) + col[None, :] * (one * stride_bn)
-    # Masks cost nothing: they become the byte counts of asynchronous copies, which fill the rest with zeros.
+    # Masks are free: they become the byte counts of asynchronous copies, which fill the rest with zeros.
     row_ok = (row < M)[:, None]
     col_ok = (col < N)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if STREAMED:
-        # Triton 3.6 and 3.7 drop a load's eviction policy where they make it an asynchronous copy. So the block of B
-        # that comes next waits in registers; those of A, which is small, are copied as below.
+        # Triton 3.6 and 3.7 drop a load's eviction policy when they make it an asynchronous copy. Therefore the next
+        # block of B waits in registers; blocks of A, which is small, are copied as below.
         ok = col_ok if EVEN_K else col_ok & (k < K - first * BLOCK_K)[:, None]
         b = tl.load(b_ptrs, mask=ok, other=0.0, eviction_policy="evict_first")
         for block in tl.range(first, last):
@@ -198,7 +197,7 @@ def _multiply(
     return acc
 
 
-# What becomes of a partial.
+# Values of MODE: add a partial in this launch, leave it in its slot, or add it to the output atomically.
 FIXUP: tl.constexpr = tl.constexpr(0)
 LEAVE: tl.constexpr = tl.constexpr(1)
 ATOMIC: tl.constexpr = tl.constexpr(2)
@@ -209,7 +208,7 @@ def _split_k_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
     out_ptr,  # [M, N]; with ATOMIC, fp32 zeros
-    slots_ptr,  # [tiles, SPLITS, BLOCK_M, BLOCK_N] fp32 as int32; EMPTY with FIXUP, none with ATOMIC or one split
+    slots_ptr,  # [tiles, SPLITS, BLOCK_M, BLOCK_N] fp32 as int32; EMPTY with FIXUP, unused by ATOMIC or one split
     M,
     N,
     K,
@@ -233,12 +232,15 @@ def _split_k_kernel(
     BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (tile, split), tiles first: programs that run together share a stretch of A and meet it in the L2."""
+    """Compute the partial product of program (tile, split), and with FIXUP a slice of the sum if it is an adder.
+
+    Tiles are the first dimension of the grid: programs that run together share a stretch of A through the L2.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    if ONE_ROW:  # of tiles: a division less before the first load
+    if ONE_ROW:  # saves a division before the first load
         first_row = 0
         first_col = tile * BLOCK_N
     else:
@@ -253,7 +255,7 @@ def _split_k_kernel(
     if MODE != ATOMIC and SPLITS > 1:
         my_slots += tile.to(tl.int64) * (SPLITS * SLOT)
     if MODE == FIXUP and SPLITS > 1:
-        # It is EMPTY already. Written again, its lines are in the L2 when an adder reads them, and not in DRAM.
+        # The slot is EMPTY already. Written again, its lines are in the L2 when an adder reads them, not in DRAM.
         tl.store(my_slots + split * SLOT + tl.arange(0, SLOT), tl.full((SLOT,), EMPTY, dtype=tl.int32))
     acc = _multiply(
         a_ptr, b_ptr, row, col, split, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
@@ -273,7 +275,7 @@ def _split_k_kernel(
         if MODE == FIXUP:  # noqa: SIM102 (a constant, then a value)
             if adder >= 0:
                 if POLLED:
-                    if first_row + adder * PART // BLOCK_N < M:  # a slice of rows that are there
+                    if first_row + adder * PART // BLOCK_N < M:  # the slice has rows of the output
                         await_sum(
                             out_ptr, my_slots, adder * PART, first_row, first_col, M, N, POLL, POLL_OPERANDS, POLLED,
                             SPLITS, BLOCK_M, BLOCK_N, PART, CHUNK,
@@ -298,9 +300,9 @@ def _sum_kernel(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (tile, part) adds PART elements of a tile."""
+    """Add PART elements of a tile: program (tile, part)."""
     if PDL:
-        tl.extra.cuda.gdc_wait()  # until the kernel before has ended and its stores can be seen
+        tl.extra.cuda.gdc_wait()  # until the previous kernel has ended and its stores are visible
     tile = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
     my_slots = slots_ptr + tile.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N)
@@ -313,6 +315,7 @@ def _sum_kernel(
 
 
 def tile_count(M: int, N: int, config: SplitKConfig) -> int:
+    """Return the number of tiles of an output [M, N]."""
     return _tiles(M, N, config.block_m, config.block_n)
 
 
@@ -321,7 +324,7 @@ def _tiles(M: int, N: int, block_m: int, block_n: int) -> int:
 
 
 def _slot_elements(M: int, N: int, config: SplitKConfig) -> int:
-    """Elements of the workspace: for each tile a partial of every split."""
+    """Return the number of elements of the workspace: for each tile a partial of every split."""
     return tile_count(M, N, config) * config.splits * config.block_m * config.block_n if config.splits > 1 else 0
 
 
@@ -330,10 +333,10 @@ def prepare_fixup(
     b: Tensor,  # [K, N], any strides
     config: SplitKConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """One launch a call. Calls of one callable share its workspace: they belong on one stream, one after the other.
+    """Allocate the workspace; the returned callable allocates the output and launches once, in the mode fixup.
 
-    Raises ValueError for operands or a config that cannot run. A call raises RuntimeError where several adders need
-    more programs at once than the GPU holds.
+    Calls of one callable share its workspace: make them on one stream. Raises ValueError for operands or a config that
+    cannot run. A call raises RuntimeError if several adders need more programs at once than the GPU holds.
     """
     M, N, chosen = _checked(a, b, config)
     if chosen is None:
@@ -341,19 +344,19 @@ def prepare_fixup(
     if config is not None:
         return _fixup(a, b, config)
     name = "default" if _tuned(a, b) is None else "tuned"
-    alone = replace(chosen, adders=1)  # waits for no program that cannot start
+    one_adder = replace(chosen, adders=1)  # never waits for a program that cannot start
     return first_that_runs(
         "split_k",
         [
             Variant("stream", partial(_stream, a, b), _why_not_stream(a, b), (a.dtype, a.shape, b.shape, a.device)),
             Variant(f"tiled, {name} config", partial(_fixup, a, b, chosen), None, (chosen, a.dtype, a.device)),
-            Variant("tiled, one adder", partial(_fixup, a, b, alone)),
+            Variant("tiled, one adder", partial(_fixup, a, b, one_adder)),
         ],
     )
 
 
 def _fixup(a: Tensor, b: Tensor, config: SplitKConfig) -> Callable[[], Tensor]:
-    """`prepare_fixup` with a config that is legal."""
+    """Run `prepare_fixup` with a config that is known to be legal."""
     M, N = a.size(0), b.size(1)
     slots = torch.full((_slot_elements(M, N, config),), EMPTY.value, dtype=torch.int32, device=a.device)
     launch = _launcher(a, b, config, FIXUP)
@@ -373,7 +376,7 @@ def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 
 def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
-    """Return why stream.py cannot take a and b, or cannot be imported; None if it can."""
+    """Return why stream.py cannot be imported or cannot take a and b, or None if it can."""
     try:
         from groupbench.kernels.split_k import stream
     except Exception as error:  # Gluon is experimental: whatever another Triton's raises
@@ -386,7 +389,10 @@ def prepare_two_launches(
     b: Tensor,  # [K, N], any strides
     config: SplitKConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """Partials, then sums. Raises ValueError for operands or a config that cannot run."""
+    """Prepare a call of two launches: the returned callable allocates, computes the partials and adds them.
+
+    Raises ValueError for operands or a config that cannot run.
+    """
     M, N, config = _checked(a, b, config)
     if config is None:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -416,9 +422,10 @@ def prepare_atomic(
     b: Tensor,  # [K, N], any strides
     config: SplitKConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """An output of zeros in fp32 that all programs add to, then a's dtype. Not the same to the bit from run to run.
+    """Prepare a call with atomic adds: the returned callable adds all partials to an fp32 output of zeros.
 
-    Raises ValueError for operands or a config that cannot run.
+    It returns the output in a's dtype. Its last bits differ from run to run. Raises ValueError for operands or a config
+    that cannot run.
     """
     M, N, config = _checked(a, b, config)
     if config is None:
@@ -428,7 +435,7 @@ def prepare_atomic(
     def run() -> Tensor:
         out = torch.zeros(M, N, dtype=torch.float32, device=a.device)
         launch(out, None)
-        return out.to(a.dtype)  # itself, where that is fp32
+        return out.to(a.dtype)  # no copy if that is fp32
 
     return run
 
@@ -436,14 +443,14 @@ def prepare_atomic(
 def _launcher(
     a: Tensor, b: Tensor, config: SplitKConfig, mode: tl.constexpr, early: bool = False
 ) -> Callable[[Tensor, Tensor | None], None]:
-    """Launches `_split_k_kernel` on (out, slots); `early` where the next kernel is launched before it has ended."""
+    """Return a function that launches `_split_k_kernel` on (out, slots); `early` if the next launch may overlap it."""
     (M, K), N = a.shape, b.size(1)
     grid = (tile_count(M, N, config), config.splits)
     compiled = device_of(a.device).vendor == "cuda" and not interpreted()  # polls are written in PTX
     constants = kernel_constants(config, M, K, mode.value, compiled) | {"PDL": early}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if mode is FIXUP and config.adders > 1 and a.device.type == "cuda":
-        options["launch_cooperative_grid"] = True  # all at once or not at all: nobody waits for who cannot start
+        options["launch_cooperative_grid"] = True  # all or none: no program waits for one that cannot start
 
     def launch(out: Tensor, slots: Tensor | None) -> None:
         _split_k_kernel[grid](a, b, out, slots, M, N, K, *a.stride(), *b.stride(), **constants, **options)
@@ -452,7 +459,7 @@ def _launcher(
 
 
 def kernel_constants(config: SplitKConfig, M: int, K: int, mode: int, compiled: bool = True) -> dict[str, object]:
-    """What `_split_k_kernel` is compiled for, besides types, warps and stages."""
+    """Return the compile-time constants of `_split_k_kernel`."""
     part = config.block_m * config.block_n // config.adders
     slots = chunk(config.splits, part)
     polls = compiled and mode == FIXUP.value and config.splits > 1 and part >= 4
@@ -477,7 +484,7 @@ def kernel_constants(config: SplitKConfig, M: int, K: int, mode: int, compiled: 
 
 
 def _checked(a: Tensor, b: Tensor, config: SplitKConfig | None) -> tuple[int, int, SplitKConfig | None]:
-    """(M, N, config), the config None if there is nothing to multiply. Raises ValueError."""
+    """Return (M, N, config), the config None if there is nothing to multiply; raise ValueError if it cannot run."""
     require_product(a, b)
     (M, K), N = a.shape, b.size(1)
     if M == 0 or N == 0 or K == 0:
@@ -490,12 +497,12 @@ def _checked(a: Tensor, b: Tensor, config: SplitKConfig | None) -> tuple[int, in
 
 
 def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> SplitKConfig:
-    """What `choose_config` says for a problem, or the nearest config that fits the GPU."""
+    """Return `choose_config`'s config for a problem, or the nearest one that fits the GPU."""
     if device.vendor == "cpu":
         return interpreter_config(M, N, K)
 
     def fit(config: SplitKConfig) -> SplitKConfig:
-        """With as many splits and adders as a smaller tile may have."""
+        """Return the config with as many splits and adders as its tile may have."""
         splits = legal_splits(config.splits, K, config.block_k)
         adders = min(config.adders, most_adders(config.block_m * config.block_n, splits))
         return replace(config, splits=splits, adders=adders)
@@ -505,12 +512,12 @@ def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -
 
 
 def config_key(M: int, N: int, K: int, dtype: torch.dtype) -> str:
-    """A problem's key in files of tuned configs."""
+    """Return a problem's key in files of tuned configs."""
     return problem_key(M, 1, N, K, str(dtype).removeprefix("torch."))
 
 
 def _tuned(a: Tensor, b: Tensor) -> SplitKConfig | None:
-    """The tuned config of this problem on this GPU, where a file has one that is legal here."""
+    """Return this problem's tuned config on this GPU, or None if no file has one that is legal here."""
     (M, K), N, device = a.shape, b.size(1), device_of(a.device)
     if device.vendor == "cpu":
         return None
