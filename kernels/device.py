@@ -1,7 +1,7 @@
 """The limits and features of a GPU. No other module queries torch for them or hard-codes a GPU's numbers.
 
-`device_of` asks the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels are compiled for without one.
-Triton's interpreter takes the place of a Hopper GPU with four SMs, so that it runs the same code.
+`device_of` queries the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels can be compiled for without
+one. Triton's interpreter poses as a Hopper GPU with four SMs, so that it runs the same code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 Config = TypeVar("Config")
 
 KIB = 1024
-RESERVED_BYTES = KIB  # of shared memory, that CUDA keeps of each program
-INTERPRETER_SMS = 4  # enough to see programs take turns
+RESERVED_BYTES = KIB  # shared memory that CUDA reserves in each program
+INTERPRETER_SMS = 4  # enough for programs to take turns
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def hopper(self) -> bool:
-        """Return whether it has wgmma and setmaxnreg, which no later GPU has."""
+        """Return whether the GPU has wgmma and setmaxnreg, which no later GPU has."""
         return self.capability[0] == 9
 
     @property
@@ -59,6 +59,7 @@ class Device:
 
     @property
     def tma(self) -> bool:
+        """Return whether the GPU has a tensor memory accelerator; the interpreter emulates it."""
         return self.vendor == "cpu" or self.capability >= (9, 0)
 
     @property
@@ -68,7 +69,7 @@ class Device:
 
     @property
     def chains(self) -> bool:
-        """Return whether a launch may begin before the one in front has ended (programmatic dependent launch)."""
+        """Return whether a launch may begin before the previous one has ended (programmatic dependent launch)."""
         return self.capability >= (9, 0)
 
     def room(self, per_sm: int = 1) -> int:
@@ -79,7 +80,7 @@ class Device:
     def buffers(self, num_stages: int, itemsize: int = 2) -> int:
         """Return how many tiles of each operand a loop of `num_stages` holds in shared memory.
 
-        Operands that are read from registers, which IEEE fp32 always is, have left their buffer a stage earlier.
+        Operands that are read from registers, as IEEE fp32 always is, leave their buffer a stage earlier.
         """
         return num_stages if self.operands_in_shared_memory and itemsize <= 2 else max(num_stages - 1, 1)
 

@@ -2,16 +2,16 @@
 
     out = x + y        x, y of one shape, after broadcasting; out has the order of dimensions that x has in memory
 
-The kernel is bound by memory: it moves 3 * numel elements, and should be as fast as a copy of as many bytes. So it also
-measures bandwidth.
+The kernel is bound by memory: it moves 3 * numel elements, and should be as fast as a copy of as many bytes. It
+therefore also measures bandwidth.
 
-Operands that are stored without gaps and in the same order, transposed or not, are one flat array, whatever their
-shape: program i adds elements i * BLOCK to (i + 1) * BLOCK, 16 bytes a thread and load, the end masked. Other operands
+Operands that are stored without gaps and in the same order, transposed or not, are one flat array of any shape. Program
+i adds elements i * BLOCK to (i + 1) * BLOCK, with loads of 16 bytes per thread and a mask at the end. Other operands
 (slices, broadcast ones, a transposed one with one that is not) are addressed by index: the kernel splits an element's
 number into coordinates and multiplies them by each operand's strides. Dimensions that all operands can merge are merged
-first, so that slices of matrices come down to two.
+first, so that slices of matrices have two dimensions left.
 
-After gpu-mode/triton-tutorials, lesson 2 (vector_addition_tutorial.py): a mask in place of a size that must fit; new
+After gpu-mode/triton-tutorials, lesson 2 (vector_addition_tutorial.py). A mask replaces the size that must fit. New
 here are strides, the 16-bit dtypes and blocks that fill a thread's widest load.
 """
 
@@ -42,7 +42,7 @@ CONFIGS = {
     "flat": AddConfig(4096, num_warps=8),
     # Division by each size: more registers an element, fewer elements.
     "strided": AddConfig(1024, num_warps=4),
-    # The interpreter pays by operation, hardly by element.
+    # The cost in the interpreter depends on the number of operations, not of elements.
     "cpu": AddConfig(1 << 16, num_warps=4),
 }
 
@@ -68,7 +68,7 @@ def _flat_kernel(
 
 @triton.jit
 def _sum(x, y, dtype: tl.constexpr):
-    """In fp32, rounded once, as torch has it."""
+    """Return the sum, computed in fp32 and rounded once, as torch does."""
     return (x.to(tl.float32) + y.to(tl.float32)).to(dtype)
 
 
@@ -86,7 +86,7 @@ def _strided_kernel(
     BLOCK: tl.constexpr,
 ):
     first = tl.program_id(0)
-    if WIDE:  # otherwise in 32 bits, in which a division takes a third of the time
+    if WIDE:  # otherwise 32 bits, in which a division takes a third of the time
         first = first.to(tl.int64)
     at = first * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
@@ -108,7 +108,10 @@ def prepare_add(
     y: Tensor,  # of a shape that broadcasts with x's
     config: AddConfig | None = None,
 ) -> Callable[[], Tensor]:
-    """The callable allocates the output and launches. Raises ValueError for operands that cannot be added here."""
+    """Check the operands; the returned callable allocates the output and launches.
+
+    Raises TypeError for an operand that is not a tensor, and ValueError for operands that cannot be added here.
+    """
     require_tensors(x=x, y=y)
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"x and y need one dtype and one device: {x.dtype} on {x.device}, {y.dtype} on {y.device}")
@@ -165,7 +168,7 @@ def same_order(x: Tensor, y: Tensor) -> bool:
 
 
 def merged(x: Tensor, y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(sizes, strides of x, strides of y) with dimensions of one left out and neighbours merged where both allow it."""
+    """Return (sizes, strides of x, strides of y), without dimensions of one and with neighbours merged if possible."""
     dims: list[tuple[int, int, int]] = []
     for size, sx, sy in zip(x.shape, x.stride(), y.stride(), strict=True):
         if size == 1:

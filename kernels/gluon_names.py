@@ -1,4 +1,4 @@
-"""Gluon's names in every Triton that the kernels are tested with: imported from here, whatever a release calls them.
+"""Gluon's functions under one name, for every Triton that the kernels are tested with.
 
 | here          | Triton 3.6, 3.7               | 3.8                           | 3.9             |
 |---------------|-------------------------------|-------------------------------|-----------------|
@@ -7,7 +7,7 @@
 | `barrier`     | `gl.thread_barrier` (3.6)     | `gl.barrier`                  | `gl.barrier`    |
 | `reinterpret` | `memory._reinterpret`         | `memory._reinterpret`         | `memory.reinterpret` |
 
-Raises ImportError if Triton has none of these names: Gluon is experimental, and a newer one may differ again.
+Raises ImportError if all of these names are missing: Gluon is experimental, and a newer one may differ again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _first(owner: Any, *names: str) -> Any:
     for name in names:
         if hasattr(owner, name):
             return getattr(owner, name)
-    raise ImportError(f"{owner.__name__} has none of {', '.join(names)}")
+    raise ImportError(f"{owner.__name__} lacks {' and '.join(names)}")
 
 
 async_load = _first(tma, "async_load", "async_copy_global_to_shared")
@@ -37,7 +37,7 @@ _reinterpret = _first(gl.shared_memory_descriptor, "reinterpret", "_reinterpret"
 
 @builtin
 def reinterpret(memory: Any, dtype: Any, shape: Any, layout: Any, _semantic: Any = None) -> Any:
-    """The same shared memory, seen as elements of another dtype, shape and layout."""
+    """Return the same shared memory as elements of another dtype, shape and layout."""
     return _reinterpret(memory, dtype, shape, layout, _semantic=_semantic)
 
 

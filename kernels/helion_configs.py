@@ -1,4 +1,4 @@
-"""What the Helion kernels share: a config that fits the GPU, and the choice between the tuned one and others."""
+"""Fit a Helion kernel's config to the GPU, and choose between the tuned one and others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class _Blocks:
 
 
 def illegal(config: helion.Config, dtype: torch.dtype, device: Device) -> str | None:
-    """Return why a config with block sizes of a tile and a step along K cannot be compiled for a GPU; else None."""
+    """Return why a config cannot be compiled for a GPU, or None if it can.
+
+    Its first three block sizes are the tile's two sides and a step along K.
+    """
     first, second, depth, *_ = config.block_sizes
     return illegal_tile(first, second, depth, config.num_stages, dtype, device)
 
@@ -52,7 +55,11 @@ def first_that_compiles(
     device: torch.device,
     prepare: Callable[[helion.Config], Callable[[], T]],
 ) -> Callable[[], T]:
-    """Return the callable of the tuned config, where a file has one; else of the default; else of a small one."""
+    """Return the callable of the first config that compiles: the tuned one, the default, then a small one.
+
+    The tuned config comes from a file, if one has it. The first call compiles, and raises the last config's exception
+    if none compiles.
+    """
     facts = device_of(device)
     if facts.vendor == "cpu":
         return prepare(default)

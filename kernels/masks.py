@@ -8,8 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def masked_if(condition, mask):
-    """Return the mask where the condition, one for all elements, holds; else a mask of nothing.
+    """Return the mask if the condition, one for all elements, holds, else an empty mask.
 
-    As `mask & condition`, of which the interpreter of Triton 3.9 makes integers, which no load takes as a mask.
+    `mask & condition` would be simpler, but the interpreter of Triton 3.9 makes integers of it, which are not masks.
     """
     return tl.where(condition, mask, mask ^ mask)

@@ -2,8 +2,8 @@
 
     out = a @ b        a [M, K]   b [K, N]   out [M, N]
 
-A program owns a tile of the output and walks along K: a block of columns of `a`, a block of rows of `b`, one product
-added to the tile, which stays in registers, in fp32, until it is stored once.
+A program owns a tile of the output and walks along K. It loads a block of columns of `a` and a block of rows of `b`,
+and adds their product to the tile, which stays in registers, in fp32, until it is stored once.
 
                K                     N
           +---------+           +---------+
@@ -11,13 +11,13 @@ added to the tile, which stays in registers, in fp32, until it is stored once.
           +---------+           |    :    |
                                 +---------+
 
-Rows and columns past the end are masked, in loads (zeros, which add nothing) and in the store. Nothing else is done:
-tiles in the order of their numbers, loads by pointers, no TMA, no tuning. So, next to cuBLAS, it
-shows how fast compiled plain code is.
+Rows and columns past the end are masked, in loads (zeros, which add nothing) and in the store. There are no further
+optimisations: tiles in the order of their numbers, loads by pointers, no TMA, no tuning. Compared with cuBLAS, it shows
+how fast compiled plain code is.
 
-After gpu-mode/triton-tutorials (matmul_outer_k.py). Different here: the output has the operands' dtype, where the
-tutorial's is always fp32; pointers step along K instead of being computed again; offsets are 64 bits wide; fp32 is
-multiplied as fp32, not as TF32; the tile depends on the dtype.
+After gpu-mode/triton-tutorials (matmul_outer_k.py). Different here: the output has the operands' dtype instead of
+always fp32; pointers step along K instead of being computed again; offsets are 64 bits wide; fp32 is multiplied as
+fp32, not as TF32; the tile depends on the dtype.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from groupbench.kernels.variants import Variant, first_that_runs
 
 @dataclass(frozen=True)
 class OuterKConfig:
+    """Tile sizes and launch options of the outer-K kernel."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -48,16 +50,17 @@ class OuterKConfig:
 
 CONFIGS = {
     "tutorial": OuterKConfig(64, 64, 64, num_warps=4, num_stages=3),
-    # Twice the tile, twice the products for each byte that is loaded; two programs a SM hide each other's waits.
+    # Twice the sides, twice the products for each byte that is loaded; two programs per SM hide each other's waits.
     "cuda": OuterKConfig(128, 128, 64, num_warps=8, num_stages=3),
-    # IEEE fp32 goes through FMA units, which read registers.
+    # IEEE fp32 runs on FMA units, which read registers.
     "cuda_fp32": OuterKConfig(64, 64, 32, num_warps=4, num_stages=3),
-    # The interpreter pays by operation, hardly by element.
+    # The cost in the interpreter depends on the number of operations, not of elements.
     "cpu": OuterKConfig(64, 64, 64, num_warps=4, num_stages=1),
 }
 
 
 def default_config(device: Device, dtype: torch.dtype) -> OuterKConfig:
+    """Return the config for a dtype, shrunk until it fits the device's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu"]
     config = CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
@@ -88,13 +91,13 @@ def _outer_k_kernel(
     BLOCK_K: tl.constexpr,
 ):
     tiles_n = tl.cdiv(N, BLOCK_N)
-    # One dimension of the grid, since a second one ends at 65535.
+    # A grid of one dimension, since the second one is limited to 65535.
     row = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     row_ok = (row < M)[:, None]
     col_ok = (col < N)[None, :]
-    one = tl.full((), 1, tl.int64)  # offsets pass 2**31 where an operand has as many elements
+    one = tl.full((), 1, tl.int64)  # offsets may pass 2**31
     a_ptrs = a_ptr + row[:, None] * (one * stride_am) + k[None, :] * (one * stride_ak)
     b_ptrs = b_ptr + k[:, None] * (one * stride_bk) + col[None, :] * (one * stride_bn)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -117,7 +120,10 @@ def prepare_outer_k(
     b: Tensor,  # [K, N], any strides
     config: OuterKConfig | None = None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """The callable allocates the output and launches. Raises ValueError for operands or a config that cannot run."""
+    """Check the operands; the returned callable allocates the output and launches.
+
+    Raises ValueError for operands or a config that cannot run.
+    """
     require_product(a, b)
     M, N = a.size(0), b.size(1)
     device = device_of(a.device)
@@ -138,7 +144,7 @@ def prepare_outer_k(
 
 
 def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Tensor]:
-    """`prepare_outer_k` for operands and a config that were checked."""
+    """Run `prepare_outer_k` for operands and a config that were checked."""
     (M, K), N = a.shape, b.size(1)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     constants = kernel_constants(config, K)

@@ -21,13 +21,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SETTING = "GROUPBENCH_FALLBACK"
-# The GPU's context is lost, or its memory full: no other variant would do better.
+# The GPU's context is lost or its memory full: every other variant would fail too.
 FATAL = ("illegal memory access", "misaligned address", "launch failure", "illegal instruction", "CUDA error")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which variant of a kernel runs, and why those before it do not."""
+    """The variant of a kernel that runs, and the reasons why the preferred ones do not."""
 
     kernel: str
     variant: str
@@ -38,7 +38,7 @@ class Choice:
 class Variant(Generic[T]):
     """One implementation. `prepare` returns the callable that computes; both may raise.
 
-    unsuitable  why it cannot take this problem or this device, where that is known
+    unsuitable  why it cannot take this problem or this device, if that is known
     key         identifies the compiled kernel: a variant that failed is not tried again for an equal key
     """
 
@@ -54,7 +54,7 @@ _failed: dict[Hashable, str] = {}
 
 @contextmanager
 def choices() -> Iterator[list[Choice]]:
-    """Within, every choice between variants is added to the list, once for each kernel and outcome."""
+    """Collect every choice between variants in a list within this context, once for each kernel and outcome."""
     collected: list[Choice] = []
     token = _collected.set(collected)
     try:
@@ -134,7 +134,7 @@ class _FirstThatRuns(Generic[T]):
 def describe(error: BaseException) -> str:
     """Return the exception's name and its first informative line, 200 characters at most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # A compiler shows the source first, and what is wrong with it last.
+    # A compiler prints the source first, and the error last.
     text = lines[-1] if type(error).__name__ == "CompilationError" and lines else (lines or [""])[0]
     return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
 
