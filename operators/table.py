@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.metrics import Metric, carried
-from groupbench.tracker.plots import Comparison, Row
+from groupbench.tracker.plots import Row, ValueTable
 from groupbench.tracker.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
 from groupbench.tracker.text.wording import printable
@@ -182,7 +182,7 @@ def _status_text(record: Record) -> str:
     return f"[{style}]{record.status}[/{style}] {escape(printable(record.message or ''))}"
 
 
-def panels(records: list[Record], metric: str, baseline: str | None) -> list[Comparison]:
+def panels(records: list[Record], metric: str, baseline: str | None) -> list[ValueTable]:
     """Return a metric of all backends, with a panel for each operator, mode and dtype.
 
     A cell without a number has a note that gives the reason. An interpreted latency is not a number.
@@ -193,7 +193,7 @@ def panels(records: list[Record], metric: str, baseline: str | None) -> list[Com
         cell = record.cell
         problems = of.setdefault(f"{cell.operator} {cell.mode} {cell.dtype}", {})
         problems.setdefault(cell.shape, {})[cell.backend] = record
-    comparisons = []
+    tables = []
     for title, problems in of.items():
         rows = []
         for shape, cells in problems.items():
@@ -201,8 +201,8 @@ def panels(records: list[Record], metric: str, baseline: str | None) -> list[Com
             notes = {name: _why_not(cells[name]) for name, value in values.items() if value is None}
             rows.append(Row(shape, values, notes))
         names = tuple(dict.fromkeys(name for cells in problems.values() for name in cells))
-        comparisons.append(Comparison(title, _UNITS.get(metric, metric), names, tuple(rows)))
-    return comparisons
+        tables.append(ValueTable(title, _UNITS.get(metric, metric), names, tuple(rows)))
+    return tables
 
 
 _UNITS = {"latency": "latency, ms", "tflops": "TFLOP/s", "gbps": "GB/s", "prepare_ms": "preparation, ms"}

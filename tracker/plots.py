@@ -1,7 +1,8 @@
-"""Plots, in the terminal and as pictures: what they show is data here, how it is drawn is plotille's and matplotlib's.
+"""Draw plots in the terminal with plotille, and as pictures with matplotlib.
 
-Stands alone, as the record does: `tritonbench --plot` and `groupbench history --plot` both draw with it. The terminal
-needs plotille, a picture matplotlib, neither a browser; both come with the extra `plot`.
+Panels (`Trend`, `ValueTable`) hold the data, and `draw` draws them. `tritonbench --plot` and `groupbench history
+--plot` share this module, so it imports nothing else of the tracker but file handling. Neither library needs a browser;
+the extra `plot` installs both.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ from typing import IO, Any, TypeAlias
 from groupbench.tracker.text.files import whole_file
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
-"""Told apart by colour-blind eyes as well: after Okabe and Ito, "Color universal design" (2008). The last two are for
-what comes later; markers differ too."""
+"""Colours that colour-blind readers can distinguish, after Okabe and Ito, "Color universal design" (2008).
+
+The last two are additions for plots with many curves; markers differ too.
+"""
 
 MARKERS = "osD^vPX*"
 PANELS = 24
-"""Panels that a picture holds, and the terminal shows; the caller says what was left out."""
+"""Maximum number of panels in a picture or in the terminal; the caller reports the omitted ones."""
 
 _NARROWEST, _WIDEST, _HEIGHT = 40, 120, 12
 _AXIS = 13
-"""Columns that plotille's axis of y takes."""
+"""Columns that plotille's y axis takes."""
 _TITLE = 76
-"""Characters of a line of a picture's title."""
+"""Characters per line of a picture's title."""
 _BAR = " ▏▎▍▌▋▊▉█"
 
 
 class DrawError(Exception):
-    """A plot that cannot be made: one line, the cause and what to do."""
+    """A plot cannot be drawn; the message is one line with the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a trend. A y that is None was not measured there; `low` and `high` are the bounds of each y."""
+    """One line of a trend. A y of None was not measured; `low` and `high` are the bounds of each y."""
 
     name: str
     y: tuple[float | None, ...]  # by tick
@@ -48,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trend:
-    """How values went from tick to tick, a commit each. `breaks` are ticks before which something changed, and what."""
+    """Values over ticks, one tick per commit. A break is (tick, description of a change just before that tick)."""
 
     title: str
     unit: str
@@ -59,7 +62,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class Row:
-    """One problem of a comparison, with a value by name; None where there is none, and `notes` says why."""
+    """One problem of a table: a value by name, or None with the reason in `notes`."""
 
     label: str
     values: dict[str, float | None]
@@ -67,8 +70,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Values side by side: `names` are the same in all rows."""
+class ValueTable:
+    """Values side by side, such as the latencies of several backends; `names` are the same in all rows."""
 
     title: str
     unit: str
@@ -76,11 +79,15 @@ class Comparison:
     rows: tuple[Row, ...]
 
 
-Panel: TypeAlias = Trend | Comparison
+Panel: TypeAlias = Trend | ValueTable
 
 
 def draw(panels: Sequence[Panel], where: str | None, out: IO[str], width: int | None = None) -> None:
-    """In the terminal where `where` is None or empty, else into the file of that name, a .png or .svg.
+    """Draw panels to the terminal, or to a file.
+
+    where  path of a .png or .svg file; None or empty: the terminal
+    out    stream of the terminal
+    width  columns of the terminal; by default, its own
 
     Raises DrawError.
     """
@@ -92,13 +99,13 @@ def draw(panels: Sequence[Panel], where: str | None, out: IO[str], width: int | 
 
 
 def check(where: str | None) -> None:
-    """Raises DrawError where `draw` to `where` could not work: the suffix, the folder, a package that is missing."""
+    """Check that `draw` can write to `where`: suffix, folder and installed packages. Raises DrawError."""
     if not where:
         _plotille()
         return
     path = Path(where)
     if path.suffix.lower() not in (".png", ".svg"):
-        raise DrawError(f"--plot {where}: a picture ends with .png or .svg; without a file it is drawn in the terminal")
+        raise DrawError(f"--plot {where}: use a .png or .svg file, or no file to draw in the terminal")
     if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise DrawError(f"--plot {where}: cannot be written")
     _matplotlib()
@@ -130,9 +137,9 @@ def _terminal_width() -> int:
 
 
 def terminal(panels: Sequence[Panel], width: int, coloured: bool) -> str:
-    """The panels as text, one below the other."""
+    """Return the panels as text, one below the other."""
     parts = [
-        _trend_text(panel, width, coloured) if isinstance(panel, Trend) else _comparison_text(panel, width, coloured)
+        _trend_text(panel, width, coloured) if isinstance(panel, Trend) else _table_text(panel, width, coloured)
         for panel in panels[:PANELS]
     ]
     return "\n".join(parts)
@@ -146,39 +153,39 @@ def _paint(text: str, index: int, coloured: bool) -> str:
 
 
 def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
-    known = [y for curve in panel.curves for y in curve.y if y is not None]
-    if not known:
+    measured = [y for curve in panel.curves for y in curve.y if y is not None]
+    if not measured:
         return f"{panel.title}\n  nothing was measured\n"
     figure = _plotille().Figure()
     columns, last = max(20, width - _AXIS), max(1, len(panel.ticks) - 1)
     figure.width, figure.height = columns, _HEIGHT
     figure.color_mode, figure.with_colors, figure.origin = "rgb", coloured, False
-    figure.set_x_limits(0, last * (1 + 1 / columns))  # the last point is within
-    figure.set_y_limits(*_limits(known))
+    figure.set_x_limits(0, last * (1 + 1 / columns))  # includes the last point
+    figure.set_y_limits(*_limits(measured))
     figure.y_ticks_fkt = lambda low, high: f"{low:.4g}"
     for index, curve in enumerate(panel.curves):
-        found = [(x, y) for x, y in enumerate(curve.y) if y is not None]
-        # Without colour a letter at each point says whose it is.
+        points = [(x, y) for x, y in enumerate(curve.y) if y is not None]
+        # Without colour, a letter at each point identifies its curve.
         marker = None if coloured else _letter(index)
-        if len(found) > 1:
-            figure.plot(*zip(*found, strict=True), lc=_rgb(index) if coloured else None, marker=marker)
-        elif found:
-            figure.scatter([found[0][0]], [found[0][1]], lc=_rgb(index) if coloured else None, marker=marker or "•")
+        if len(points) > 1:
+            figure.plot(*zip(*points, strict=True), lc=_rgb(index) if coloured else None, marker=marker)
+        elif points:
+            figure.scatter([points[0][0]], [points[0][1]], lc=_rgb(index) if coloured else None, marker=marker or "•")
     for tick, _ in panel.breaks:
         figure.axvline(max(0.0, (tick - 0.5) / last), lc=(128, 128, 128) if coloured else None)
-    body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's own axis of x
+    body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's x axis
     lines = [f"{panel.title}, {panel.unit}", *(line.rstrip() for line in body), _axis(panel.ticks, columns), ""]
     for index, curve in enumerate(panel.curves):
         newest = next((y for y in reversed(curve.y) if y is not None), None)
         name = _paint("●", index, True) if coloured else _letter(index)
-        told = "nothing measured" if newest is None else f"{newest:.4g} {panel.unit} last"
-        lines.append(f"  {name} {curve.name}: {told}")
-    lines += [f"  | before {panel.ticks[tick]}: {what}" for tick, what in panel.breaks]
+        latest = "nothing measured" if newest is None else f"{newest:.4g} {panel.unit} last"
+        lines.append(f"  {name} {curve.name}: {latest}")
+    lines += [f"  | before {panel.ticks[tick]}: {change}" for tick, change in panel.breaks]
     return "\n".join(lines) + "\n"
 
 
 def _axis(ticks: Sequence[str], columns: int) -> str:
-    """Names below the columns where they belong, as many as find room."""
+    """Return the x axis: as many tick names as fit, each below its column."""
     line, last = "", max(1, len(ticks) - 1)
     for index, tick in enumerate(ticks):
         place = min(round(index * (columns - 1) / last), columns - len(tick))
@@ -197,14 +204,14 @@ def _rgb(index: int) -> tuple[int, int, int]:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Of the axis: what there is, and a little room; never a step out of noise of a thousandth."""
+    """Return the limits of an axis: all values with a margin, so that noise of 0.1 % does not look like a step."""
     low, high = min(values), max(values)
-    room = max(0.08 * (high - low), 0.01 * abs(high), 1e-12)
-    return (max(0.0, low - room) if low >= 0 else low - room), high + room
+    margin = max(0.08 * (high - low), 0.01 * abs(high), 1e-12)
+    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
-def _comparison_text(panel: Comparison, width: int, coloured: bool) -> str:
-    """Bars, to one scale within a row: rows may differ a thousandfold."""
+def _table_text(panel: ValueTable, width: int, coloured: bool) -> str:
+    """Return bars, scaled within each row, because rows may differ by a factor of a thousand."""
     names = max((len(name) for name in panel.names), default=0)
     room = max(8, width - names - 16)
     lines = [f"{panel.title}, {panel.unit}"]
@@ -224,7 +231,7 @@ def _comparison_text(panel: Comparison, width: int, coloured: bool) -> str:
 
 
 def _bar(share: float, room: int) -> str:
-    """Of `share` of the room, to an eighth of a column, and never nothing."""
+    """Return a bar over `share` of the room, to an eighth of a column, never empty."""
     eighths = max(1, round(8 * room * share))
     return "█" * (eighths // 8) + (_BAR[eighths % 8] if eighths % 8 else "")
 
@@ -233,13 +240,13 @@ def _bar(share: float, room: int) -> str:
 
 
 def picture(panels: Sequence[Panel], path: Path) -> None:
-    """All panels on one page; the file appears whole or not at all. Raises DrawError."""
+    """Draw all panels on one page. The file is written atomically. Raises DrawError."""
     check(str(path))
     figure_of = _matplotlib()
     from matplotlib import rc_context
 
-    shown = panels[:PANELS] or [Comparison("nothing was measured", "", (), ())]
-    columns = 1 if any(isinstance(panel, Comparison) for panel in shown) or len(shown) == 1 else 2
+    shown = panels[:PANELS] or [ValueTable("nothing was measured", "", (), ())]
+    columns = 1 if any(isinstance(panel, ValueTable) for panel in shown) or len(shown) == 1 else 2
     lines = [list(shown[i : i + columns]) for i in range(0, len(shown), columns)]
     heights = [max(_inches(panel) for panel in line) for line in lines]
     figure = figure_of(figsize=(10 if columns == 1 else 15, sum(heights)), layout="constrained", facecolor="white")
@@ -250,8 +257,8 @@ def picture(panels: Sequence[Panel], path: Path) -> None:
             if isinstance(panel, Trend):
                 _draw_trend(axes, panel)
             else:
-                _draw_comparison(axes, panel)
-    # Text of an SVG stays text, to be searched and read aloud. A name in signs that the font lacks is no news.
+                _draw_table(axes, panel)
+    # An SVG keeps its text as text, for searches and screen readers. Ignore warnings about glyphs the font lacks.
     with (
         whole_file(path, lambda message: DrawError(f"--plot {message}")) as file,
         warnings.catch_warnings(),
@@ -268,29 +275,29 @@ def _inches(panel: Panel) -> float:
 
 
 def _plain(text: str) -> str:
-    """A dollar sign would begin a formula."""
+    """Escape dollar signs, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
 def _draw_trend(axes: Any, panel: Trend) -> None:
     for index, curve in enumerate(panel.curves):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        found = [x for x, y in enumerate(curve.y) if y is not None]
+        ticks = [x for x, y in enumerate(curve.y) if y is not None]
         label = _plain(curve.name)
-        for stretch in _stretches(found, panel.breaks):
+        for stretch in _stretches(ticks, panel.breaks):
             axes.plot(
                 stretch, [curve.y[x] for x in stretch], color=colour, marker=marker, markersize=4, linewidth=1.3,
                 label=label,
             )  # fmt: skip
             label = "_nolegend_"
         if curve.low and curve.high:
-            low, high = ([bound[x] or curve.y[x] for x in found] for bound in (curve.low, curve.high))
-            axes.vlines(found, low, high, color=colour, alpha=0.35, linewidth=2.5)  # of bursts: a stall is one of them
-    for number, (tick, what) in enumerate(panel.breaks):
+            low, high = ([bound[x] or curve.y[x] for x in ticks] for bound in (curve.low, curve.high))
+            axes.vlines(ticks, low, high, color=colour, alpha=0.35, linewidth=2.5)  # range of the bursts
+    for number, (tick, change) in enumerate(panel.breaks):
         axes.axvline(tick - 0.5, color="#888888", linestyle=":", linewidth=1)
-        late = tick > len(panel.ticks) / 2  # its words go to the left, or they would run into the legend
+        late = tick > len(panel.ticks) / 2  # its label goes to the left, because the legend is on the right
         axes.annotate(
-            _plain(_brief(what)), (tick - 0.5, 1), xycoords=("data", "axes fraction"),
+            _plain(_brief(change)), (tick - 0.5, 1), xycoords=("data", "axes fraction"),
             xytext=(-3 if late else 3, -4 - 9 * (number % 3)), textcoords="offset points", fontsize=6, va="top",
             ha="right" if late else "left", color="#666666",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
@@ -298,9 +305,9 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
     step = max(1, -(-len(panel.ticks) // 12))
     axes.set_xticks(range(0, len(panel.ticks), step), [_plain(t) for t in panel.ticks[::step]], rotation=30, ha="right")
     axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    known = [y for curve in panel.curves for y in curve.y if y is not None]
-    if known:
-        bottom, top = _limits(known)
+    measured = [y for curve in panel.curves for y in curve.y if y is not None]
+    if measured:
+        bottom, top = _limits(measured)
         if bottom > 0 and top / bottom > 20:
             _logarithmic(axes.yaxis, axes.set_yscale)
         else:
@@ -315,31 +322,31 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _stretches(found: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[list[int]]:
-    """Ticks that a line may join: across a break, values are not of one kind."""
+def _stretches(ticks: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[list[int]]:
+    """Return the groups of ticks that a line may join: values on two sides of a break are not comparable."""
     ends = [tick for tick, _ in breaks]
     stretches: dict[int, list[int]] = {}
-    for x in found:
+    for x in ticks:
         stretches.setdefault(sum(x >= end for end in ends), []).append(x)
     return list(stretches.values()) or [[]]
 
 
-def _brief(what: str, most: int = 48) -> str:
-    """With long names, such as a card's, cut behind the signs by which they are told apart."""
-    words = [word if len(word) <= 16 else f"{word[:12]}…" for word in what.split()]
+def _brief(change: str, most: int = 48) -> str:
+    """Return a description in `most` characters; long words, such as a card's name, keep their distinctive start."""
+    words = [word if len(word) <= 16 else f"{word[:12]}…" for word in change.split()]
     return _shortened(" ".join(words), most)
 
 
-def _draw_comparison(axes: Any, panel: Comparison) -> None:
-    """A row a problem, a dot a name: positions on one scale are read better than lengths of many bars."""
+def _draw_table(axes: Any, panel: ValueTable) -> None:
+    """Draw a row per problem and a dot per name: positions on one scale are easier to read than many bars."""
     for index, name in enumerate(panel.names):
-        found = [(row.values[name], y) for y, row in enumerate(panel.rows) if row.values.get(name) is not None]
+        points = [(row.values[name], y) for y, row in enumerate(panel.rows) if row.values.get(name) is not None]
         axes.plot(
-            [value for value, _ in found], [y for _, y in found], linestyle="none", alpha=0.85, markersize=6,
+            [value for value, _ in points], [y for _, y in points], linestyle="none", alpha=0.85, markersize=6,
             marker=MARKERS[index % len(MARKERS)], color=COLOURS[index % len(COLOURS)], label=_plain(name),
         )  # fmt: skip
-    known = [value for row in panel.rows for value in row.values.values() if value is not None and value > 0]
-    if known and max(known) / min(known) > 20:
+    positive = [value for row in panel.rows for value in row.values.values() if value is not None and value > 0]
+    if positive and max(positive) / min(positive) > 20:
         _logarithmic(axes.xaxis, axes.set_xscale)
     axes.set_yticks(range(len(panel.rows)), [_plain(_shortened(row.label)) for row in panel.rows])
     axes.set_ylim(max(len(panel.rows), 1) - 0.5, -0.5)
@@ -354,7 +361,7 @@ def _draw_comparison(axes: Any, panel: Comparison) -> None:
 
 
 def _logarithmic(axis: Any, set_scale: Any) -> None:
-    """With plain numbers at 1, 2 and 5."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     set_scale("log")
@@ -364,5 +371,5 @@ def _logarithmic(axis: Any, set_scale: Any) -> None:
 
 
 def _shortened(text: str, most: int = 48) -> str:
-    """Its middle left out: shapes differ at both ends."""
+    """Return a text without its middle if it is long: shapes differ at both ends."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"

@@ -1,4 +1,4 @@
-"""Read `groupbench.toml`: what to measure in a repository, with which plugins, and where to store results.
+"""Read `groupbench.toml`: the cells to measure in a repository, the plugins, and where to store results.
 
 Both programs use it. They look for it in the current folder and above, up to the top of the git repository. Paths in it
 are relative to its folder.

@@ -1,4 +1,4 @@
-"""The function of this repository as an operator: inputs by size, what is right, and what is measured."""
+"""Define this repository's function as an operator: inputs by size, a reference, and a backend to measure."""
 
 import numpy as np
 from norm import rms_norm

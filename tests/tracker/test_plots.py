@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from groupbench.tracker import plots
 from groupbench.tracker.cli.history_plot import trends
-from groupbench.tracker.plots import Comparison, Curve, DrawError, Row, Trend
+from groupbench.tracker.plots import Curve, DrawError, Row, Trend, ValueTable
 
 Cli = Callable[..., Result]
 
@@ -33,7 +33,7 @@ TREND = Trend(
     ),
     ((2, "driver 1 -> 2"),),
 )
-COMPARISON = Comparison(
+COMPARISON = ValueTable(
     "grouped_gemm fwd bf16",
     "latency, ms",
     ("torch_loop", "triton_flat", "helion"),
@@ -42,7 +42,7 @@ COMPARISON = Comparison(
         Row("ragged", {"torch_loop": 200.0, "triton_flat": 0.001}, {}),
     ),
 )
-EMPTY = Comparison("nothing", "ms", (), ())
+EMPTY = ValueTable("nothing", "ms", (), ())
 
 
 def test_a_trend_in_the_terminal() -> None:
@@ -171,7 +171,7 @@ def panels(draw: st.DrawFn) -> Any:
     rows = [Row(label, {name: draw(NUMBERS) for name in names}, {}) for label in draw(st.lists(NAMES, max_size=3))]
     return [
         Trend(draw(NAMES), "ms", tuple(ticks), tuple(curves), tuple(breaks)),
-        Comparison(draw(NAMES), "ms", tuple(names), tuple(rows)),
+        ValueTable(draw(NAMES), "ms", tuple(names), tuple(rows)),
     ]
 
 

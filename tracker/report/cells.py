@@ -10,8 +10,8 @@ FILTERED = 8
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell: its text, style classes, link, and the number to sort it by where that is not its text."""
+class TableCell:
+    """One cell of a table on a page: its text, style classes, link, and a number to sort by instead of the text."""
 
     text: str | None
     style: str = ""
@@ -24,7 +24,7 @@ class Cell:
         return bool(self.text or self.more)
 
 
-Row = Sequence[Cell | str | None]
+Row = Sequence[TableCell | str | None]
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,17 @@ class Table:
     cards: bool = False  # on a phone each row is a card, so that nothing scrolls sideways
 
     @property
-    def rows(self) -> list[list[Cell]]:
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.cells]
+    def rows(self) -> list[list[TableCell]]:
+        return [[cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row] for row in self.cells]
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
         """Return (title, whether the column holds numbers) of each column."""
         right = {
-            i for row in self.cells for i, cell in enumerate(row) if isinstance(cell, Cell) and "number" in cell.style
+            i
+            for row in self.cells
+            for i, cell in enumerate(row)
+            if isinstance(cell, TableCell) and "number" in cell.style
         }
         return [(title, i in right) for i, title in enumerate(self.titles)]
 
@@ -60,14 +63,14 @@ class Table:
         return replace(self, titles=[self.titles[i] for i in used], cells=cells)
 
 
-def number(value: float | None, digits: int = 4) -> Cell:
+def number(value: float | None, digits: int = 4) -> TableCell:
     if value is None:
-        return Cell("", "number")
+        return TableCell("", "number")
     large = 10**digits <= abs(value) < 1e9  # better than 1.20e+03
-    return Cell(f"{value:.0f}" if large else f"{value:#.{digits}g}".rstrip("."), "number", sort=value)
+    return TableCell(f"{value:.0f}" if large else f"{value:#.{digits}g}".rstrip("."), "number", sort=value)
 
 
-def percent(value: float | None, signed: bool = False) -> Cell:
+def percent(value: float | None, signed: bool = False) -> TableCell:
     if value is None:
-        return Cell("", "number")
-    return Cell(f"{100 * value:+.1f}%" if signed else f"±{100 * value:.2f}%", "number", sort=value)
+        return TableCell("", "number")
+    return TableCell(f"{100 * value:+.1f}%" if signed else f"±{100 * value:.2f}%", "number", sort=value)

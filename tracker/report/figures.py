@@ -20,7 +20,7 @@ from html import escape
 from typing import Any
 
 from groupbench.tracker.metrics import Metric
-from groupbench.tracker.report.shown import Bursts, Ceilings, Mark, RoofPoint, RunLabel, SeriesHistory, SpeedRow
+from groupbench.tracker.report.shown import Ceilings, Mark, ResultBursts, RoofPoint, RunLabel, ShownHistory, SpeedRow
 
 Figure = dict[str, Any]
 
@@ -198,7 +198,7 @@ def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
     }  # fmt: skip
 
 
-def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return latency by run, with burst ranges, levels, changes, environments, alerts and failures."""
     shape = [value for value in (*history.ms, *history.low, *history.high) if value is not None]
     typical = _middle([value for value in history.ms if value is not None])
@@ -223,7 +223,7 @@ def latency_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = No
     return {"data": data, "layout": layout}
 
 
-def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return the relative RMS error by run; logarithmic if it moved by more than a factor of ten."""
     errors = [value for value in history.rms if value is not None]
     positive = [value for value in errors if value > 0]
@@ -239,7 +239,7 @@ def accuracy_history(history: SeriesHistory, runs: Sequence[RunLabel] | None = N
     return {"data": data, "layout": layout}
 
 
-def metric_history(history: SeriesHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
+def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return the history of a metric that records carry by name, by run."""
     values = history.further[metric.name]
     numbers = [value for value in values if value is not None]
@@ -251,7 +251,7 @@ def metric_history(history: SeriesHistory, metric: Metric, runs: Sequence[RunLab
     return {"data": data, "layout": layout}
 
 
-def burst_distribution(bursts: Sequence[Bursts], runs: Sequence[RunLabel]) -> Figure:
+def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel]) -> Figure:
     """Return all samples by burst, of the newest result and the one before it.
 
     The burst is the unit of noise. Samples far outside are clipped, and marked at the edge.
@@ -327,7 +327,7 @@ def _clipped(outside: Sequence[tuple[int, float]], low: float, high: float) -> d
     }  # fmt: skip
 
 
-def backend_latencies(histories: Sequence[SeriesHistory], runs: Sequence[RunLabel]) -> Figure:
+def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel]) -> Figure:
     """Return the latency of each backend of one problem by run, one line a backend.
 
     The first history is the one that the page is about; its changes of environment are marked.
@@ -391,7 +391,7 @@ def mark_of(number: int) -> dict[str, str]:
 
 
 def _results(
-    history: SeriesHistory,
+    history: ShownHistory,
     values: Sequence[float | None],  # [n]
     runs: Sequence[RunLabel] | None,
     unit: str,
@@ -434,7 +434,7 @@ def _bars(
     }  # fmt: skip
 
 
-def _texts(history: SeriesHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
+def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
     """Return the texts of the points; without `runs`, the text to add to those in the page's list."""
     added = []
     for i in places:
@@ -446,7 +446,7 @@ def _texts(history: SeriesHistory, places: Sequence[int], runs: Sequence[RunLabe
     return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, added, strict=True)]}
 
 
-def _mark_traces(history: SeriesHistory, y: float) -> list[dict[str, Any]]:
+def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
     """Symbols at the top, to be pointed at: the text of a line is short."""
     traces = []
     for kind, (symbol, _, _) in _MARKS.items():
@@ -475,7 +475,7 @@ def _ink(mark: Mark) -> str:
     return "var(--good)" if mark.good else _MARKS[mark.kind][1]
 
 
-def _labels(history: SeriesHistory) -> list[dict[str, Any]]:
+def _labels(history: ShownHistory) -> list[dict[str, Any]]:
     """The newest mark of each kind in words, one below the other; the others by pointing at their symbol."""
     last = {mark.kind: mark for mark in history.marks}
     middle = (history.runs[0] + history.runs[-1]) / 2 if history.runs else 0
@@ -491,7 +491,7 @@ def _labels(history: SeriesHistory) -> list[dict[str, Any]]:
 
 
 def _history_layout(
-    history: SeriesHistory, runs: Sequence[RunLabel] | None, unit: str, ends: tuple[float, float]
+    history: ShownHistory, runs: Sequence[RunLabel] | None, unit: str, ends: tuple[float, float]
 ) -> dict[str, Any]:
     places = history.runs
     step = max(1, math.ceil(len(places) / _TICKS))
@@ -517,7 +517,7 @@ def _history_layout(
 def _history_alt(
     what: str,
     unit: str,
-    history: SeriesHistory,
+    history: ShownHistory,
     values: Sequence[float | None],
     runs: Sequence[RunLabel] | None,
 ) -> str:

@@ -23,7 +23,7 @@ from groupbench.tracker.report import selection
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.selection import Coverage
-from groupbench.tracker.report.shown import OperatorPage, RunLabel, SeriesHistory, label_of
+from groupbench.tracker.report.shown import OperatorPage, RunLabel, ShownHistory, label_of
 from groupbench.tracker.report.speed import speed_maps
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Point
@@ -127,7 +127,7 @@ def run_labels(runs: Iterable[RunRow]) -> tuple[RunLabel, ...]:
 
 def operator_pages(
     points: Sequence[PointRow],  # of any operators and runs
-    shown: Sequence[SeriesHistory],  # of the same
+    shown: Sequence[ShownHistory],  # of the same
     run: RunRow,  # the run that the pages are about
 ) -> list[OperatorPage]:
     """Return a page for each operator, canaries last."""

@@ -18,7 +18,7 @@ from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.metrics import carried
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.report.shown import Bursts, Level, Mark, MarkKind, SeriesHistory
+from groupbench.tracker.report.shown import Level, Mark, MarkKind, ResultBursts, ShownHistory
 from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -33,7 +33,7 @@ class Context:
     levels: Mapping[int, Levels]
     alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
     judged: Mapping[int, Judged] = field(default_factory=dict)
-    bursts: Mapping[int, tuple[Bursts, ...]] = field(default_factory=dict)
+    bursts: Mapping[int, tuple[ResultBursts, ...]] = field(default_factory=dict)
 
 
 def read_context(
@@ -62,7 +62,7 @@ def places(runs: Sequence[RunRow]) -> dict[int, int]:
     return {run.pk: place for place, run in enumerate(runs)}
 
 
-def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Context) -> list[SeriesHistory]:
+def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Context) -> list[ShownHistory]:
     """Return each series over the runs. `points` are by series, then time; `where` is from `places`."""
     rows = []
     for key, group in groupby(points, key=lambda point: point.series.pk):
@@ -73,7 +73,7 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
         marks += [Mark("change", where[run], _change_text(change)) for run, change in levels.changes if run in where]
         marks += _alert_marks(context.alerts.get(key, ()), where)
         marks += _verdict_marks(context.judged.get(key), marks, where)
-        rows.append(SeriesHistory(
+        rows.append(ShownHistory(
             series=series_points[0].series,
             runs=tuple(at),
             ms=tuple(point.median_ms for point in series_points),
@@ -102,7 +102,7 @@ def newest_bursts(
     points: Sequence[PointRow],  # by series, then time
     where: Mapping[int, int],
     count: int = 2,
-) -> dict[int, tuple[Bursts, ...]]:
+) -> dict[int, tuple[ResultBursts, ...]]:
     """Return the samples of the newest timed results of each series, the newest last. Reads those of no other."""
     wanted: dict[int, PointRow] = {}
     for _, series_points in groupby(points, key=lambda point: point.series.pk):
@@ -113,11 +113,11 @@ def newest_bursts(
         packed.update(
             (key, blob) for key, blob in session.execute(select(Point.id, Point.samples).where(Point.id.in_(chunk)))
         )
-    bursts: dict[int, tuple[Bursts, ...]] = {}
+    bursts: dict[int, tuple[ResultBursts, ...]] = {}
     for key, point in wanted.items():
         samples = packed.get(key)
         if samples is not None:
-            newest = Bursts(where[point.run.pk], unpack_samples(samples))
+            newest = ResultBursts(where[point.run.pk], unpack_samples(samples))
             bursts[point.series.pk] = (*bursts.get(point.series.pk, ()), newest)
     return bursts
 

@@ -22,7 +22,7 @@ from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.report import figures, selection, views
 from groupbench.tracker.report.gather import Report, gather
-from groupbench.tracker.report.shown import OperatorPage, SeriesHistory, SpeedMap
+from groupbench.tracker.report.shown import OperatorPage, ShownHistory, SpeedMap
 from groupbench.tracker.report.templates import environment, piece
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.verdicts import style_sheet, tone_of
@@ -134,7 +134,7 @@ def _shared(page: OperatorPage) -> dict[str, str]:
     return {name: values.pop() for name, values in held.items() if len(values) == 1}
 
 
-def _series(history: SeriesHistory, report: Report, verdict: str | None, shared: Mapping[str, str]) -> dict[str, Any]:
+def _series(history: ShownHistory, report: Report, verdict: str | None, shared: Mapping[str, str]) -> dict[str, Any]:
     series = history.series
     place = [getattr(series, name) for name in ("hardware", "host", "protocol") if name not in shared]
     rest = (series.mode, series.dtype, series.shape, *place)

@@ -60,7 +60,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Bursts:
+class ResultBursts:
     """All samples of one result, by burst."""
 
     run: int  # place of its run
@@ -68,7 +68,7 @@ class Bursts:
 
 
 @dataclass(frozen=True)
-class SeriesHistory:
+class ShownHistory:
     """One series over the runs of a page. Lists are [n], one entry for each result, the oldest first."""
 
     series: SeriesRow
@@ -83,7 +83,7 @@ class SeriesHistory:
     interpreted: bool = False  # its latencies do not measure speed
     marks: tuple[Mark, ...] = ()
     levels: tuple[Level, ...] = ()
-    bursts: tuple[Bursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
+    bursts: tuple[ResultBursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
 
 
 def is_noisy(speedup: float, *spreads: float | None) -> bool:
@@ -187,4 +187,4 @@ class OperatorPage:
     name: str
     speeds: tuple[SpeedMap, ...]
     roofline: Roofline
-    histories: tuple[SeriesHistory, ...]
+    histories: tuple[ShownHistory, ...]

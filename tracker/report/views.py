@@ -10,7 +10,7 @@ from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report import figures
-from groupbench.tracker.report.cells import Cell, Row, Table, number, percent
+from groupbench.tracker.report.cells import Row, Table, TableCell, number, percent
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
@@ -26,7 +26,7 @@ ROWS = 1000
 _ITEMS = 200
 """Series that are listed below one line of the table of changes."""
 
-_INTERPRETED = Cell(INTERPRETED, "number faint")
+_INTERPRETED = TableCell(INTERPRETED, "number faint")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
     row = rows[0]
     series, point = row.series, row.point
     if len(rows) > 1:
-        name = Cell(
+        name = TableCell(
             f"{series.operator} {series.backend}: {len(rows)} series",
             "shape",
             items=(
@@ -97,7 +97,7 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
             ),
         )
     else:
-        name = Cell(
+        name = TableCell(
             f"{series.operator} {series.backend}", "shape", href=addresses.of_series(series), more=_problem(series)
         )
     metric = row.metric or LATENCY
@@ -105,14 +105,14 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
     before = row.effect.before_ms if row.metric is None else row.level_before
     interpreted = metric is LATENCY and point is not None and point.timing == INTERPRETED
     return [
-        Cell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
+        TableCell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
         replace(percent(row.change, signed=True), more=_interval(row)),
         _with_unit(before, unit),
         _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
         row.cause,
         _first_commit(row),
-        Cell(cut(row.note), "message"),
+        TableCell(cut(row.note), "message"),
     ]
 
 
@@ -120,20 +120,20 @@ def _problem(series: SeriesRow) -> str:
     return f"{series.shape} · {series.dtype} · {series.mode}"
 
 
-def _with_unit(value: float | None, unit: str) -> Cell:
+def _with_unit(value: float | None, unit: str) -> TableCell:
     plain = number(value, 3)
-    return Cell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
+    return TableCell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
 
 
-def _first_commit(row: Judged) -> Cell:
+def _first_commit(row: Judged) -> TableCell:
     """Return the first commit that certainly follows the change, with its subject and author."""
     span = row.span
     if span is None:
-        return Cell("")
+        return TableCell("")
     head = span.head
     text = f"{head.state} {head.subject or ''}".strip()
     base = "" if span.base is None else f"last before: {span.base.state}"
-    return Cell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
+    return TableCell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
 
 
 def _interval(row: Judged) -> str:
@@ -158,19 +158,19 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
         counted = ", ".join(f"{count:,} {verdict}" for verdict, count in counts if count)
         loud = any(not row.verdict.quiet and row.verdict.tone is not GOOD for row in judged)
         rows.append([
-            Cell(name, "shape", href=f"#{slugs[name]}" if name in slugs else None),
+            TableCell(name, "shape", href=f"#{slugs[name]}" if name in slugs else None),
             _count(series),
             *([] if complete else [_count(full.get(name, 0))]),
             _count(measured),
-            Cell(counted or "not in this run", "message warn" if loud else "message faint"),
+            TableCell(counted or "not in this run", "message warn" if loud else "message faint"),
         ])  # fmt: skip
     in_full = () if complete else ("in full",)
     titles = ("operator", "series", *in_full, "results in this run", "verdicts")
     return Table("Operators", "operators", titles, rows)
 
 
-def _count(value: int) -> Cell:
-    return Cell(f"{value:,}", "number", sort=value)
+def _count(value: int) -> TableCell:
+    return TableCell(f"{value:,}", "number", sort=value)
 
 
 def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
@@ -192,16 +192,16 @@ def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
 
 def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str) -> Row:
     series = point.series
-    latency = number(point.median_ms) if point.status in MEASURED else Cell("", "number")
+    latency = number(point.median_ms) if point.status in MEASURED else TableCell("", "number")
     if point.timing == INTERPRETED:
         latency = _INTERPRETED
     return [
-        Cell(series.shape, "shape"),
+        TableCell(series.shape, "shape"),
         series.dtype,
         series.mode,
-        Cell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
-        Cell(point.status, tone_of(point.status).name),
-        Cell(verdict, tone_of(verdict).name),
+        TableCell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
+        TableCell(point.status, tone_of(point.status).name),
+        TableCell(verdict, tone_of(verdict).name),
         latency,
         percent(point.half_spread if point.timed else None),
         _speedup(point, baseline),
@@ -211,13 +211,13 @@ def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str)
     ]
 
 
-def _speedup(point: PointRow, baseline: PointRow | None) -> Cell:
+def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
     if baseline is None or not baseline.median_ms or not point.timed or not point.median_ms:
-        return Cell("", "number")
+        return TableCell("", "number")
     speedup = baseline.median_ms / point.median_ms
     if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
-        return Cell("noisy", "number faint")
-    return Cell(figures.times(speedup), "number", sort=speedup)
+        return TableCell("noisy", "number faint")
+    return TableCell(figures.times(speedup), "number", sort=speedup)
 
 
 def unmeasured(judged: Gate) -> list[Judged]:
@@ -229,13 +229,13 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
     """Return the table of unmeasured series, with reasons."""
     lines: list[Row] = [
         [
-            Cell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
+            TableCell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
             row.series.operator,
             row.series.backend,
-            Cell(row.series.shape, "shape"),
+            TableCell(row.series.shape, "shape"),
             row.series.dtype,
             row.series.mode,
-            Cell(cut(row.note), "message"),
+            TableCell(cut(row.note), "message"),
         ]
         for row in rows[:ROWS]
     ]
@@ -252,16 +252,16 @@ def environments(report: Report) -> Table:
     for name in names:
         values = [getattr(one, name) for one in facts]
         if any(value is not None for value in values):
-            rows.append([Cell(name, "faint"), *("" if value is None else str(value) for value in values)])
+            rows.append([TableCell(name, "faint"), *("" if value is None else str(value) for value in values)])
     for name in sorted({name for one in facts for name in one.settings}):
-        rows.append([Cell(name, "faint"), *(one.settings.get(name, "") for one in facts)])
+        rows.append([TableCell(name, "faint"), *(one.settings.get(name, "") for one in facts)])
     return Table("Environment of the run", "environments", ("fact", *(["value"] * len(facts))), rows)
 
 
 def changes_table(report: Report) -> Table:
     """Return the changes of environment over the history, the newest first."""
     lines: list[Row] = [
-        [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, Cell(what, "message")]
+        [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, TableCell(what, "message")]
         for run, hardware, what in environment_changes(report)
     ]
     return Table("Changes of environment", "changes", ("commit", "since", "hardware", "changed"), lines)

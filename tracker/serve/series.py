@@ -20,7 +20,7 @@ from groupbench.tracker.query.rows import HistoryRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.histories import Context, histories, places, read_context
-from groupbench.tracker.report.shown import Bursts, Mark, RunLabel, SeriesHistory, label_of
+from groupbench.tracker.report.shown import Mark, ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Known
 from groupbench.tracker.serve.parameters import NotFound, Parameters
@@ -128,7 +128,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
     return Page("series.html", data, {"path": f"/series/{key}", "asked": parameters, "figures": drawn})
 
 
-def _with_verdict(history: SeriesHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> SeriesHistory:
+def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
     """Return the history with a mark at a change that the gate sees and history alone does not show yet."""
     verdict_rows = verdict["told"] if verdict else []
     row = next((row for row in verdict_rows if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
@@ -155,7 +155,7 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
         except QueryError as error:
             raise NotFound(error.message) from error
     row = detail.point
-    bursts = Bursts(0, detail.bursts_ms)
+    bursts = ResultBursts(0, detail.bursts_ms)
     data = {
         "point": row.id,
         "series": {**series_facts(row.series), "dims": row.series.dims},

@@ -21,13 +21,13 @@ from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.report import figures, selection
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import (
-    Bursts,
     Ceilings,
     Level,
     Mark,
+    ResultBursts,
     RoofPoint,
     RunLabel,
-    SeriesHistory,
+    ShownHistory,
     SpeedRow,
 )
 from groupbench.tracker.report.speed import problem_label
@@ -42,12 +42,12 @@ RUNS = tuple(RunLabel(f"run-{n}", f"{n:010d}", f"2026-01-{n + 1:02d} 03:00", f"<
 CEILINGS = Ceilings(RUNS[0], tflops=800.0, gbps=3000.0, dtype="bf16")
 
 
-def history(ms: list[float | None], **given: Any) -> SeriesHistory:
+def history(ms: list[float | None], **given: Any) -> ShownHistory:
     n = len(ms)
     low = [None if v is None else 0.99 * v for v in ms]
     high = [None if v is None else 1.02 * v for v in ms]
     plain: dict[str, Any] = {"runs": tuple(range(n)), "rms": (2e-3,) * n} | given
-    return SeriesHistory(SERIES, ms=tuple(ms), low=tuple(low), high=tuple(high), **plain)
+    return ShownHistory(SERIES, ms=tuple(ms), low=tuple(low), high=tuple(high), **plain)
 
 
 def by_name(figure: figures.Figure) -> dict[str, dict[str, Any]]:
@@ -193,7 +193,7 @@ def test_errors_that_moved_far_are_on_a_logarithmic_scale() -> None:
 
 
 def test_bursts_stand_side_by_side_the_newest_last() -> None:
-    figure = figures.burst_distribution([Bursts(0, ((1.0, 1.1), (1.2,))), Bursts(1, ((2.0,),))], RUNS)
+    figure = figures.burst_distribution([ResultBursts(0, ((1.0, 1.1), (1.2,))), ResultBursts(1, ((2.0,),))], RUNS)
     before, newest = figure["data"]
     assert (before["x"], before["y"]) == ([1, 1, 2], [1.0, 1.1, 1.2])
     assert before["name"] == f"{RUNS[0].commit}, before"
@@ -210,7 +210,7 @@ texts = st.text(max_size=30)
     st.lists(st.tuples(st.sampled_from(["change", "environment", "alert", "closed", "verdict"]), texts), max_size=4),
 )
 def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks: list[Any]) -> None:
-    shown = SeriesHistory(
+    shown = ShownHistory(
         SERIES,
         runs=tuple(range(len(results))),
         ms=tuple(ms for ms, *_ in results),
@@ -403,17 +403,17 @@ def test_one_changed_backend_keeps_its_row_of_the_map_whole(
 def test_an_outlier_does_not_flatten_the_bursts() -> None:
     quiet = (1.0, 1.01, 0.99, 1.02)
     labels = [RunLabel("r", "c", "2026-01-01 03:00")]
-    plain = figures.burst_distribution([Bursts(0, (quiet, quiet))], labels)
+    plain = figures.burst_distribution([ResultBursts(0, (quiet, quiet))], labels)
     assert len(plain["data"]) == 1
     low, high = plain["layout"]["yaxis"]["range"]
     assert low < 0.99 < 1.02 < high < 1.1
-    clipped = figures.burst_distribution([Bursts(0, (quiet, (*quiet, 40.0)))], labels)
+    clipped = figures.burst_distribution([ResultBursts(0, (quiet, (*quiet, 40.0)))], labels)
     assert clipped["layout"]["yaxis"]["range"] == [low, high]
     marks = clipped["data"][-1]
     assert (marks["name"], marks["x"], marks["y"], marks["text"]) == ("1 clipped", [2], [1.02], ["40 ms"])
     assert 40.0 in clipped["data"][0]["y"]  # the table of its data has it
     assert "marked at its edge: 1 samples" in clipped["layout"]["meta"]["alt"]
-    alike = figures.burst_distribution([Bursts(0, ((1.0, 1.0),))], labels)["layout"]["yaxis"]["range"]
+    alike = figures.burst_distribution([ResultBursts(0, ((1.0, 1.0),))], labels)["layout"]["yaxis"]["range"]
     assert alike[0] < 1.0 < alike[1]
 
 
