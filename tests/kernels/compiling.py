@@ -1,4 +1,4 @@
-"""A kernel compiled for a GPU that is not here, for the tests that run themselves as scripts (see conftest.py)."""
+"""Compile kernels for GPUs that this machine lacks, for tests that run themselves as scripts (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 
 def target_of(arch: str) -> GPUTarget:
-    """Triton's name of an architecture: sm_90, gfx942."""
+    """Return Triton's target for an architecture, such as sm_90 or gfx942."""
     if arch.startswith("gfx"):
         return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
@@ -31,12 +31,12 @@ def built(
     odd: Collection[str] = ("G",),  # sizes that need not be multiples of 16
     arch: str = "sm_90",
 ) -> Any:
-    """The compiled kernel, down to machine code. Raises what the compiler raises."""
+    """Return the kernel, compiled to machine code. Passes the compiler's exceptions on."""
     signature, aligned = {}, []
     for name in kernel.arg_names:
         signature[name] = "constexpr" if name in constants else types.get(name, "*i32" if "_ptr" in name else "i32")
         if name not in constants and "tensordesc" not in signature[name]:
-            # As Triton finds of sizes, strides and addresses where TMA can go; G and what it is stepped by are any.
+            # As Triton specialises the sizes, strides and addresses of operands that TMA can read; `odd` may be any.
             pointers = signature["x"].startswith("*") if "x" in signature else False
             if name.endswith("_ptr") or signature[name].startswith("*") or (name not in odd and not pointers):
                 aligned.append(name)
@@ -62,7 +62,7 @@ def compiled(
     odd: Collection[str] = ("G",),
     arch: str = "sm_90",
 ) -> dict[str, Any]:
-    """What ptxas says of registers and memory, and the memory instructions and wgmma that Triton made."""
+    """Return ptxas's numbers of registers and memory, and the memory and wgmma instructions in Triton's PTX."""
     code = built(kernel, types, constants, config, odd, arch)
     ptx = code.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,8 @@ def compiled(
         ptxas = get_ptxas(target_of(arch).arch).path
         command = [ptxas, "-v", f"--gpu-name={gpu[1]}", file, "-o", Path(folder) / "kernel.cubin"]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    numbers = [re.search(rf"(\d+) {what}", output) for what in ("registers", "bytes spill stores", "bytes stack frame")]
+    labels = ("registers", "bytes spill stores", "bytes stack frame")
+    numbers = [re.search(rf"(\d+) {label}", output) for label in labels]
     registers, spilled, stack = (int(number[1]) for number in numbers if number)
     return {
         "registers": registers,
@@ -89,10 +90,10 @@ def compiled(
 
 
 def barriers_that_share(ptx: str) -> list[str]:
-    """Where an mbarrier is initialised in shared memory that is another one's too, or a TMA descriptor's."""
+    """Return the addresses of mbarriers in shared memory that overlap with another one or with a TMA descriptor."""
     offsets = dict(re.findall(r"add\.s32 \t(%r\d+), %r\d+, (\d+);", ptx))
-    found = re.findall(r"mbarrier\.init[\w.:]* \[\s*(%r\d+|global_smem\+\d+)", ptx)
-    places = [offsets.get(place, place.rpartition("+")[2]) for place in found]
+    initialised = re.findall(r"mbarrier\.init[\w.:]* \[\s*(%r\d+|global_smem\+\d+)", ptx)
+    places = [offsets.get(place, place.rpartition("+")[2]) for place in initialised]
     wide = dict(re.findall(r"cvt\.u64\.u32 \t(%rd\d+), (%r\d+);", ptx))
     descriptors = {
         int(offsets[wide[name]])

@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """compute-sanitizer's runs are without torch's caching allocator (ci/sanitize.sh), which captures need."""
+    """Skip CUDA graphs under compute-sanitizer (ci/sanitize.sh), which runs without torch's caching allocator."""
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
         skip = pytest.mark.skip(reason="NOT TESTED: CUDA graphs. A capture needs torch's caching allocator")
         for item in items:
@@ -42,7 +42,7 @@ class Case:
     n: int = 48
     k: int = 64
     weights: str = "rows"  # as [G, K, N]; "columns": stored as [G, N, K]; "shared": one matrix, expanded
-    pad_a: int = 0  # columns of A's storage that are not A's
+    pad_a: int = 0  # columns of A's storage past A
     tail: int = 0  # rows past the last group
     offs: torch.dtype = torch.int32
 
@@ -79,7 +79,8 @@ CASES = (
 
 DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))
 
-# (relative RMS, largest error over the reference's RMS beyond one rounding of the element itself): the order of a sum.
+# (relative RMS, largest error over the reference's RMS beyond one rounding of the element itself). Both allow
+# for another order of the sum.
 TOLERANCES = {
     torch.float32: (1e-5, 1e-4),
     torch.float16: (1e-3, 5e-3),
@@ -101,13 +102,13 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session")
 def make_case() -> type[Case]:
-    """To write a case in a test file: a conftest cannot be imported."""
+    """Return the class of a case, since test files cannot import a conftest."""
     return Case
 
 
 @pytest.fixture(scope="session")
 def make_inputs() -> Callable[[Case, torch.dtype], tuple[Tensor, Tensor, Tensor]]:
-    """(a [M, K], b [G, K, N], offs [G]) of a case; storage that is not part of a or b is NaN."""
+    """Return a function that makes a [M, K], b [G, K, N] and offs [G] of a case; storage around a and b is NaN."""
 
     def make(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         torch.manual_seed(0)
@@ -128,7 +129,7 @@ def make_inputs() -> Callable[[Case, torch.dtype], tuple[Tensor, Tensor, Tensor]
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """Within it, torch.empty gives NaN: an element that no kernel writes shows."""
+    """Return a context in which torch.empty gives NaN, so that elements that no kernel writes show."""
 
     @contextmanager
     def poison() -> Iterator[None]:
@@ -147,7 +148,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextMan
 
 @pytest.fixture(scope="session")
 def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
-    """Compare an output with the reference, and name the worst element where they differ too much."""
+    """Return a function that compares an output with the reference and names the worst element if they differ."""
 
     def compare(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
         assert out.dtype == dtype
@@ -171,7 +172,10 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
 
 @pytest.fixture(scope="session")
 def compile_for_hopper() -> Callable[..., Any]:
-    """What a test file prints, as JSON, when it runs as a script: this process interprets, so that one compiles."""
+    """Return a function that runs a test file as a script and parses the JSON that it prints.
+
+    This process interprets kernels; the script compiles them.
+    """
 
     def run(file: str, *args: str) -> Any:
         if importlib.util.find_spec("triton.backends.nvidia") is None:

@@ -1,4 +1,4 @@
-"""The differentiable product: its formulas against numerical differentiation, its kernels against its formulas."""
+"""Compare the differentiable product's formulas with numerical differentiation, and its kernels with its formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = {
 def operands(
     sizes: tuple[int, ...], tail: int, layout: str, dtype: torch.dtype = torch.float64, n: int = 4, k: int = 3
 ):
-    """a, b (leaves that want gradients) and offs."""
+    """Return a, b (leaves that require gradients) and offs."""
     torch.manual_seed(0)
     a = torch.randn(sum(sizes) + tail, k, dtype=dtype).requires_grad_()
     if layout == "nk":
@@ -36,14 +36,14 @@ def operands(
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
 @pytest.mark.parametrize(("sizes", "tail"), SIZES.values(), ids=SIZES)
-def test_reference_gradients_are_those_of_numerical_differentiation(sizes, tail, layout):
+def test_reference_gradients_match_numerical_differentiation(sizes, tail, layout):
     a, b, offs = operands(sizes, tail, layout)
     assert torch.autograd.gradcheck(lambda a, b: grouped_gemm(a, b, offs, reference=True), (a, b))
 
 
 @pytest.mark.parametrize("only", ["a", "b"])
 @pytest.mark.parametrize("reference", [True, False], ids=["reference", "triton"])
-def test_a_gradient_that_nobody_asks_for_is_not_computed(only, reference, device, monkeypatch):
+def test_a_gradient_that_is_not_needed_is_not_computed(only, reference, device, monkeypatch):
     a, b, offs = (
         x.detach().to(device) for x in operands((2, 0, 3), 1, "kn", torch.float64 if reference else torch.float32)
     )
@@ -69,7 +69,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(only, reference, device
     [((33, 0, 1, 40), 0, 48, 64), ((21, 0, 40), 6, 48, 64), ((5, 30), 2, 45, 33)],
     ids=["ragged", "rows_past_the_groups", "odd_n_and_k"],
 )
-def test_kernels_give_the_gradients_of_the_reference(sizes, tail, n, k, layout, dtype_, device, poisoned, check):
+def test_kernels_match_the_gradients_of_the_reference(sizes, tail, n, k, layout, dtype_, device, poisoned, check):
     a, b, offs = operands(sizes, tail, layout, torch.float32, n, k)
     a, b, offs = a.detach().to(device), b.detach().to(device), offs.to(device)
     b = b[:1] if layout == "shared" else b
@@ -97,7 +97,7 @@ def test_kernels_give_the_gradients_of_the_reference(sizes, tail, n, k, layout, 
 
 
 def test_the_gradient_of_a_sum(device, check):
-    """One number, expanded: strides that no kernel of ours reads by TMA."""
+    """The gradient is one expanded number: TMA cannot read its strides."""
     a, b, offs = operands((20, 12), 0, "kn", torch.float32, 16, 16)
     a, b, offs = a.detach().to(device).requires_grad_(), b.detach().to(device).requires_grad_(), offs.to(device)
     grouped_gemm(a, b, offs).sum().backward()
@@ -123,7 +123,7 @@ def test_trusted_offsets_are_not_read_on_the_host(monkeypatch):
 
 
 @pytest.mark.parametrize("reference", [True, False], ids=["reference", "triton"])
-def test_refuses_what_does_not_fit_and_a_second_derivative(reference):
+def test_refuses_unfit_operands_and_a_second_derivative(reference):
     a, b, offs = operands((2, 3), 0, "kn", torch.float32)
     with pytest.raises(ValueError, match="must not decrease"):
         grouped_gemm(a, b, offs.flip(0), reference=reference)

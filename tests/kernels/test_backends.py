@@ -1,4 +1,4 @@
-"""Every backend on every case: the same call, (a, b, offs) -> [M, N]."""
+"""Test every backend on every case by the same call, (a, b, offs) -> [M, N]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prepare = Callable[[Tensor, Tensor, Tensor], Callable[[], Tensor]]
 def prepare_pointer(a: Tensor, b: Tensor, offs: Tensor) -> Callable[[], Tensor]:
     starts = [0, *offs.tolist()]
     run = pointer.prepare_pointer_packed([a[start:end] for start, end in pairwise(starts)], list(b))
-    # The pointer kernel knows groups only: rows past them are the caller's.
+    # The pointer kernel takes groups only; its caller adds the rows past them.
     return lambda: torch.nn.functional.pad(run(), (0, 0, 0, a.size(0) - starts[-1]))
 
 
@@ -56,7 +56,7 @@ def test_a_second_call_repeats_the_first_in_a_new_tensor(prepare, make_case, mak
 
 @pytest.mark.parametrize("name", ["triton_flat", "helion_jagged", "helion_persistent", "helion_worklist"])
 def test_reads_its_offsets_on_every_call(name, make_case, make_inputs, poisoned, check):
-    """What a serving engine does: the buffer stays where it is, and each step's routing is written into it."""
+    """A serving engine keeps one buffer and writes each step's routing into it."""
     a, b, offs = make_inputs(make_case("four", (0, 40, 1, 20)), torch.float16)
     run = BACKENDS[name](a, b, offs)
     for sizes in ((61, 0, 0, 0), (3, 0, 33, 2), (0, 0, 0, 0), (15, 15, 15, 16)):
@@ -67,7 +67,7 @@ def test_reads_its_offsets_on_every_call(name, make_case, make_inputs, poisoned,
 
 
 def test_refuses_offsets_with_gaps(prepare, make_case, make_inputs):
-    """A column of a table of offsets: its neighbours would be taken for it."""
+    """A kernel would read the neighbours of a table's column as offsets."""
     a, b, offs = make_inputs(make_case("three", (5, 15, 20)), torch.float16)
     with pytest.raises(ValueError, match=r"offs\.contiguous"):
         BACKENDS["triton_flat"](a, b, torch.stack([offs, offs], 1)[:, 0])
@@ -94,7 +94,7 @@ def test_one_nan_stays_in_its_row(prepare, make_case, make_inputs):
 
 @pytest.mark.parametrize("config_of", ["cuda", "cuda_fp32"])
 def test_configs_of_the_gpu_are_right_too(config_of, make_case, make_inputs, poisoned, check):
-    """The interpreter's tiles are small; these ones leave masks of other shapes."""
+    """The interpreter's own tiles are small; these lead to masks of other shapes."""
     dtype = torch.float32 if config_of == "cuda_fp32" else torch.float16
     a, b, offs = make_inputs(make_case("ragged", (129, 0, 30), n=140, k=72), dtype)
     groups = list(a.split([129, 0, 30]))
@@ -124,7 +124,7 @@ def test_refuses_operands_it_cannot_multiply(prepare, change, message, make_case
         prepare(*change(*make_inputs(make_case("two", (21, 40)), torch.float16)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes bf16 rightly")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes bf16 correctly")
 def test_refuses_bf16_in_the_interpreter(prepare, make_case, make_inputs):
     with pytest.raises(ValueError, match="use fp16"):
         prepare(*make_inputs(make_case("two", (21, 40)), torch.bfloat16))

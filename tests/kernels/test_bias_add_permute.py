@@ -1,4 +1,4 @@
-"""The fused kernel of bias_add_permute against the reference, and the reference against torch's own steps."""
+"""Compare the fused kernel of bias_add_permute with the reference, and the reference with torch's own steps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compare(groups: list[Group], op: str, outputs: tuple[Tensor, ...], check: Ca
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", ["unlike_groups", "nothing_a_multiple", "no_sum", "one_row"])
-def test_reference_is_what_its_formula_says(name: str, op: str) -> None:
+def test_reference_matches_its_formula(name: str, op: str) -> None:
     groups = make(CASES[name], op, torch.float32)
     for group, out in zip(groups, bias_add_permute_reference(groups, op), strict=True):
         (_, M1, M2), (_, N1) = group.m, group.n
@@ -83,7 +83,7 @@ def test_reference_is_what_its_formula_says(name: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_right_on(name: str, dtype: torch.dtype, check: Callable[..., None], poisoned: Any) -> None:
+def test_matches_the_reference(name: str, dtype: torch.dtype, check: Callable[..., None], poisoned: Any) -> None:
     for number, op in enumerate(OPS):
         groups = make(CASES[name], op, dtype)
         with poisoned():
@@ -94,7 +94,7 @@ def test_right_on(name: str, dtype: torch.dtype, check: Callable[..., None], poi
 @pytest.mark.parametrize("name", ["one_group", "whole_tiles", "unlike_groups", "empty_group_between"])
 def test_tma_reads_what_pointers_read(name: str, op: str, poisoned: Any) -> None:
     groups = make(CASES[name], op, torch.float16)
-    fits = name != "empty_group_between"  # K of 9 is none that TMA reads
+    fits = name != "empty_group_between"  # TMA cannot read a K of 9
     assert fused.tma_reads(groups) == fits
     with poisoned():
         by_tma, by_pointers = (prepare_fused(groups, op, config)() for config in (TMA, SMALL))
@@ -102,17 +102,17 @@ def test_tma_reads_what_pointers_read(name: str, op: str, poisoned: Any) -> None
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_right_with_the_chosen_config(op: str, check: Callable[..., None], poisoned: Any) -> None:
+def test_matches_the_reference_with_the_chosen_config(op: str, check: Callable[..., None], poisoned: Any) -> None:
     for case in ("unlike_groups", "whole_tiles", "nothing_a_multiple"):
         groups = make(CASES[case], op, torch.float16)
         with poisoned():
             compare(groups, op, prepare_fused(groups, op)(), check)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's stores are looked at")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="inspects the interpreter's stores")
 @pytest.mark.parametrize("M2", [1, 32], ids=["rows_of_many_slabs", "rows_of_one_slab"])
 def test_offsets_in_an_output_of_more_than_2_31_elements(M2: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N0 * M1 is 2**31. Nothing that large is allocated: the first store is looked at, and is the last."""
+    """N0 * M1 is 2**31. The test allocates nothing that large: it inspects the first store, then stops the kernel."""
     M1, N0, config = 1 << 16, 1 << 15, replace(SMALL, block_m=32)
     x, out, stored = torch.zeros(1, 1, dtype=torch.float16), torch.zeros(1, dtype=torch.float16), []
     group = Group(x.expand(2 * M1 * M2, 16), x.expand(N0, 16), x[0].expand(N0), None, (2, M1, M2), (N0, 1))
@@ -147,7 +147,7 @@ def test_offsets_in_an_output_of_more_than_2_31_elements(M2: int, monkeypatch: p
     op=st.sampled_from(OPS),
     config=st.sampled_from([SMALL, TMA]),
 )
-def test_right_on_any_sizes(sizes: list[Sizes], op: str, config: FusedConfig) -> None:
+def test_matches_the_reference_on_any_sizes(sizes: list[Sizes], op: str, config: FusedConfig) -> None:
     groups = make(sizes, op, torch.float32)
     outputs = prepare_fused(groups, op, config)()
     for out, right in zip(outputs, bias_add_permute_reference(groups, op), strict=True):
@@ -162,14 +162,14 @@ def transposed(x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor) -> Tensor:
-    """With storage between the rows that is NaN."""
+    """Return x with NaN in the storage between its rows."""
     wide = x.new_full((x.size(0), x.size(1) + 5), float("nan"))
     wide[:, : x.size(1)] = x
     return wide[:, : x.size(1)]
 
 
 def shifted(x: Tensor) -> Tensor:
-    """One element past an aligned address."""
+    """Return x one element past an aligned address."""
     room = x.new_full((x.numel() + 1,), float("nan"))
     room[1:] = x.flatten()
     return room[1:].view(x.shape)
@@ -195,7 +195,7 @@ def test_any_strides(layout: str, operand: str, check: Callable[..., None], pois
 
 @pytest.mark.parametrize("operand", ["a", "b", "e"])
 def test_one_row_for_all(operand: str, check: Callable[..., None], poisoned: Any) -> None:
-    """Expanded rows have a stride of 0, which TMA does not know."""
+    """Expanded rows have a stride of 0, which TMA cannot read."""
     groups = make(CASES["one_group"], "add", torch.float16)
     matrix = getattr(groups[0], operand)
     changed = [replace(groups[0], **{operand: matrix[:1].expand(matrix.shape)})]
@@ -205,7 +205,7 @@ def test_one_row_for_all(operand: str, check: Callable[..., None], poisoned: Any
 
 
 def test_tma_reads_strided_rows(check: Callable[..., None], poisoned: Any) -> None:
-    """What other problems keep between the rows is not read, as long as rows start at multiples of 16 bytes."""
+    """TMA skips the storage between rows, as long as rows start at multiples of 16 bytes."""
     groups = make(CASES["one_group"], "mul", torch.float16)
 
     def wide(x: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def test_one_bias_for_all_columns_and_a_strided_one(check: Callable[..., None]) 
     compare(changed, "add", prepare_fused(changed, "add", SMALL)(), check)
 
 
-def test_operands_are_read_at_each_call_and_outputs_are_new() -> None:
+def test_reads_its_operands_on_every_call_into_new_tensors() -> None:
     groups = make(CASES["one_group"], "mul", torch.float16)
     run = prepare_fused(groups, "mul", SMALL)
     first = run()[0]
@@ -247,30 +247,30 @@ def test_the_callable_owns_its_operands() -> None:
     del junk
 
 
-# --- what a config is chosen and compiled for -------------------------------------------------------------------------
+# --- constants and the choice of a config -----------------------------------------------------------------------------
 
 
-def test_constants_say_what_divides_what() -> None:
+def test_constants_name_the_divisors() -> None:
     groups = make([((2, 2, 16), (2, 16), 32), ((1, 1, 48), (1, 32), 64)], "mul", torch.float16)
-    found = fused.constants_of(groups, SMALL)
-    assert found == {
+    constants = fused.constants_of(groups, SMALL)
+    assert constants == {
         **dict.fromkeys(("A_UNIT", "B_UNIT", "E_UNIT", "EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"), True),
         **dict.fromkeys(("ALIGN_K", "ALIGN_M", "ALIGN_N"), 8),
     }
     odd = [*groups, *make([((1, 1, 20), (1, 34), 36)], "mul", torch.float16)]
-    found = fused.constants_of(odd, SMALL)
-    assert (found["ALIGN_K"], found["ALIGN_M"], found["ALIGN_N"]) == (4, 4, 2)
-    assert not any(found[name] for name in ("EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"))
-    # Whole tiles of rows that lie across two n0, and no K, of which there is no whole step.
+    constants = fused.constants_of(odd, SMALL)
+    assert (constants["ALIGN_K"], constants["ALIGN_M"], constants["ALIGN_N"]) == (4, 4, 2)
+    assert not any(constants[name] for name in ("EVEN_M", "EVEN_N", "EVEN_K", "WHOLE_M", "WHOLE_N"))
+    # Whole tiles of rows that extend over two n0, and a K of 0, which has no whole step.
     across = fused.constants_of(make([((2, 2, 8), (4, 8), 0)], "mul", torch.float16), SMALL)
     assert (across["EVEN_M"], across["EVEN_N"], across["EVEN_K"]) == (True, True, False)
     assert not (across["WHOLE_M"] or across["WHOLE_N"])
-    # An empty group has no say.
+    # An empty group does not count.
     assert fused.constants_of([*groups, *make([((0, 1, 3), (1, 3), 3)], "mul", torch.float16)], SMALL)["EVEN_K"] is True
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_what_is_tuned_over_and_chosen_is_legal(op: str) -> None:
+def test_candidates_and_defaults_are_legal(op: str) -> None:
     for config in fused.candidates(op):
         assert fused.illegal(config, torch.bfloat16, op) is None, config
     assert len(set(fused.candidates(op))) == len(fused.candidates(op)) <= 16
@@ -313,13 +313,13 @@ def test_chooses(sizes: Sizes, op: str, tuned: str | None, name: str, monkeypatc
 )
 def test_sweeps_take_every_tile_once_in_falling_shares(shapes: list[tuple[int, int]], programs: int) -> None:
     groups = make([((1, 1, M), (1, N), 1) for M, N in shapes], "none", torch.float32)
-    found = fused.sweeps(groups, SMALL, programs)
-    taken = [(g, row, n) for g, row, start, end in found for n in range(start, end, 16)]
+    planned = fused.sweeps(groups, SMALL, programs)
+    taken = [(g, row, n) for g, row, start, end in planned for n in range(start, end, 16)]
     assert taken == [(g, m, n) for g, (M, N) in enumerate(shapes) for m in range(0, M, 16) for n in range(0, N, 16)]
-    assert all(end <= shapes[g][1] and (end % 16 == 0 or end == shapes[g][1]) for g, _, _, end in found)
+    assert all(end <= shapes[g][1] and (end % 16 == 0 or end == shapes[g][1]) for g, _, _, end in planned)
     left = fused.tiles_of(groups, SMALL)
     rows: dict[tuple[int, int], list[int]] = {}
-    for g, row, start, end in found:
+    for g, row, start, end in planned:
         rows.setdefault((g, row), []).append(-(-(end - start) // 16))
     for widths in rows.values():
         assert max(widths) <= max(1, left // programs)

@@ -1,4 +1,4 @@
-"""The fused kernel with roles for its warps: what it takes; on a Hopper GPU, that it gives what the plain one does."""
+"""Test which groups the specialised fused kernel takes, and on a Hopper GPU that it matches the plain one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES: dict[str, list[Sizes]] = {
 
 
 def make(sizes: list[Sizes], op: str, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> list[Group]:
-    """Rows start at multiples of 16 bytes, and what lies between them is NaN."""
+    """Return groups whose rows start at multiples of 16 bytes, with NaN between the rows."""
     generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
 
     def values(rows: int, columns: int) -> Tensor:
@@ -62,7 +62,9 @@ def make(sizes: list[Sizes], op: str, dtype: torch.dtype = torch.bfloat16, devic
 @needs_hopper
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
-def test_right_and_equal_to_the_plain_kernel(name: str, op: str, check: Callable[..., None], poisoned: Any) -> None:
+def test_matches_the_reference_and_equals_the_plain_kernel(
+    name: str, op: str, check: Callable[..., None], poisoned: Any
+) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         groups = make(CASES[name], op, dtype)
         run = prepare_specialized(groups, op)
@@ -95,16 +97,16 @@ def test_a_bias_of_any_stride(check: Callable[..., None], poisoned: Any) -> None
 @needs_hopper
 @pytest.mark.parametrize("op", OPS)
 def test_in_a_graph_and_on_any_stream(op: str) -> None:
-    """Operands are read at each replay, and sweeps are counted from zero again."""
+    """Each replay reads the operands and counts sweeps from zero again."""
     groups = make(CASES["many_sweeps"], op)
     run = prepare_specialized(groups, op)
     expected = run()
     streams = [torch.cuda.Stream() for _ in range(3)]
-    found = []
+    results = []
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            found.append(run())
+            results.append(run())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -113,8 +115,8 @@ def test_in_a_graph_and_on_any_stream(op: str) -> None:
         for out in captured:
             out.fill_(float("nan"))
         graph.replay()
-        found.append(tuple(out.clone() for out in captured))
-    assert all(torch.equal(x, y) for outputs in found for x, y in zip(outputs, expected, strict=True))
+        results.append(tuple(out.clone() for out in captured))
+    assert all(torch.equal(x, y) for outputs in results for x, y in zip(outputs, expected, strict=True))
     groups[0].a.mul_(2)
     graph.replay()
     assert all(torch.equal(x, y) for x, y in zip(captured, run(), strict=True))
@@ -122,7 +124,7 @@ def test_in_a_graph_and_on_any_stream(op: str) -> None:
 
 
 @needs_hopper
-def test_takes_what_has_tiles_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_groups_with_enough_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_specialized(groups: list[Group], op: str) -> Callable[[], str]:
         return lambda: "specialized"
 
@@ -133,7 +135,7 @@ def test_takes_what_has_tiles_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(prepare_fused(make(CASES["one_group"], "none"), "none")(), tuple)
 
 
-def test_says_what_it_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_why_it_cannot_take_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = {"meta": KNOWN["sm_90"], "cpu": INTERPRETER}
     monkeypatch.setattr(fused_specialized, "device_of", lambda device: gpus[device.type])
     monkeypatch.setattr(fused_specialized, "worker_count", lambda device: 132)

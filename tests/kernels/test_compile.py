@@ -1,7 +1,7 @@
-"""Kernels compiled for Hopper (sm_90), without one: no registers spilled, shared memory as reckoned, wgmma in the code.
+"""Compile kernels for Hopper (sm_90) without one: no spills, shared memory as computed, wgmma in the code.
 
-Compiled in a process of its own, which is this file run as a script, since the tests' process interprets. A few configs
-of each kernel: those that fill registers or shared memory most, and each way through the code.
+A process of its own compiles them: this file run as a script, since the tests' process interprets. Of each kernel a few
+configs are compiled: those that fill registers or shared memory most, and one for each path through the code.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import TRITON
 from groupbench.kernels.moe import gate_up, permute, permute_fused, routing, swiglu
 
-Case = tuple[str, Any, dict[str, Any]]
+KernelCase = tuple[str, Any, dict[str, Any]]
 HOPPER = KNOWN["sm_90"]
 SMS = HOPPER.sms
 GROUPS = 64
 LARGE = flat.CONFIGS["large"]
-CASES: dict[str, Case] = {
+CASES: dict[str, KernelCase] = {
     "flat_large": ("flat", LARGE, {}),
     "flat_large_nk": ("flat", LARGE, {"nk": True}),
     "flat_many_256": ("flat", flat.CONFIGS["many"], {"nk": True, "G": 256}),
@@ -82,18 +82,18 @@ CASES: dict[str, Case] = {
 }
 
 
-# Bytes of a thread that Triton 3.6, 3.8 or 3.9 keeps in local memory, where 3.7 keeps none.
+# Bytes per thread that Triton 3.6, 3.8 or 3.9 spills to local memory; 3.7 does not spill.
 SPILLED = {"pointers_decode": 76, "fp8_specialized_blockwise": 28, "fp8_specialized_blockwise_256": 24}
 
 
 def tiles(config: Any) -> dict[str, Any]:
-    """Constants that the configs of flat and fp8 share."""
+    """Return the constants that the configs of flat and fp8 share."""
     names = ("block_m", "block_n", "block_k", "group_m", "swap", "split_store", "flatten")
     return {"NUM_PROGRAMS": SMS * config.per_sm} | {name.upper(): getattr(config, name) for name in names}
 
 
 def of_flat(config: flat.FlatConfig, nk: bool = False, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """(kernel, types of its arguments, constants)."""
+    """Return (kernel, types of its arguments, constants)."""
     m, n, k = config.block_m, config.block_n, config.block_k
     width = n // (2 if config.split_store else 1)
     types = {
@@ -112,7 +112,7 @@ def of_flat(config: flat.FlatConfig, nk: bool = False, G: int = GROUPS) -> tuple
 
 
 def of_pointers(config: PointerConfig) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """With strides and sizes of which nothing is known."""
+    """Return the same for strides and sizes without known divisors."""
     names = ("block_m", "block_n", "block_k", "group_m")
     constants = {name.upper(): getattr(config, name) for name in names}
     constants |= {"NUM_PROGRAMS": SMS, "G": GROUPS, "G_POW2": GROUPS, "EVEN_K": False, "PRECISION": "ieee"}
@@ -188,7 +188,7 @@ def of_gate_up(
 def of_by_row(
     config: permute.RowConfig | permute_fused.TokensConfig, kernel: str, G: int = 128, k: int = 8
 ) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """Kernels without products."""
+    """Return the same for kernels without products."""
     values = ("x", "y", "out", "both", "da", "weights", "dboth", "weighted", "dweights")
     types = dict.fromkeys((f"{name}_ptr" for name in values), "*bf16") | {"ids_ptr": "*i64"}
     if kernel in ("spread", "combine"):
@@ -203,7 +203,7 @@ def of_by_row(
     else:
         constants = {"G": G, "BINS": G, "CHOICES": routing.BLOCK, "BLOCK": routing.BLOCK, "CHAINED": True}
         constants |= {"ROWS": routing.SCANNED[0], "EXPERTS": routing.SCANNED[1]}
-    found = {
+    jitted = {
         "spread": permute._spread_kernel,
         "place_and_spread": permute_fused._place_and_spread_kernel,
         "combine": permute._combine_kernel,
@@ -213,18 +213,18 @@ def of_by_row(
         "place": routing._place_kernel,
         "route": routing._route_kernel,
     }[kernel]
-    return found, types, {name: value for name, value in constants.items() if name in found.arg_names}
+    return jitted, types, {name: value for name, value in constants.items() if name in jitted.arg_names}
 
 
 @pytest.fixture(scope="module")
 def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = compile_for_hopper(__file__)
-    assert found.keys() == CASES.keys()
-    return found
+    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__)
+    assert rows.keys() == CASES.keys()
+    return rows
 
 
 @pytest.mark.parametrize("error", ["raise SystemExit('spilled')", "from triton.compiler import spilled"])
-def test_what_does_not_compile_is_no_reason_to_skip(
+def test_a_compile_error_fails_and_does_not_skip(
     error: str, tmp_path: Path, built: Any, compile_for_hopper: Callable[[str], Any]
 ) -> None:
     (tmp_path / "script.py").write_text(error)
@@ -253,10 +253,8 @@ def main() -> None:
     makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
     makers |= {"pointers": of_pointers, "fp8_specialized": of_fp8_specialized}
     odd = {"pointers": flat_pointers._flat_pointer_kernel.arg_names}
-    found = {
-        name: compiled(*makers[of](c, **more), c, odd=odd.get(of, ("G",))) for name, (of, c, more) in CASES.items()
-    }
-    print(json.dumps(found))
+    rows = {name: compiled(*makers[of](c, **more), c, odd=odd.get(of, ("G",))) for name, (of, c, more) in CASES.items()}
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The fused kernel of bias_add_permute compiled for Hopper (sm_90), as test_compile.py compiles the others.
+"""Compile the fused kernel of bias_add_permute for Hopper (sm_90), as test_compile.py compiles the others.
 
-Nothing spilled, no local memory, shared memory and registers with room for as many programs an SM as a config asks for,
+No spills, no local memory, shared memory and registers with room for as many programs per SM as the config demands,
 loads and stores of 16 bytes, wgmma in the code.
 """
 
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[FusedConfig, str, str, bool]] = {
     "pointers_mul_ragged": (CONFIGS["pointers"], "mul", "bf16", False),
     "fp32_ragged": (CONFIGS["fp32"], "mul", "fp32", False),
 }
-# What tuning may choose, which the kernel's own configs above are of.
+# The configs that tuning may choose, including the kernel's own above.
 CANDIDATES: dict[str, tuple[FusedConfig, str, str, bool]] = {
     f"candidate_{op}_{i}": (c, op, "bf16", True) for op in ("none", "mul") for i, c in enumerate(candidates(op))
 }
@@ -55,7 +55,7 @@ SPECIALIZED: dict[str, tuple[str, str, bool]] = {
 def inputs_of(
     config: FusedConfig, op: str, dtype: str, even: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], FusedConfig]:
-    """(kernel, types of its arguments, constants, config)."""
+    """Return (kernel, types of its arguments, constants, config)."""
     types = {"table_ptr": "*i64", "sweeps_ptr": "*i32", "out_ptr": f"*{dtype}"}
     align = 4 if dtype == "fp32" else 8
     names = ("block_m", "block_n", "block_k", "tma")
@@ -80,9 +80,9 @@ def specialized_inputs_of(op: str, dtype: str, even: bool) -> tuple[Any, dict[st
 @pytest.fixture(scope="module")
 def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, dict[str, Any]]:
     names = ALL if pytestconfig.getoption("exhaustive") else CASES
-    found: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
-    assert found.keys() == names.keys() | SPECIALIZED.keys()
-    return found
+    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
+    assert rows.keys() == names.keys() | SPECIALIZED.keys()
+    return rows
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,15 +94,15 @@ def test_compiles_for_hopper_without_local_memory(name: str, built: dict[str, di
     assert row["registers"] * 32 * config.num_warps * config.per_sm <= REGISTERS, row
     assert (row["wgmma"] > 0) == (dtype != "fp32"), row
     assert row["stores"] == ["st.global.cs.v4.b32"], row
-    # TMA copies all of a, b and e; pointers copy a and b, and load e, by 16 bytes a thread.
+    # TMA copies all of a, b and e. Pointers copy a and b, and load e, by 16 bytes per thread.
     assert row["async_copies"] == ([] if config.tma else ["0x10"]), row
     assert len(row["once_loads"]) == (op != "none" and not config.tma), row
     assert all(load.endswith(".v4.b32") for load in row["once_loads"]), row
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fp32_ragged"])
-def test_shared_memory_is_what_legality_counts(name: str, built: dict[str, dict[str, Any]]) -> None:
-    """All of it but barriers, 64 bytes at most."""
+def test_shared_memory_matches_the_legality_check(name: str, built: dict[str, dict[str, Any]]) -> None:
+    """Legality counts all shared memory except barriers, which take 64 bytes at most."""
     config, op, _, _ = ALL[name]
     reason = illegal(replace(config, per_sm=1000), torch.bfloat16, op)
     assert reason is not None
@@ -117,12 +117,12 @@ def test_the_specialised_kernel_compiles_for_hopper_without_local_memory(
     row = built[name]
     assert (row["spilled_bytes"], row["local_bytes"]) == (0, 0), row
     assert row["shared_bytes"] <= HOPPER.room(), row
-    # 12 warps, of which one is idle: it is there for the warps that load, which are three.
+    # 12 warps: the three loading warps take the place of four, so one is idle.
     assert row["registers"] * 32 * 12 <= REGISTERS, row
     assert row["wgmma"] > 0, row
     assert row["stores"] == ["st.global.cs.v4.b32"], row
     assert (row["async_copies"], row["once_loads"]) == ([], []), row
-    assert row["barriers_shared"] == [], "a barrier's state may be written over what shares its memory"
+    assert row["barriers_shared"] == [], "a barrier's state may overwrite data that shares its memory"
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Kernels of one product and of a sum compiled for Hopper, as test_compile.py compiles the grouped ones.
+"""Compile the kernels of one product and of a sum for Hopper, as test_compile.py compiles the grouped ones.
 
-Each config that the split-K rule gives for a typical shape: nothing spilled, shared memory as reckoned, loads as wide
-as they can be, and marked where B is streamed.
+Each config that the split-K rule gives for a typical shape is compiled: no spills, shared memory as computed, loads as
+wide as possible, and marked for the L2 if B is streamed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
-class Case:
+class ProductCase:
     M: int
     N: int
     K: int
@@ -38,36 +38,36 @@ class Case:
 
 
 SPLIT_K = {
-    "seed": Case(16, 16, 4096),
-    "seed_fp32": Case(16, 16, 4096, "fp32"),
-    "seed_long": Case(16, 16, 131072),
-    "square": Case(64, 64, 32768),
-    "decode": Case(16, 4096, 4096),
-    "decode_kn": Case(16, 4096, 4096, nk=False),
-    "decode_32": Case(32, 4096, 14336),
-    "decode_64": Case(64, 4096, 14336),
-    "decode_64_fp32": Case(64, 4096, 4096, "fp32"),
-    "wide": Case(128, 4096, 4096),
-    "leave": Case(64, 512, 32768, mode=tiled.LEAVE),
-    "atomic": Case(64, 512, 32768, mode=tiled.ATOMIC),
+    "seed": ProductCase(16, 16, 4096),
+    "seed_fp32": ProductCase(16, 16, 4096, "fp32"),
+    "seed_long": ProductCase(16, 16, 131072),
+    "square": ProductCase(64, 64, 32768),
+    "decode": ProductCase(16, 4096, 4096),
+    "decode_kn": ProductCase(16, 4096, 4096, nk=False),
+    "decode_32": ProductCase(32, 4096, 14336),
+    "decode_64": ProductCase(64, 4096, 14336),
+    "decode_64_fp32": ProductCase(64, 4096, 4096, "fp32"),
+    "wide": ProductCase(128, 4096, 4096),
+    "leave": ProductCase(64, 512, 32768, mode=tiled.LEAVE),
+    "atomic": ProductCase(64, 512, 32768, mode=tiled.ATOMIC),
 }
-# Up to 16 rows and weights as [N, K], which stream.py takes on Hopper.
+# Up to 16 rows and weights as [N, K]: stream.py takes them on Hopper.
 STREAM = {
-    "stream_seed": Case(16, 16, 4096),
-    "stream_router": Case(16, 128, 2880),
-    "stream_long": Case(16, 16, 131072),
-    "stream_long_64": Case(16, 64, 65536),
-    "stream_split": Case(16, 1024, 16384),
-    "stream_narrow": Case(16, 2112, 7168),
-    "stream_decode": Case(16, 4096, 4096),
-    "stream_one_row": Case(1, 4096, 14336),
-    "stream_ragged": Case(9, 2111, 7184),
-    "stream_fp16": Case(16, 4096, 4096, "fp16"),
+    "stream_seed": ProductCase(16, 16, 4096),
+    "stream_router": ProductCase(16, 128, 2880),
+    "stream_long": ProductCase(16, 16, 131072),
+    "stream_long_64": ProductCase(16, 64, 65536),
+    "stream_split": ProductCase(16, 1024, 16384),
+    "stream_narrow": ProductCase(16, 2112, 7168),
+    "stream_decode": ProductCase(16, 4096, 4096),
+    "stream_one_row": ProductCase(1, 4096, 14336),
+    "stream_ragged": ProductCase(9, 2111, 7184),
+    "stream_fp16": ProductCase(16, 4096, 4096, "fp16"),
 }
 OUTER_K = {
-    "outer_k": Case(4096, 4096, 4096, nk=False),
-    "outer_k_nk": Case(4096, 4096, 4096),
-    "outer_k_fp32": Case(4096, 4096, 4096, "fp32", nk=False),
+    "outer_k": ProductCase(4096, 4096, 4096, nk=False),
+    "outer_k_nk": ProductCase(4096, 4096, 4096),
+    "outer_k_fp32": ProductCase(4096, 4096, 4096, "fp32", nk=False),
 }
 NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
 
@@ -83,7 +83,7 @@ def config_of(name: str) -> Any:
 
 
 def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
-    """(kernel, types of its arguments, constants, config)."""
+    """Return (kernel, types of its arguments, constants, config)."""
     case = SPLIT_K.get(name) or STREAM.get(name) or OUTER_K[name]
     config = config_of(name)
     types = {"a_ptr": f"*{case.dtype}", "b_ptr": f"*{case.dtype}", "out_ptr": f"*{case.dtype}", "slots_ptr": "*i32"}
@@ -100,7 +100,7 @@ def inputs_of(name: str) -> tuple[Any, dict[str, str], dict[str, Any], Any]:
 
 
 def helion_kernel() -> tuple[Any, dict[str, str], dict[str, Any], Any]:
-    """What Helion generates for 16 x 1024 x 16384 in bf16, and the constants that its host code hands over."""
+    """Return Helion's kernel for 16 x 1024 x 16384 in bf16, with the constants that its host code passes."""
     from groupbench.kernels.split_k import helion_barrier
 
     a = torch.empty(16, 16384, dtype=torch.bfloat16)
@@ -115,7 +115,7 @@ def helion_kernel() -> tuple[Any, dict[str, str], dict[str, Any], Any]:
 
 
 def strided_add() -> int:
-    """Bytes of shared memory of the kernel that walks two dimensions, whose sizes and strides are tuples."""
+    """Return the shared memory in bytes of the kernel over two dimensions, whose sizes and strides are tuples."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -139,19 +139,19 @@ def main() -> None:
         num_warps: int
         num_stages: int = 1
 
-    found: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *STREAM, *OUTER_K)}
+    rows: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *STREAM, *OUTER_K)}
     tile = {"SPLITS": 64, "PDL": True, "BLOCK_M": 64, "BLOCK_N": 64, "PART": 256, "CHUNK": 32}
-    found["sum"] = compiled(tiled._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
+    rows["sum"] = compiled(tiled._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
     add = elementwise.CONFIGS["flat"]
     for dtype in ("bf16", "fp32"):
         types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), f"*{dtype}")
         constants = {"WIDE": False, "BLOCK": add.block}
-        found[f"add_{dtype}"] = compiled(elementwise._flat_kernel, types, constants, Plain(add.num_warps))
+        rows[f"add_{dtype}"] = compiled(elementwise._flat_kernel, types, constants, Plain(add.num_warps))
     kernel, types, constants, config = helion_kernel()
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     plain = Plain(config.config["num_warps"], config.config["num_stages"])
-    found["helion_barrier"] = compiled(kernel, types, constants, plain)
-    print(json.dumps({"strided": strided_add(), "found": found}))
+    rows["helion_barrier"] = compiled(kernel, types, constants, plain)
+    print(json.dumps({"strided": strided_add(), "rows": rows}))
 
 
 @pytest.fixture(scope="module")
@@ -161,23 +161,23 @@ def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any]) -> None:
-    row = built["found"][name]
+    row = built["rows"][name]
     assert row["spilled_bytes"] == 0, row
-    one_a_sm = name in SPLIT_K and not config_of(name).streamed
-    programs = 1 if one_a_sm else 2  # on a SM, as the rule for splits reckons
+    one_per_sm = name in SPLIT_K and not config_of(name).streamed
+    programs = 1 if one_per_sm else 2  # per SM, as the rule for splits assumes
     assert row["shared_bytes"] <= HOPPER.room(programs), row
 
 
 @pytest.mark.parametrize("name", [*SPLIT_K, *OUTER_K])
 def test_wgmma_unless_fp32_or_few_rows(name: str, built: dict[str, Any]) -> None:
     case = SPLIT_K.get(name) or OUTER_K[name]
-    assert (built["found"][name]["wgmma"] > 0) == (case.M >= 64 and case.dtype != "fp32")
+    assert (built["rows"][name]["wgmma"] > 0) == (case.M >= 64 and case.dtype != "fp32")
 
 
 @pytest.mark.parametrize("name", STREAM)
 def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any]) -> None:
-    """16 bytes a load, B's marked, and shared memory for nothing but the sums of the warps."""
-    row, config = built["found"][name], config_of(name)
+    """Loads take 16 bytes, those of B are marked, and only the sums of the warps use shared memory."""
+    row, config = built["rows"][name], config_of(name)
     assert [load.split(".")[-2:] for load in row["once_loads"]] == [["v4", "b32"]]
     assert row["async_copies"] == []
     assert row["shared_bytes"] == config.num_warps * stream.ROWS * config.block_n * 4
@@ -186,9 +186,9 @@ def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any
 
 
 @pytest.mark.parametrize("name", SPLIT_K)
-def test_what_is_streamed_leaves_the_l2_first(name: str, built: dict[str, Any]) -> None:
-    """Triton drops the policy of loads that it makes asynchronous copies; A's stay those."""
-    row = built["found"][name]
+def test_streamed_loads_are_marked_for_the_l2_to_drop(name: str, built: dict[str, Any]) -> None:
+    """Triton drops the policy of loads that it makes asynchronous copies, as those of A remain."""
+    row = built["rows"][name]
     assert bool(row["once_loads"]) == config_of(name).streamed
     assert all(".v4." in load for load in row["once_loads"])
     assert row["async_copies"] == ["0x10"], "16 bytes each"

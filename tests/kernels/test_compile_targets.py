@@ -1,6 +1,6 @@
-"""The default configs, compiled for GPUs that are not here: each within its GPU's shared memory.
+"""Compile the default configs for GPUs that this machine lacks, each within its GPU's shared memory.
 
-By default a few kernels for each GPU; all of them with --exhaustive. Nothing of this runs.
+By default a few kernels per GPU are compiled, with --exhaustive all of them. None of them runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from groupbench.kernels.split_k import tiled
 
 BF16 = torch.bfloat16
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
-# By architecture, what the default run compiles: what is reached there and comes closest to the limit.
+# The kernels that the default run compiles, by architecture: those that come closest to its limit.
 FEW = {
     "sm_80": ("contiguous", "split_k_128"),
     "sm_86": ("contiguous",),
@@ -40,7 +40,7 @@ Source = tuple[Any, dict[str, str], dict[str, Any], Any]  # kernel, types of its
 
 
 def grouped(gpu: Device) -> dict[str, Callable[[], Source]]:
-    """Kernels that TMA feeds."""
+    """Return the kernels that read by TMA."""
     import test_compile as hopper
 
     cases: dict[str, Callable[[], Source]] = {}
@@ -68,7 +68,7 @@ def grouped(gpu: Device) -> dict[str, Callable[[], Source]]:
 
 
 def of_fused(gpu: Device, name: str) -> Source:
-    """bias_add_permute's default of a name, for operands of bf16 but for fp32."""
+    """Return bias_add_permute's default config of a name, for operands in bf16, or in fp32 for the name "fp32"."""
     import test_compile_bias_add_permute as hopper
 
     which, _, op = name.partition("_")
@@ -89,7 +89,7 @@ def of_quantize(kernel: Any) -> Source:
 
 
 def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
-    """Kernels that read by pointers."""
+    """Return the kernels that read by pointers."""
     import test_compile as hopper
 
     def of_pointer() -> Source:
@@ -115,8 +115,8 @@ def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
 
     def of_route(kernel: str) -> Source:
         config = permute.RowConfig(0, routing.WARPS)
-        found, types, constants = hopper.of_by_row(config, kernel, G=256)
-        return found, types, constants | {"CHAINED": gpu.chains}, config
+        jitted, types, constants = hopper.of_by_row(config, kernel, G=256)
+        return jitted, types, constants | {"CHAINED": gpu.chains}, config
 
     def of_pointers(rows: int) -> Source:
         config = flat_pointers.choose_config(rows, BF16, gpu)
@@ -154,17 +154,17 @@ def main() -> None:
     from compiling import built
 
     rows: dict[str, Any] = {}
-    for asked in sys.argv[1:]:
-        arch, _, name = asked.partition(":")
+    for target in sys.argv[1:]:
+        arch, _, name = target.partition(":")
         kernel, types, constants, config = cases_of(arch)[name]()
         try:
-            rows[asked] = built(kernel, types, constants, config, kernel.arg_names, arch).metadata.shared
+            rows[target] = built(kernel, types, constants, config, kernel.arg_names, arch).metadata.shared
         except Exception as error:
-            rows[asked] = f"{type(error).__name__}: {error}"[-400:]
+            rows[target] = f"{type(error).__name__}: {error}"[-400:]
     print(json.dumps(rows))
 
 
-def asked(which: dict[str, tuple[str, ...]]) -> list[str]:
+def target_names(which: dict[str, tuple[str, ...]]) -> list[str]:
     return [f"{arch}:{name}" for arch, names in which.items() for name in names]
 
 
@@ -172,20 +172,22 @@ def check(rows: dict[str, Any], names: list[str]) -> None:
     assert list(rows) == names
     limits = {arch: gpu.shared_bytes for arch, gpu in KNOWN.items()}
     wrong = {
-        name: found for name, found in rows.items() if not isinstance(found, int) or found > limits[name.split(":")[0]]
+        name: shared
+        for name, shared in rows.items()
+        if not isinstance(shared, int) or shared > limits[name.split(":")[0]]
     }
     assert not wrong
 
 
 def test_the_largest_defaults_fit_their_gpus(compile_for_hopper: Callable[..., Any]) -> None:
-    names = asked(FEW)
+    names = target_names(FEW)
     check(compile_for_hopper(__file__, *names), names)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_default_fits_its_gpu(arch: str, compile_for_hopper: Callable[..., Any]) -> None:
-    names = asked({arch: tuple(cases_of(arch))})
+    names = target_names({arch: tuple(cases_of(arch))})
     check(compile_for_hopper(__file__, *names), names)
 
 

@@ -1,4 +1,4 @@
-"""What the contiguous kernel does beyond the shared cases: blocks, the tutorial's interface, tile order."""
+"""Test the contiguous kernel beyond the shared cases: blocks, the tutorial's interface, tile order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_expert_index_for_every_row(blocks, k, indices, dtype, device, poison
     experts = torch.tensor(blocks, dtype=indices, device=device).repeat_interleave(32)
     with poisoned():
         out = grouped_gemm_contiguous(a, w, experts, SMALL)
-    # One group a block, whose matrix is that of its expert.
+    # One group per block, with the matrix of its expert.
     by_block = w[torch.tensor(blocks, dtype=torch.int64, device=device)].transpose(1, 2)
     check(out, grouped_gemm_reference(a, by_block, torch.arange(1, len(blocks) + 1) * 32), dtype)
 
@@ -43,7 +43,7 @@ def test_an_expert_index_for_every_row(blocks, k, indices, dtype, device, poison
     [((32, 64, 32), False), ((32, 0, 64), False), ((33, 31), True), ((1,), True), ((0, 0), False)],
     ids=["whole_blocks", "whole_and_empty", "ragged", "one_row", "no_rows"],
 )
-def test_a_map_only_where_rows_need_one(sizes, mapped, device, make_case, make_inputs, monkeypatch):
+def test_a_map_is_made_only_if_rows_need_one(sizes, mapped, device, make_case, make_inputs, monkeypatch):
     seen = []
     monkeypatch.setattr(contiguous, "launch_contiguous", lambda *args: seen.append(args[3]) or launch_contiguous(*args))
     a, b, offs = make_inputs(make_case("blocks", sizes), torch.float16)
@@ -88,13 +88,13 @@ def _walk(out_ptr, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @pytest.mark.parametrize(("tiles_m", "tiles_n", "group_m"), [(1, 1, 1), (6, 4, 2), (7, 3, 4), (3, 5, 8), (9, 2, 9)])
-def test_tile_order_meets_every_tile_once(tiles_m, tiles_n, group_m, device):
+def test_tile_order_visits_every_tile_once(tiles_m, tiles_n, group_m, device):
     out = torch.full((tiles_m * tiles_n,), -1, dtype=torch.int32, device=device)
     _walk[(1,)](out, tiles_m, tiles_n, GROUP_M=group_m)
     assert sorted(out.tolist()) == list(range(tiles_m * tiles_n))
 
 
-def test_tile_order_is_that_of_its_drawing(device):
+def test_tile_order_matches_its_drawing(device):
     out = torch.full((9,), -1, dtype=torch.int32, device=device)
     _walk[(1,)](out, 3, 3, GROUP_M=2)
     assert [(tile // 3, tile % 3) for tile in out.tolist()] == [
@@ -104,7 +104,7 @@ def test_tile_order_is_that_of_its_drawing(device):
 
 
 def test_tile_order_starts_each_column_at_its_first_row(device):
-    """Also in a short last super-group whose first tile, the ninth, is not a multiple of its two rows."""
+    """This holds in a short last super-group too, whose first tile, the ninth, is not a multiple of its two rows."""
     out = torch.full((15,), -1, dtype=torch.int32, device=device)
     _walk[(1,)](out, 5, 3, GROUP_M=3)
     last = [(tile // 3, tile % 3) for tile in out.tolist()[9:]]

@@ -1,4 +1,4 @@
-"""Kernels that read sizes on the GPU, captured once and replayed with other routing, as serving engines do."""
+"""Capture kernels that read sizes on the GPU once, and replay them with other routing, as serving engines do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from groupbench.kernels.moe.permute import permute_reference, permute_rows
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: CUDA graphs. No GPU")
 
 ROWS, N, K = 700, 320, 256
-ROUTINGS = (  # rows of each of four experts; what is left of ROWS belongs to nobody
+ROUTINGS = (  # rows of each of four experts; the rest of ROWS belongs to no expert
     (100, 0, 300, 1),
     (0, 0, 0, 0),
     (175, 175, 175, 175),
@@ -37,7 +37,7 @@ DECODE = ((1, 0, 3, 2), (0, 8, 0, 0), (0, 0, 0, 0), (2, 2, 2, 2))
 
 
 def replays(run: Callable[[], Tensor | tuple[Tensor, ...]], change: Callable[[int], None], turns: int) -> list[Tensor]:
-    """Outputs of a graph captured at the first routing, replayed for each."""
+    """Return the outputs of a graph that is captured at the first routing and replayed for each."""
     change(0)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -47,12 +47,12 @@ def replays(run: Callable[[], Tensor | tuple[Tensor, ...]], change: Callable[[in
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
-    found = []
+    outputs = []
     for turn in range(turns):
         change(turn)
         graph.replay()
-        found.append(out.clone())
-    return found
+        outputs.append(out.clone())
+    return outputs
 
 
 def ends(rows: tuple[int, ...]) -> Tensor:
@@ -76,8 +76,8 @@ def test_forward(prepare, routings, nk, check):
     b = torch.randn(4, N, K, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     b = b if nk else b.contiguous()
     offs = ends(routings[0])
-    found = replays(prepare(a, b, offs), lambda turn: offs.copy_(ends(routings[turn])), len(routings))
-    for out, rows in zip(found, routings, strict=True):
+    outputs = replays(prepare(a, b, offs), lambda turn: offs.copy_(ends(routings[turn])), len(routings))
+    for out, rows in zip(outputs, routings, strict=True):
         check(out, grouped_gemm_reference(a, b, ends(rows)), torch.bfloat16)
 
 
@@ -90,8 +90,8 @@ def test_gradient_of_the_weights(kind, check):
         run = triton_wgrad.prepare_wgrad(a, dc, offs, False)
     else:
         run = helion_wgrad.prepare_helion_wgrad(a, dc, offs, False)
-    found = replays(run, lambda turn: offs.copy_(ends(ROUTINGS[turn])), len(ROUTINGS))
-    for out, rows in zip(found, ROUTINGS, strict=True):
+    outputs = replays(run, lambda turn: offs.copy_(ends(ROUTINGS[turn])), len(ROUTINGS))
+    for out, rows in zip(outputs, ROUTINGS, strict=True):
         check(out, grouped_gemm_wgrad_reference(a, dc, ends(rows)), torch.bfloat16)
 
 
@@ -114,8 +114,8 @@ def test_fp8(mode, config, check):
     q_b, scale_b = (torch.stack(list(part)) for part in zip(*parts, strict=True))
     offs = ends(ROUTINGS[0])
     run = fp8.prepare_fp8(q_a, scale_a, q_b, scale_b, offs, fast_accum=mode == fp8.ROWWISE_FAST, config=config)
-    found = replays(run, lambda turn: offs.copy_(ends(ROUTINGS[turn])), len(ROUTINGS))
-    for out, rows in zip(found, ROUTINGS, strict=True):
+    outputs = replays(run, lambda turn: offs.copy_(ends(ROUTINGS[turn])), len(ROUTINGS))
+    for out, rows in zip(outputs, ROUTINGS, strict=True):
         expected = fp8.grouped_gemm_fp8_reference(q_a, scale_a, q_b, scale_b, ends(rows))
         check(out, expected, torch.bfloat16)
 
@@ -131,13 +131,13 @@ def test_moe_layer(tokens, check):
         for rows, columns in ((2 * F, H), (H, F))
     )
     routings = [torch.randint(-1, G, (tokens, k), device="cuda") for _ in range(3)]
-    routings.append(torch.full_like(routings[0], -1))  # nobody is anyone's
+    routings.append(torch.full_like(routings[0], -1))  # no choice has a row
     ids = routings[0].clone()
     with torch.no_grad():
-        found = replays(
+        outputs = replays(
             lambda: moe_layer(x, ids, weights, w_gate_up, w_down), lambda turn: ids.copy_(routings[turn]), 4
         )
-        for out, routing in zip(found, routings, strict=True):
+        for out, routing in zip(outputs, routings, strict=True):
             expected = moe_layer_reference(x.double(), routing, weights.double(), w_gate_up.double(), w_down.double())
             error = (out.double() - expected).square().mean().sqrt()
             assert error <= 1e-2 * expected.square().mean().sqrt()
@@ -149,8 +149,8 @@ def test_permutation_of_many_tokens():
     x = torch.randn(T, H, device="cuda", dtype=torch.bfloat16)
     routings = [torch.randint(-1, top, (T, k), device="cuda") for top in (G, 2, 8 * G)]
     ids = routings[0].clone()
-    found = replays(lambda: permute_rows(x, ids, G)[0], lambda turn: ids.copy_(routings[turn]), 3)
-    for rows, routing in zip(found, routings, strict=True):
+    outputs = replays(lambda: permute_rows(x, ids, G)[0], lambda turn: ids.copy_(routings[turn]), 3)
+    for rows, routing in zip(outputs, routings, strict=True):
         expected, routed = permute_reference(x, routing, G)
         held = int(routed.offs[-1])
         assert torch.equal(rows[:held], expected[:held])

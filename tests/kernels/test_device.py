@@ -1,4 +1,4 @@
-"""The facts about GPUs, and configs that fit them."""
+"""Test the limits and features of GPUs, and configs that fit them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from groupbench.kernels.split_k import tiled
         ("gfx942", ((0, 0), False, False, False, False)),
     ],
 )
-def test_what_a_gpu_has(arch: str, facts: tuple[object, ...]) -> None:
+def test_features_of_a_gpu(arch: str, facts: tuple[object, ...]) -> None:
     gpu = KNOWN[arch]
     assert (gpu.capability, gpu.hopper, gpu.tma, gpu.clusters, gpu.chains) == facts
 
@@ -38,21 +38,21 @@ def test_room_for_each_program_of_an_sm(arch: str, per_sm: int, room: int) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_interpreter_runs_what_a_hopper_would_but_for_gluon() -> None:
+def test_the_interpreter_is_a_hopper_without_gluon() -> None:
     device = device_of(torch.device("cpu"))
     assert (device, device.tma, device.hopper) == (INTERPRETER, True, False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: the facts that a driver tells. No GPU")
-def test_the_facts_of_this_gpu_are_those_that_are_known_of_it() -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: the limits that a driver reports. No GPU")
+def test_this_gpu_has_the_listed_limits() -> None:
     gpu = device_of(torch.device("cuda"))
     assert gpu.name == torch.cuda.get_device_name()
     if gpu.arch in KNOWN:
-        known = KNOWN[gpu.arch]
-        assert (gpu.shared_bytes, gpu.shared_per_sm) == (known.shared_bytes, known.shared_per_sm)
+        listed = KNOWN[gpu.arch]
+        assert (gpu.shared_bytes, gpu.shared_per_sm) == (listed.shared_bytes, listed.shared_per_sm)
 
 
-def test_stages_go_before_the_tile_does() -> None:
+def test_fitting_drops_stages_before_it_shrinks_the_tile() -> None:
     large = replace(flat.CONFIGS["large"], split_store=False)
     limits = {228: 3, 160: 2}
     for kib, stages in limits.items():
@@ -84,7 +84,7 @@ def test_every_default_config_is_legal(arch: str, mean_rows: int, of: torch.of) 
             assert all(reason is None for name, _, reason in configs if name != "tuned"), configs
 
 
-def test_a_hopper_keeps_the_configs_that_were_measured_on_one() -> None:
+def test_a_hopper_keeps_the_configs_measured_on_one() -> None:
     gpu = replace(KNOWN["sm_90"], name="a GPU without tuned configs")
     assert flat.default_config(40000, 8, torch.bfloat16, gpu) == flat.CONFIGS["large"]
     assert wgrad.default_config(80000, 8, 4096, 7168, torch.bfloat16, gpu) == wgrad.CONFIGS["large"]

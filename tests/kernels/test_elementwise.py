@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], bool]] = {
 def operands(request, dtype, device):
     torch.manual_seed(0)
     x, y = request.param[0]()
-    # A cast keeps strides only of dense tensors: view the same places of a cast storage.
+    # A cast keeps the strides of dense tensors only: view the same elements of a cast storage.
     storage = [part.untyped_storage() for part in (x, y)]
     whole = [torch.empty(0).set_(s).to(device, dtype) for s in storage]
     return [w.as_strided(p.shape, p.stride(), p.storage_offset()) for w, p in zip(whole, (x, y), strict=True)]
@@ -65,7 +65,7 @@ def test_matches_the_reference(operands, dtype, poisoned, check):
 
 
 @pytest.mark.parametrize(("make", "flat"), CASES.values(), ids=CASES)
-def test_what_lies_alike_takes_the_flat_way(make, flat):
+def test_operands_in_the_same_order_take_the_flat_path(make, flat):
     x, y = torch.broadcast_tensors(*make())
     assert elementwise.same_order(x, y) is flat or x.numel() == 0
 
@@ -115,6 +115,6 @@ def test_fp32_is_exact_and_reads_its_inputs_on_every_call(device):
     ],
     ids=["mixed_dtypes", "fp64", "other_shape"],
 )
-def test_refuses_what_it_cannot_add(x, y, message, device):
+def test_refuses_operands_it_cannot_add(x, y, message, device):
     with pytest.raises(ValueError, match=message):
         prepare_add(x.to(device), y.to(device))

@@ -1,4 +1,4 @@
-"""Every public entry, with something that is no tensor in each tensor's place."""
+"""Pass something other than a tensor in place of each tensor, to every public function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OFFS, IDS = torch.tensor([3, 8], dtype=torch.int32), torch.zeros(4, 2, dtype=tor
 GROUPED, PRODUCT = (x(8, 16), x(2, 16, 32), OFFS), (x(8, 16), x(16, 32))
 GRADIENT, POSITION = (x(8, 16), x(8, 32), OFFS), torch.zeros(4, 2, dtype=torch.int32)
 FP8 = (x(8, 16).to(fp8.E4M3), x(8).float(), x(2, 32, 16).to(fp8.E4M3), x(2, 32).float(), OFFS)
-# An entry and operands that it takes.
+# Each function with operands that it takes.
 ENTRIES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "flat": (flat.prepare_flat, GROUPED),
     "contiguous": (contiguous.prepare_contiguous, (x(8, 16), x(2, 32, 16), OFFS)),
@@ -60,18 +60,18 @@ PLACES = [(name, place) for name, (_, operands) in ENTRIES.items() for place in 
 
 
 @pytest.mark.parametrize(("name", "place"), PLACES, ids=[f"{name}-{place}" for name, place in PLACES])
-def test_what_is_no_tensor_is_told(name: str, place: int, device: torch.device) -> None:
+def test_refuses_operands_that_are_not_tensors(name: str, place: int, device: torch.device) -> None:
     entry, operands = ENTRIES[name]
     operands = tuple(operand.to(device) for operand in operands)
     for wrong, called in ((operands[place].tolist(), "list"), (None, "NoneType"), (x(2).numpy(), "ndarray")):
         if wrong is None and name == "group":
-            continue  # an e of None is no operand
+            continue  # e may be None
         with pytest.raises(TypeError, match=f"must be a torch.Tensor, got {called}"):
             entry(*operands[:place], wrong, *operands[place + 1 :])
 
 
 @pytest.mark.parametrize(("name", "place"), PLACES, ids=[f"{name}-{place}" for name, place in PLACES])
-def test_a_number_in_place_of_a_matrix_is_told(name: str, place: int, device: torch.device) -> None:
+def test_refuses_a_number_instead_of_a_matrix(name: str, place: int, device: torch.device) -> None:
     entry, operands = ENTRIES[name]
     operands = tuple(operand.to(device) for operand in operands)
     number = torch.zeros((), dtype=operands[place].dtype, device=device)

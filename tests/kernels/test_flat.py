@@ -1,4 +1,4 @@
-"""The flat kernel's own: its configs, its schedule on the device, and where it hands over to pointers."""
+"""Test the flat kernel's configs, its schedule on the device, and its fallback to pointers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HALVES = {  # rows of the experts; tiles of 32 rows and 32 of 64 columns, 4 prog
 @pytest.mark.parametrize("rows", HALVES.values(), ids=HALVES)
 @pytest.mark.parametrize("weights", ["rows", "columns"])
 def test_halves(rows, weights, make_case, make_inputs, poisoned, check):
-    """Half tiles at an expert's end and in a short last wave, with NaN in what is the next expert's."""
+    """Half tiles are right at an expert's end and in a short last wave, next to another expert's rows."""
     a, b, offs = make_inputs(make_case("halves", rows, n=64, k=40, weights=weights, tail=3), torch.float16)
     halves = flat.CONFIGS["cpu_halves"]
     for config in (halves, flat.replace(halves, split_store=True)):
@@ -79,10 +79,10 @@ def test_every_expert_reads_its_own_weights_at_the_tails(make_case, make_inputs,
     [(48, 64, 8, None), (48, 64, 3, "a's address or strides"), (45, 64, 0, "b's"), (48, 33, 0, "a's")],
     ids=["aligned", "odd_stride", "odd_n", "odd_k"],
 )
-def test_pointers_take_over_where_tma_cannot_go(n, k, pad_a, reason, make_case, make_inputs, poisoned, check):
+def test_pointers_take_over_if_tma_cannot_read(n, k, pad_a, reason, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("tail", (21, 0, 40), n=n, k=k, pad_a=pad_a, tail=5), torch.float16)
-    found = no_tma(n, a=a, b=b)
-    assert found is None if reason is None else found is not None and reason in found
+    why_not = no_tma(n, a=a, b=b)
+    assert why_not is None if reason is None else why_not is not None and reason in why_not
     run = flat.prepare_flat(a, b, offs)
     with poisoned():
         out = run()
@@ -120,7 +120,7 @@ def test_every_pointer_config_is_right(rows, make_case, make_inputs, device, poi
     check(out, grouped_gemm_reference(a, b, offs), torch.float16)
 
 
-def test_illegal_configs_are_named():
+def test_illegal_configs_have_a_reason():
     large = flat.CONFIGS["large"]
     for change, text in (
         ({"block_m": 48}, "powers of two"),

@@ -1,4 +1,4 @@
-"""The fp8 kernel against the product of the same fp8 values in fp32, in every recipe."""
+"""Compare the fp8 kernel with the product of the same fp8 values in fp32, in every recipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES = {
     "pytorchs_empty": ((32, 0, 16, 16), 32, 64, 0),
 }
 ALL = pytest.mark.parametrize("mode", fp8.MODES)
-# What fast accumulation leaves out shows on a GPU alone.
+# Fast accumulation differs only on a GPU.
 UNLIKE = pytest.mark.parametrize("mode", fp8.MODES if torch.cuda.is_available() else (ROWWISE, BLOCKWISE))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -47,7 +47,7 @@ FIVE = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def scaled(a: Tensor, b: Tensor, sizes: tuple[int, ...], mode: str, tail: int = 0, device: str = "cpu") -> FIVE:
-    """(a, scale_a, b, scale_b, offs). Rows past the groups and storage between rows are NaN, as are their scales."""
+    """Return (a, scale_a, b, scale_b, offs), with NaN in rows past the groups, their scales, and between rows."""
     blockwise = mode == BLOCKWISE
     of_a = quantize.quantize_blocks_reference if blockwise else quantize.quantize_rows_reference
     of_b = quantize.quantize_weight_blocks_reference if blockwise else quantize.quantize_rows_reference
@@ -92,8 +92,8 @@ def test_bf16_and_int64_offsets(mode, device, check):
 
 
 def gpu_configs() -> dict[str, tuple[str, fp8.Fp8Config]]:
-    """All that ship or are tuned over; without a GPU, those that differ in the interpreter too."""
-    found = {}
+    """Return all default configs and candidates; without a GPU, only those that differ in the interpreter too."""
+    configs = {}
     for mode in fp8.MODES:
         tried = [config for rows in (8, 32, 64, 500, 999) for config in fp8.candidates(mode, rows)]
         for c in [*fp8.CONFIGS[mode].values(), *tried]:
@@ -104,8 +104,8 @@ def gpu_configs() -> dict[str, tuple[str, fp8.Fp8Config]]:
             if torch.cuda.is_available():
                 name += f"_w{c.num_warps}s{c.num_stages}g{c.group_m}p{c.per_sm}{'_flat' * c.flatten}"
                 name += "_specialized" * c.specialized
-            found[name] = mode, c
-    return found
+            configs[name] = mode, c
+    return configs
 
 
 @pytest.mark.parametrize(("mode", "config"), gpu_configs().values(), ids=gpu_configs())
@@ -120,7 +120,7 @@ def test_every_config_is_right(mode, config, device, poisoned, check):
 @UNLIKE
 @pytest.mark.parametrize("swap", [False, True], ids=["straight", "swapped"])
 def test_each_expert_has_its_own_scales_and_weights(mode, swap, device, check):
-    """NaN in the next expert's scales must not come through tiles that overhang in M, N and K."""
+    """NaN in the next expert's scales must not leak through tiles that overhang in M, N and K."""
     a, scale_a, b, scale_b, offs = drawn((21, 40), 40, 300, mode, device=device)
     expected = grouped_gemm_fp8_reference(a, scale_a, b, scale_b, offs)
     scale_a[21:] = float("nan")
@@ -144,7 +144,7 @@ def test_each_expert_has_its_own_scales_and_weights(mode, swap, device, check):
     ids=["chosen", "specialised"],
 )
 def test_scales_of_unlike_sizes(mode, config, device, check):
-    """Each row, block of K and block of weights has a magnitude of its own: a scale taken from elsewhere shows."""
+    """Each row, block of K and block of weights has its own magnitude, so a wrong scale shows."""
     torch.manual_seed(0)
     a = torch.randn(50, 384) * torch.tensor([1.0, 4.0, 0.25]).repeat_interleave(128) * (1 + torch.arange(50.0))[:, None]
     b = torch.randn(2, 260, 384) * torch.tensor([0.5, 1.0, 8.0]).repeat_interleave(128)
@@ -205,7 +205,7 @@ def unsuitable_weights() -> dict[str, tuple[FIVE, str]]:
 
 
 @pytest.mark.parametrize("name", ["many_groups", "experts_apart"])
-def test_what_the_specialised_kernel_cannot_take_the_plain_one_does(name, check, monkeypatch):
+def test_the_plain_kernel_takes_weights_that_the_specialised_cannot(name, check, monkeypatch):
     x, reason = unsuitable_weights()[name]
     with pytest.raises(ValueError, match=reason):
         prepare_fp8(*x, config=fp8.SPECIALIZED)
@@ -259,7 +259,7 @@ def test_the_specialised_kernel(mode, sizes, n, k, tail, poisoned, check):
         assert torch.equal(run(), out)
 
 
-def test_the_reference_is_the_scaled_product_written_out():
+def test_the_reference_matches_scaled_products_by_hand():
     a = torch.tensor([[1.0, 2.0], [4.0, 0.5], [1.0, 1.0]]).to(quantize.E4M3)
     b = torch.tensor([[[1.0, 1.0], [2.0, -1.0]], [[3.0, 0.0], [0.0, 1.0]]]).to(quantize.E4M3)
     offs = torch.tensor([1, 2])
@@ -307,7 +307,7 @@ def test_refuses(operands, options, message):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_illegal_configs_are_named(mode, change, text):
+def test_illegal_configs_have_a_reason(mode, change, text):
     assert text in (fp8.illegal(replace(fp8.CONFIGS[ROWWISE_FAST]["plain"], **change), mode) or "")
 
 

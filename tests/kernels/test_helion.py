@@ -1,4 +1,4 @@
-"""What the Helion kernels do beyond the shared cases: workers, offset tables, no tuning unasked."""
+"""Test the Helion kernels beyond the shared cases: workers, offset tables, no tuning unless requested."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def test_any_number_of_workers(workers, make_case, make_inputs, poisoned, check)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches fewer programs than Helion compiled for")
 def test_workers_share_the_tiles_of_small_groups(make_case, make_inputs):
-    """Seven groups of one tile on four workers: two tiles each, one for the last. Restarted at every group, the
-    numbering would give all seven to worker 0."""
+    """Seven groups of one tile go to four workers, two tiles to each and one to the last.
+
+    If the numbering restarted at every group, worker 0 would get all seven.
+    """
     a, b, offs = make_inputs(make_case("small", (16,) * 7, n=16), torch.float16)
     table = torch.cat([offs.new_zeros(1), offs])
     kernel = helion_persistent.grouped_gemm_persistent.bind((a, b, table, a.new_empty(112, 16), 4))
@@ -78,7 +80,7 @@ def test_offset_tables_of_either_width(module, kernel, extra, table, make_case, 
 
 
 @pytest.mark.parametrize("prepare", PREPARE.values(), ids=PREPARE)
-def test_never_tunes_unasked(prepare, make_case, make_inputs, monkeypatch):
+def test_never_tunes_unless_requested(prepare, make_case, make_inputs, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("autotuning started")
 

@@ -1,4 +1,4 @@
-"""The worklist kernel's own: its list, its TMA form, its configs, and offsets that change between calls."""
+"""Test the worklist kernel's list, its TMA form, its configs, and offsets that change between calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from groupbench.kernels.grouped_gemm.tuned import tuned_configs
 
 GPU_CONFIGS = {name: config for name, config in worklist.CONFIGS.items() if not name.startswith("cpu")}
 CPU = torch.device("cpu")
-on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that a CPU had TMA")
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that a CPU has TMA")
 
 
 @pytest.fixture
 def tma(monkeypatch):
-    """Helion makes descriptors, which Triton's interpreter can follow, for a CPU too; bound kernels are forgotten."""
+    """Make Helion emit descriptors for a CPU too, which Triton's interpreter can run, and forget bound kernels."""
     supports = ConfigSpec.supports_config_key
     monkeypatch.setattr(
         ConfigSpec, "supports_config_key", lambda self, key: key == "host_tensor_descriptors" or supports(self, key)
@@ -58,7 +58,7 @@ def test_every_config_is_right(name, weights, make_case, make_inputs, poisoned, 
     [("decode", "rows"), ("decode", "columns"), ("large", "rows"), ("large", "columns"), ("small", "shared")],
 )
 def test_tma_loads_need_no_masks(name, weights, tma, make_case, make_inputs, poisoned, check):
-    """Ragged N and K, tiles that run into other groups' rows, and rows that belong to nobody."""
+    """Ragged N and K, tiles that run into other groups' rows, and rows that belong to no group are right."""
     case = make_case("ragged", (129, 0, 30, 1), n=264, k=136, weights=weights, tail=5)
     a, b, offs = make_inputs(case, torch.float16)
     a[160:] = 0  # the interpreter's descriptors read them, and NaN - NaN in a masked row would only warn
@@ -72,8 +72,8 @@ def test_tma_loads_need_no_masks(name, weights, tma, make_case, make_inputs, poi
 @pytest.mark.parametrize("weights", ["rows", "columns"])
 @pytest.mark.parametrize("name", ["decode", "large"])
 @pytest.mark.parametrize("k", [512, 520], ids=["whole_tiles", "ragged_k"])
-def test_the_main_loop_holds_two_descriptor_loads_and_a_product(weights, name, k, tma, make_case, make_inputs):
-    """What makes it fast: no mask, no gather, no select between load and product."""
+def test_the_main_loop_has_two_descriptor_loads_and_a_product(weights, name, k, tma, make_case, make_inputs):
+    """The loop is fast because it has no mask, gather or select between load and product."""
     a, b, offs = make_inputs(make_case("two", (256, 256), n=512, k=k, weights=weights), torch.float16)
     config = worklist.CONFIGS[name]
     problem = worklist.make_problem(a, b, offs, config, tma=True)
@@ -127,12 +127,12 @@ def test_the_list_has_each_tile_once_and_in_order(sizes, wide, device):
         for row in range(end - size, end, BLOCK_M)
     ]
     assert tiles[: count.item()].tolist() == expected
-    assert (tiles[count.item() :] == -1).all(), "nothing is written behind the list"
+    assert (tiles[count.item() :] == -1).all(), "no entries past the list are written"
 
 
 @pytest.mark.parametrize("groups", [130, pytest.param(1023, marks=pytest.mark.exhaustive)])
 def test_many_groups(groups, make_case, make_inputs, poisoned, check):
-    """More than the list has entries to a chunk, and as many as torch allows."""
+    """Test more groups than a chunk of the list has entries, and as many as torch allows."""
     sizes = tuple(g % 3 if g % 64 < 2 or g > groups - 3 else 0 for g in range(groups))
     a, b, offs = make_inputs(make_case("many", sizes, n=16, k=16), torch.float16)
     run = worklist.prepare_helion_worklist(a, b, offs, dataclasses.replace(worklist.CONFIGS["cpu"], block_n=16))
@@ -166,7 +166,7 @@ def test_another_number_of_rows_compiles_nothing(make_case, make_inputs, monkeyp
         ((4, 32768, 4096, 7168), "large"),
     ],
 )
-def test_configs_by_mean_rows_where_nothing_was_tuned(problem, name):
+def test_untuned_problems_get_configs_by_mean_rows(problem, name):
     G, M, N, K = problem
     config = worklist.choose_config(M, G, N, K, torch.bfloat16, dataclasses.replace(KNOWN["sm_90"], name="Some GPU"))
     assert config == worklist.CONFIGS[name]
@@ -185,21 +185,21 @@ def test_tuned_configs_are_found_by_problem_and_fit():
 @pytest.mark.parametrize("mean_rows", [1, 16, 17, 96, 97, 1200, 5000])
 @pytest.mark.parametrize("K", [768, 2880, 7168])
 def test_candidates_can_be_compiled(mean_rows, K):
-    found = worklist.candidates(mean_rows, K)
-    assert found
-    assert len(set(found)) == len(found)
-    for config in found:
+    configs = worklist.candidates(mean_rows, K)
+    assert configs
+    assert len(set(configs)) == len(configs)
+    for config in configs:
         assert worklist.illegal(config, torch.bfloat16) is None
         assert isinstance(config.to_helion(tma=True), helion.Config)
 
 
-def test_settings_that_a_search_found_win():
+def test_settings_of_a_search_override_the_fields():
     config = dataclasses.replace(worklist.CONFIGS["large"], helion=(("num_warps", 4), ("l2_groupings", [1])))
     assert config.to_helion(tma=False)["num_warps"] == 4
     assert config.to_helion(tma=True)["host_tensor_descriptors"] is True
 
 
-def test_illegal_configs_are_named(device):
+def test_illegal_configs_have_a_reason(device):
     config = dataclasses.replace(worklist.CONFIGS["large"], num_stages=6)
     assert "bytes" in (worklist.illegal(config, torch.bfloat16) or "")
     a, b = (torch.ones(*shape, dtype=torch.float16, device=device) for shape in ((4, 8), (1, 8, 8)))

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: its formulas against numerical differentiation, its kernels against its formulas."""
+"""Compare the MoE layer's formulas with numerical differentiation, and its kernels with its formulas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layer:
     G: int
     H: int = 48
     F: int = 40
-    only: tuple[int, ...] = ()  # the ids there are; () is all of -1..G
+    only: tuple[int, ...] = ()  # the ids that occur; () is all of -1..G
     ids: torch.dtype = torch.int64
 
 
@@ -50,7 +50,7 @@ SMALL = {
 
 
 def operands(case: Layer, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """ids, dout, and (x, weights, w_gate_up, w_down)."""
+    """Return ids, dout, and (x, weights, w_gate_up, w_down)."""
     torch.manual_seed(2)
     only = torch.tensor(case.only or range(-1, case.G + 1))
     ids = only[torch.randint(len(only), (case.T, case.k))].to(case.ids)
@@ -68,7 +68,7 @@ def call(function: Callable[..., Tensor], ids: Tensor, leaves: tuple[Tensor, ...
 def gradients(
     function: Callable[..., Tensor], ids: Tensor, dout: Tensor, leaves: tuple[Tensor, ...], **options: bool
 ) -> tuple[Tensor, ...]:
-    """(out, dx, dweights, dw_gate_up, dw_down)"""
+    """Return (out, dx, dweights, dw_gate_up, dw_down)."""
     leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)
     out = call(function, ids, leaves, **options)
     return (out.detach(), *torch.autograd.grad(out, leaves, dout))
@@ -76,7 +76,7 @@ def gradients(
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("case_", SMALL.values(), ids=SMALL)
-def test_formulas_are_those_of_numerical_differentiation(case_: Layer, recompute: bool) -> None:
+def test_formulas_match_numerical_differentiation(case_: Layer, recompute: bool) -> None:
     ids, _, leaves = operands(case_, torch.float64)
     leaves = tuple(leaf.requires_grad_() for leaf in leaves)
     assert torch.autograd.gradcheck(
@@ -86,16 +86,16 @@ def test_formulas_are_those_of_numerical_differentiation(case_: Layer, recompute
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("case_", CASES.values(), ids=CASES)
-def test_formulas_are_those_of_torch_expert_by_expert(case_: Layer, recompute: bool) -> None:
+def test_formulas_match_torch_expert_by_expert(case_: Layer, recompute: bool) -> None:
     ids, dout, leaves = operands(case_, torch.float64)
     expected = gradients(moe_layer_reference, ids, dout, leaves)
-    found = gradients(moe_layer, ids, dout, leaves, reference=True, recompute=recompute)
-    for got, wanted in zip(found, expected, strict=True):
+    actual = gradients(moe_layer, ids, dout, leaves, reference=True, recompute=recompute)
+    for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted)
 
 
 ROUNDED = ("odd_sizes", "ragged_tiles", "one_token", "no_token")
-"""Cases that run in fp16 too: who owns the rows has nothing to do with how the products are rounded."""
+"""Cases that run in fp16 too: the ownership of rows does not affect the rounding of products."""
 
 
 @pytest.mark.parametrize(
@@ -110,30 +110,30 @@ ROUNDED = ("odd_sizes", "ragged_tiles", "one_token", "no_token")
         ),
     ],
 )
-def test_kernels_give_what_the_formulas_give(
+def test_kernels_match_the_formulas(
     case_: Layer, dtype_: torch.dtype, device: torch.device, poisoned: Callable
 ) -> None:
     ids, dout, leaves = operands(case_, dtype_)
     expected = gradients(moe_layer, ids, dout.double(), tuple(x.double() for x in leaves), reference=True)
     on_device = (ids.to(device), dout.to(device), tuple(x.to(device) for x in leaves))
     with poisoned():
-        found = gradients(moe_layer, *on_device)
+        actual = gradients(moe_layer, *on_device)
         again = gradients(moe_layer, *on_device, recompute=True)
         with torch.no_grad():
             inferred = call(moe_layer, on_device[0], on_device[2])
     limit = {torch.float16: 2e-3, torch.float32: 2e-6}[dtype_]
-    for name, got, same, wanted in zip(("out", "dx", "dweights", "dw_gate_up", "dw_down"), found, again, expected,
+    for name, got, same, wanted in zip(("out", "dx", "dweights", "dw_gate_up", "dw_down"), actual, again, expected,
                                        strict=True):  # fmt: skip
         assert got.dtype == dtype_
         assert got.shape == wanted.shape
         assert torch.equal(got, same), name
         error = (got.cpu().double() - wanted).square().mean().sqrt()
         assert not wanted.numel() or error <= limit * wanted.square().mean().sqrt(), name
-    # Without gradients the first product is not written: the same bits all the same.
-    assert torch.equal(found[0], inferred)
+    # Without gradients the first product is not written; the output has the same bits.
+    assert torch.equal(actual[0], inferred)
 
 
-def test_views_are_taken_as_they_are(device: torch.device) -> None:
+def test_takes_views(device: torch.device) -> None:
     case = Layer(7, 2, 2, H=16, F=24)
     ids, dout, leaves = operands(case, torch.float32)
     ids, dout = ids.to(device), dout.to(device)
@@ -141,8 +141,8 @@ def test_views_are_taken_as_they_are(device: torch.device) -> None:
     expected = gradients(moe_layer, ids, dout, leaves)
     views = tuple(leaf.transpose(-1, -2).contiguous().transpose(-1, -2) for leaf in leaves)
     assert not any(view.is_contiguous() for view in views)
-    found = gradients(moe_layer, ids.t().contiguous().t(), dout.t().contiguous().t(), views)
-    for got, wanted in zip(found, expected, strict=True):
+    actual = gradients(moe_layer, ids.t().contiguous().t(), dout.t().contiguous().t(), views)
+    for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted)
     ones = gradients(moe_layer, ids, torch.ones(1, 1, device=device).expand(case.T, case.H), leaves)
     wanted = gradients(moe_layer, ids, torch.ones(case.T, case.H, device=device), leaves)
@@ -164,13 +164,13 @@ def test_both_orders_of_the_first_product(
     with poisoned():
         act, both = gate_up.gate_up(a, w, offs, save, config)
     check(act[:47].cpu(), expected[:47], torch.float16)
-    assert act[47:].isnan().all(), "rows of nobody are left alone"
+    assert act[47:].isnan().all(), "rows that belong to no expert are not written"
     assert (both is not None) == save
     if both is not None:
         check(both[:47].cpu(), expected_both[:47], torch.float16)
 
 
-def test_the_first_product_where_tma_cannot_go(device: torch.device, check: Callable) -> None:
+def test_the_first_product_if_tma_cannot_read(device: torch.device, check: Callable) -> None:
     torch.manual_seed(0)
     a, w = torch.randn(20, 45, device=device), torch.randn(2, 2 * 33, 45, device=device) * 0.2
     offs = torch.tensor([13, 20], dtype=torch.int32, device=device)
@@ -180,7 +180,7 @@ def test_the_first_product_where_tma_cannot_go(device: torch.device, check: Call
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu_swap", "cpu_halves"])
-def test_a_product_leaves_rows_of_nobody_alone(
+def test_a_product_does_not_write_rows_of_no_expert(
     name: str, device: torch.device, poisoned: Callable, check: Callable
 ) -> None:
     torch.manual_seed(0)
@@ -201,9 +201,9 @@ def test_swiglu_by_itself_and_far_from_zero(device: torch.device, check: Callabl
     check(swiglu.swiglu(both, offs), swiglu.swiglu_reference(both.double()), torch.float32)
     da, weights = torch.randn(6, 1030, device=device), torch.rand(3, 2, device=device)
     routing = Routing(offs, torch.empty(0), torch.tensor([3, 1, 0, 5, 4, 2], dtype=torch.int32, device=device))
-    found = swiglu.swiglu_backward(da, both, weights, routing)
+    actual = swiglu.swiglu_backward(da, both, weights, routing)
     wanted = swiglu.swiglu_backward_reference(da.double(), both.double(), weights.double(), routing)
-    for got, expected in zip(found, wanted, strict=True):
+    for got, expected in zip(actual, wanted, strict=True):
         check(got, expected, torch.float32)
 
 
@@ -248,18 +248,18 @@ def test_inference_with_parameters_keeps_nothing(
 
 
 def test_routing_weights_may_be_wider_than_the_rest(device: torch.device) -> None:
-    """A router's weights are in fp32 as a rule, and so is their gradient."""
+    """A router's weights are usually in fp32, and so is their gradient."""
     ids, dout, (x, weights, *matrices) = operands(CASES["dropped_choices"], torch.float16)
     wide = (x, weights.float() + 1e-5, *matrices)
     expected = gradients(moe_layer, ids, dout.double(), tuple(x.double() for x in wide), reference=True)
-    found = gradients(moe_layer, ids.to(device), dout.to(device), tuple(x.to(device) for x in wide))
-    assert [got.dtype for got in found] == [torch.float16] * 2 + [torch.float32] + [torch.float16] * 2
-    for got, wanted in zip(found, expected, strict=True):
+    actual = gradients(moe_layer, ids.to(device), dout.to(device), tuple(x.to(device) for x in wide))
+    assert [got.dtype for got in actual] == [torch.float16] * 2 + [torch.float32] + [torch.float16] * 2
+    for got, wanted in zip(actual, expected, strict=True):
         error = (got.cpu().double() - wanted).square().mean().sqrt()
         assert error <= 2e-3 * wanted.square().mean().sqrt()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations look at them too, in another way")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations read tensors too, in another way")
 def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, dout, leaves = operands(CASES["dropped_choices"], torch.float32)
 
@@ -283,11 +283,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("change", "says"), REFUSED.values(), ids=REFUSED)
-def test_refuses_what_does_not_fit(change: Callable[..., Any], says: str, device: torch.device) -> None:
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses_operands_that_do_not_fit(change: Callable[..., Any], message: str, device: torch.device) -> None:
     ids, _, (x, weights, w_gate_up, w_down) = operands(CASES["empty_experts"], torch.float32)
     args = change(*(operand.to(device) for operand in (x, ids, weights, w_gate_up, w_down)))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         moe_layer(*args)
 
 
@@ -300,18 +300,18 @@ def test_configs_are_legal(name: str) -> None:
 
 
 @pytest.mark.parametrize("mean_rows", [4, 64, 300, 2000])
-def test_candidates_are_legal_and_unlike(mean_rows: float) -> None:
-    found = gate_up.candidates(mean_rows)
-    assert len(set(found)) == len(found)
-    for config in found:
+def test_candidates_are_legal_and_distinct(mean_rows: float) -> None:
+    configs = gate_up.candidates(mean_rows)
+    assert len(set(configs)) == len(configs)
+    for config in configs:
         assert gate_up.illegal(config, torch.bfloat16) is None, config
 
 
-def test_a_flat_config_becomes_a_legal_one_and_an_illegal_one_is_told() -> None:
+def test_flat_configs_become_legal_and_illegal_ones_are_refused() -> None:
     for mean_rows in (8, 64, 300, 2000):
         for config in flat.candidates(mean_rows):
             assert gate_up.illegal(gate_up.from_flat(config), torch.float16) is None, config
-    assert gate_up.from_flat(flat.FlatConfig(16, 64, 128, 4, 5, swap=True)).block_f == 64, "wgmma wants 64 rows"
+    assert gate_up.from_flat(flat.FlatConfig(16, 64, 128, 4, 5, swap=True)).block_f == 64, "wgmma needs 64 rows"
     large = gate_up.CONFIGS["large"]
     assert "bytes" in (gate_up.illegal(large, torch.float32) or "")
     assert "powers of two" in (gate_up.illegal(gate_up.GateUpConfig(128, 48, 64, 8, 2), torch.float16) or "")

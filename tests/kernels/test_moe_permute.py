@@ -1,4 +1,4 @@
-"""Routing, permutation and its way back, against torch in plain words and against each other."""
+"""Compare routing, permutation and unpermutation with plain Python and torch, and with each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Routed:
     k: int
     G: int
     H: int = 40
-    only: tuple[int, ...] = ()  # the ids there are; () is all of -1..G
+    only: tuple[int, ...] = ()  # the ids that occur; () is all of -1..G
     ids: torch.dtype = torch.int64
 
 
@@ -58,8 +58,8 @@ def ids_of(case: Routed) -> Tensor:
     return only[torch.randint(len(only), (case.T, case.k))].to(case.ids)
 
 
-def in_plain_words(ids: Tensor, G: int) -> tuple[list[int], dict[int, int]]:
-    """(offs, row by flat choice): expert after expert, choice after choice."""
+def routed_by_hand(ids: Tensor, G: int) -> tuple[list[int], dict[int, int]]:
+    """Return (offs, row by flat choice), computed expert by expert and choice by choice."""
     flat, offs, rows = ids.flatten().tolist(), [], {}
     for g in range(G):
         for choice, expert in enumerate(flat):
@@ -75,26 +75,26 @@ def test_rows_are_sorted_by_expert_then_choice(
     case_: Routed, route: Callable[[Tensor, int], routing.Routing], device: torch.device
 ) -> None:
     ids = ids_of(case_)
-    offs, rows = in_plain_words(ids, case_.G)
-    found = route(ids.to(device), case_.G)
-    assert {x.dtype for x in (found.offs, found.position, found.source)} == {torch.int32}
-    assert found.offs.tolist() == offs
-    assert found.position.shape == ids.shape
-    assert found.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
-    assert found.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
+    offs, rows = routed_by_hand(ids, case_.G)
+    actual = route(ids.to(device), case_.G)
+    assert {x.dtype for x in (actual.offs, actual.position, actual.source)} == {torch.int32}
+    assert actual.offs.tolist() == offs
+    assert actual.position.shape == ids.shape
+    assert actual.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
+    assert actual.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(-2, 9), max_size=40), st.integers(1, 8))
 def test_any_ids_are_routed_as_by_a_sort(ids: list[int], G: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = routing.route(torch.tensor(ids, dtype=torch.int64, device=device).view(-1, 1), G)
+    actual = routing.route(torch.tensor(ids, dtype=torch.int64, device=device).view(-1, 1), G)
     expected = routing.route_reference(torch.tensor(ids, dtype=torch.int64).view(-1, 1), G)
-    assert found.offs.tolist() == expected.offs.tolist()
-    assert found.position.tolist() == expected.position.tolist()
+    assert actual.offs.tolist() == expected.offs.tolist()
+    assert actual.position.tolist() == expected.position.tolist()
 
 
-def test_an_id_past_32_bits_is_no_expert(device: torch.device) -> None:
+def test_an_id_past_32_bits_has_no_row(device: torch.device) -> None:
     ids = torch.tensor([[2**32, 0], [2**32 + 1, -(2**32)]], device=device)
     assert routing.route(ids, 2).position.tolist() == [[-1, 0], [-1, -1]]
 
@@ -103,7 +103,7 @@ def test_an_id_past_32_bits_is_no_expert(device: torch.device) -> None:
 @each_way
 @each_case
 @pytest.mark.parametrize("dtype_", [torch.float16, torch.float32], ids=["fp16", "fp32"])
-def test_there_and_back(
+def test_round_trip(
     case_: Routed,
     way: SimpleNamespace,
     dtype_: torch.dtype,
@@ -111,17 +111,17 @@ def test_there_and_back(
     poisoned: Callable,
     check: Callable,
 ) -> None:
-    """Rows hold their tokens' bits; back come sums of weighted rows, from memory that is NaN wherever no row is."""
+    """Rows have their tokens' bits, and sums of weighted rows come back, from memory with NaN around the rows."""
     ids = ids_of(case_)
-    offs, rows = in_plain_words(ids, case_.G)
+    offs, rows = routed_by_hand(ids, case_.G)
     x = torch.randn(case_.T, case_.H).to(dtype_)
     weights = torch.rand(case_.T, case_.k).to(dtype_)
     weights[torch.tensor([[c not in rows for c in range(t * case_.k, (t + 1) * case_.k)] for t in range(case_.T)],
                          dtype=torch.bool).view(case_.T, case_.k)] = float("nan")  # fmt: skip
     x, ids, weights = x.to(device), ids.to(device), weights.to(device)
     with poisoned():
-        y, found_offs, position = way.permute(x, ids, case_.G)()
-    assert found_offs.tolist() == offs
+        y, actual_offs, position = way.permute(x, ids, case_.G)()
+    assert actual_offs.tolist() == offs
     assert y.shape == (case_.T * case_.k, case_.H)
     for choice, row in rows.items():
         assert torch.equal(y[row], x[choice // case_.k])
@@ -139,7 +139,7 @@ def test_there_and_back(
 
 
 @each_way
-def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
+def test_takes_views(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
     torch.manual_seed(0)
     x = torch.randn(24, 13, device=device).t()[:, ::2]  # [13, 12]
     ids = torch.randint(-1, 4, (3, 13), device=device).t()
@@ -159,17 +159,17 @@ def test_views_are_read_as_they_are(way: SimpleNamespace, device: torch.device, 
 
 
 @each_way
-def test_positions_are_read_as_they_lie(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
+def test_takes_strided_positions(way: SimpleNamespace, device: torch.device, check: Callable) -> None:
     torch.manual_seed(0)
     x, weights = torch.randn(9, 12, device=device), torch.rand(9, 2, device=device)
     expected, routed = permute.permute_reference(x, torch.randint(0, 4, (9, 2), device=device), 4)
-    apart = routed.position.repeat_interleave(2, 1)[:, ::2]
+    strided = routed.position.repeat_interleave(2, 1)[:, ::2]
     check(
-        way.unpermute(expected, apart, weights)(),
+        way.unpermute(expected, strided, weights)(),
         permute.combine_reference(expected.double(), routed.position, weights),
         torch.float32,
     )
-    assert torch.equal(permute.spread_rows(x, apart), expected)
+    assert torch.equal(permute.spread_rows(x, strided), expected)
 
 
 def test_counts_of_more_blocks_than_a_program_sums_at_a_time(
@@ -177,15 +177,15 @@ def test_counts_of_more_blocks_than_a_program_sums_at_a_time(
 ) -> None:
     monkeypatch.setattr(routing, "SCANNED", (2, 4))
     ids = torch.randint(-1, 5, (700, 1))
-    found, expected = routing.route(ids.to(device), 5), routing.route_reference(ids, 5)
-    assert found.offs.tolist() == expected.offs.tolist()
-    assert found.position.tolist() == expected.position.tolist()
+    actual, expected = routing.route(ids.to(device), 5), routing.route_reference(ids, 5)
+    assert actual.offs.tolist() == expected.offs.tolist()
+    assert actual.position.tolist() == expected.position.tolist()
 
 
 @pytest.mark.parametrize("early", [0, 2, 9])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_rows_read_early_are_those_read_late(early: int, splits: int, device: torch.device) -> None:
-    """Whether a token's first columns are read before its positions or behind them, and more blocks than programs."""
+    """A token's first columns may be read before or after its positions; there are more blocks than programs."""
     x, ids = torch.randn(5, 45, device=device), torch.randint(-1, 3, (5, 2), device=device)
     expected, routed = permute.permute_reference(x, ids, 3)
     out = torch.zeros_like(expected)
@@ -205,19 +205,21 @@ def test_a_program_sums_block_after_block(splits: int, weighted: bool, device: t
     check(out, permute.combine_reference(y.double(), position, weights), torch.float32)
 
 
-@pytest.mark.parametrize("name", [name for name, case_ in CASES.items() if case_.T])  # no token, no launch of it
+@pytest.mark.parametrize(
+    "name", [name for name, case_ in CASES.items() if case_.T]
+)  # it is not launched without tokens
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_placed_and_copied_in_one_launch(tokens: int, name: str, device: torch.device, poisoned: Callable) -> None:
     case_ = CASES[name]
     ids = ids_of(case_)
-    offs, rows = in_plain_words(ids, case_.G)
+    offs, rows = routed_by_hand(ids, case_.G)
     x = torch.randn(case_.T, 2 * case_.H, device=device)[:, ::2]
     config = permute_fused.TokensConfig(tokens, block_h=1 << (case_.H - 1).bit_length(), num_warps=4)
     with poisoned():
-        y, found = permute_fused.place_and_spread(x, ids.to(device), case_.G, config)
-    assert found.offs.tolist() == offs
-    assert found.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
-    assert found.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
+        y, actual = permute_fused.place_and_spread(x, ids.to(device), case_.G, config)
+    assert actual.offs.tolist() == offs
+    assert actual.position.flatten().tolist() == [rows.get(choice, -1) for choice in range(ids.numel())]
+    assert actual.source.tolist()[: len(rows)] == sorted(rows, key=rows.__getitem__)
     for choice, row in rows.items():
         assert torch.equal(y[row], x[choice // case_.k])
 
@@ -276,7 +278,7 @@ def test_which_permutations_are_placed_and_copied_in_one_launch() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: sizes that fill a GPU. No GPU")
 @pytest.mark.parametrize("k, G, H", [(8, 128, 2048), (4, 32, 2880), (6, 64, 2048), (2, 8, 4096), (1, 8, 7168)])
 @pytest.mark.parametrize("only", ["all", "few"])
-def test_many_tokens_there_and_back(k: int, G: int, H: int, only: str, poisoned: Callable, check: Callable) -> None:
+def test_round_trip_of_many_tokens(k: int, G: int, H: int, only: str, poisoned: Callable, check: Callable) -> None:
     T = 8193
     torch.manual_seed(0)
     x = torch.randn(T, H, device="cuda", dtype=torch.bfloat16)
@@ -297,7 +299,7 @@ def test_many_tokens_there_and_back(k: int, G: int, H: int, only: str, poisoned:
     check(out, permute.combine_reference(y.float(), position, weights).double(), torch.bfloat16)
 
 
-def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
+def test_ids_are_read_at_every_call(device: torch.device) -> None:
     ids = torch.tensor([[0], [1], [1]], device=device)
     x = torch.arange(3.0, device=device)[:, None].expand(-1, 16).contiguous()
     run = permute.prepare_permute(x, ids, 2)
@@ -309,7 +311,7 @@ def test_a_run_reads_what_ids_then_say(device: torch.device) -> None:
 
 
 def test_launches_that_overlap_read_what_was_written_before_them(device: torch.device) -> None:
-    """Rows, ids and what lies in the allocator's memory change between calls, with no wait between."""
+    """Rows, ids and the allocator's memory change between calls, without a wait between them."""
     rounds, T = (50, 3000) if device.type == "cuda" else (2, 280)
     x, ids = torch.empty(T, 24, device=device), torch.empty(T, 2, dtype=torch.int64, device=device)
     run = permute.prepare_permute(x, ids, 5)
@@ -324,7 +326,7 @@ def test_launches_that_overlap_read_what_was_written_before_them(device: torch.d
     assert wrong.item() == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations look at them too, in another way")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operations read tensors too, in another way")
 def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Tensor) -> None:
         raise AssertionError("read on the host")
@@ -339,14 +341,14 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     back()
 
 
-def test_helion_counts_in_int64_where_anything_reaches_that_far(device: torch.device, monkeypatch) -> None:
-    """Its own kernels look at sizes of inputs alone, not at strides and not at the output."""
+def test_helion_uses_int64_for_far_offsets(device: torch.device, monkeypatch) -> None:
+    """Helion chooses by the sizes of inputs alone, and ignores strides and the output."""
     wide = torch.empty(2**20, 4096, dtype=torch.float16, device="meta")
     assert helion_permute.reach(wide[:, :64]) == (2**20 - 1) * 4096 + 63
     x, ids = torch.randn(7, 24, device=device), torch.randint(-1, 4, (7, 2), device=device)
     expected, routed = permute.permute_reference(x, ids, 4)
     monkeypatch.setattr(helion_permute, "reach", lambda x: 2**31)
-    for name in ("spread", "combine"):  # those that count in int32
+    for name in ("spread", "combine"):  # the kernels with int32 indices
         monkeypatch.setattr(helion_permute, name, None)
     y, _, position = helion_permute.prepare_helion_permute(x, ids, 4)()
     rows = int(routed.offs[-1])
@@ -361,7 +363,7 @@ def test_helion_counts_in_int64_where_anything_reaches_that_far(device: torch.de
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -> None:
+def test_refuses_operands_that_do_not_fit(way: SimpleNamespace, device: torch.device) -> None:
     x, ids = torch.randn(4, 8, device=device), torch.zeros(4, 2, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="a row for each token"):
         way.permute(x[:3], ids, 2)
@@ -381,8 +383,8 @@ def test_refuses_what_does_not_fit(way: SimpleNamespace, device: torch.device) -
     for rows in (x, x[:0]):
         with pytest.raises(ValueError, match=rf"position holds 4, and y \[rows, H\] has {len(rows)} rows"):
             way.unpermute(rows, position + 4, torch.rand(4, 2, device=device))
-    nobody = way.unpermute(x[:0], position - 1, torch.rand(4, 2, device=device))()
-    assert torch.equal(nobody, torch.zeros_like(x))
+    without_rows = way.unpermute(x[:0], position - 1, torch.rand(4, 2, device=device))()
+    assert torch.equal(without_rows, torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

@@ -23,7 +23,7 @@ LAYOUTS = (("rows", "rows"), ("rows", "columns"), ("columns", "strided"), ("stri
 
 
 def operand(rows: int, columns: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[rows, columns]; what lies between its elements is NaN."""
+    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
     if layout == "columns":
         return torch.randn(columns, rows).to(device, dtype).t()
     wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)

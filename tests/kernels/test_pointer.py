@@ -1,4 +1,4 @@
-"""What the pointer kernel does beyond the shared cases: groups of unlike sizes and layouts."""
+"""Test the pointer kernel beyond the shared cases: groups of different sizes and layouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = {
 
 
 def stored(rows: int, columns: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A random matrix whose storage is of the given layout; gaps in it are NaN."""
+    """Return a random matrix in storage of the given layout, whose gaps are NaN."""
     if layout == "columns":
         return stored(columns, rows, "rows", dtype, device).t()
     if layout == "no_unit":
@@ -117,7 +117,7 @@ def test_keeps_its_operands_alive(device):
     expected = run()
     del group_a, group_b
     gc.collect()
-    # Whatever was freed would be handed out again here.
+    # The allocator would reuse freed memory here.
     rubbish = [torch.full((20, 24), float("nan"), dtype=torch.float16, device=device) for _ in range(64)]
     assert all(torch.equal(out, before) for out, before in zip(run(), expected, strict=True))
     del rubbish

@@ -1,4 +1,4 @@
-"""Quantisation to fp8: the kernels against the same in torch, bit by bit, and both against what they promise."""
+"""Compare the quantisation kernels with torch bit by bit, and both with their documented bounds."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ def bits(q: Tensor) -> Tensor:
     return q.contiguous().view(torch.uint8)
 
 
-def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    assert found[0].dtype == torch.float8_e4m3fn
-    assert found[1].dtype == torch.float32
-    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0, equal_nan=True)
-    # NaN has two codes; which one comes out is nobody's concern.
-    q, r = (bits(values[0]) & torch.where(values[0].float().isnan(), 0x7F, 0xFF) for values in (found, expected))
+def assert_same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    assert actual[0].dtype == torch.float8_e4m3fn
+    assert actual[1].dtype == torch.float32
+    torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=0, equal_nan=True)
+    # NaN has two codes; either is right.
+    q, r = (bits(values[0]) & torch.where(values[0].float().isnan(), 0x7F, 0xFF) for values in (actual, expected))
     assert torch.equal(q, r), f"{(q != r).sum()} codes differ"
 
 
 @pytest.mark.parametrize("recipe", KERNELS)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES.values(), ids=SIZES)
-def test_kernels_do_what_torch_does(recipe, kind, rows, columns, device, poisoned):
+def test_kernels_match_torch(recipe, kind, rows, columns, device, poisoned):
     torch.manual_seed(0)
     x = (torch.randn(rows, columns) * torch.logspace(-3, 3, columns)).to(device, kind)
     with poisoned():
-        found = run(recipe, x)
-    assert_same(found, REFERENCES[recipe](x))
-    assert found[0].shape == (rows, columns)
-    assert found[0].stride(0) % 16 == 0
-    assert found[1].stride(-1) == max(rows, 1) if recipe == "blockwise" else found[1].shape == (rows,)
+        actual = run(recipe, x)
+    assert_same(actual, REFERENCES[recipe](x))
+    assert actual[0].shape == (rows, columns)
+    assert actual[0].stride(0) % 16 == 0
+    assert actual[1].stride(-1) == max(rows, 1) if recipe == "blockwise" else actual[1].shape == (rows,)
 
 
 @pytest.mark.parametrize("recipe", KERNELS)
 def test_rounds_to_nearest_and_ties_to_even(recipe, device):
-    """All values of e4m3, what lies halfway between two of them, and a hair to either side; the scale is 1."""
+    """Test all values of e4m3, the midpoints between them, and points close to these, with a scale of 1."""
     values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     halfway = (values[1:] + values[:-1]) / 2
     tries = torch.cat([values, halfway, halfway * (1 + 2**-20), halfway * (1 - 2**-20)])
@@ -102,15 +102,15 @@ def test_a_row_of_zeros_is_zeros(recipe, device):
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of infinity times zero
 @pytest.mark.parametrize("recipe", KERNELS)
 @pytest.mark.parametrize("bad", [NAN, INF, -INF], ids=str)
-def test_what_is_not_finite_spoils_its_row_or_block_alone(recipe, bad, device):
+def test_nan_and_infinity_affect_only_their_row_or_block(recipe, bad, device):
     torch.manual_seed(0)
     x = torch.randn(3, 256, device=device)
     x[1, 7] = bad
-    found = run(recipe, x)
-    assert_same(found, REFERENCES[recipe](x))
-    spoilt = torch.zeros(3, 256, dtype=torch.bool)
-    spoilt[1, : 128 if recipe == "blockwise" else None] = True
-    assert torch.equal(dequantize(*found).isnan().cpu(), spoilt)
+    actual = run(recipe, x)
+    assert_same(actual, REFERENCES[recipe](x))
+    affected = torch.zeros(3, 256, dtype=torch.bool)
+    affected[1, : 128 if recipe == "blockwise" else None] = True
+    assert torch.equal(dequantize(*actual).isnan().cpu(), affected)
 
 
 def test_a_row_wider_than_registers_is_read_in_parts(device, monkeypatch, poisoned):
@@ -121,14 +121,14 @@ def test_a_row_wider_than_registers_is_read_in_parts(device, monkeypatch, poison
         x[row, at] = NAN
         x[row, min(at + 128, 298)] = 7.0
     with poisoned():
-        found = run("rowwise", x)
-    assert_same(found, quantize.quantize_rows_reference(x))
-    assert found[1].isnan().tolist() == [False, True, True, True, False, False]
+        actual = run("rowwise", x)
+    assert_same(actual, quantize.quantize_rows_reference(x))
+    assert actual[1].isnan().tolist() == [False, True, True, True, False, False]
 
 
 @pytest.mark.parametrize("recipe", KERNELS)
 def test_nothing_overflows(recipe, device):
-    """Also where the roundings of scale and quotient lead past 448."""
+    """The rounding of scale and quotient may exceed 448, which must round back."""
     torch.manual_seed(0)
     x = torch.randn(64, 256, device=device) * torch.logspace(-30, 37, 64, device=device)[:, None]
     q, scale = run(recipe, x)
@@ -154,7 +154,7 @@ tables = st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_siz
     rows=st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_size=4), recipe=st.sampled_from(KERNELS)
 )
 def test_error_bound(rows, recipe, device):
-    """2^-4 of the value, or 2^-10 of the scale where that is more; and the same codes as torch."""
+    """The error is at most 2^-4 of the value or 2^-10 of the scale, and the codes are torch's."""
     width = max(map(len, rows))
     x = torch.tensor([row + [0.0] * (width - len(row)) for row in rows], device=device)
     q, scale = run(recipe, x)

@@ -1,4 +1,4 @@
-"""The reference itself, against sums written out."""
+"""Compare the reference itself with sums computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, re
         (torch.float64, torch.float64),
     ],
 )
-def test_every_row_meets_the_matrix_of_its_group(narrow, wide, device):
+def test_every_row_is_multiplied_by_its_groups_matrix(narrow, wide, device):
     a = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]], dtype=narrow, device=device)
     b = torch.tensor(
         [[[1, 0, 1], [0, 1, 1]], [[9, 9, 9], [9, 9, 9]], [[0, 2, 0], [2, 0, 1]]], dtype=narrow, device=device
@@ -25,7 +25,7 @@ def test_every_row_meets_the_matrix_of_its_group(narrow, wide, device):
     offs = torch.tensor([1, 1, 3], dtype=torch.int32, device=device)
     out = grouped_gemm_reference(a, b, offs)
     assert out.dtype == wide
-    # Group 0 owns row 0, group 1 none, group 2 rows 1 and 2, nobody row 3.
+    # Group 0 owns row 0, group 1 is empty, group 2 owns rows 1 and 2; row 3 belongs to no group.
     assert out.tolist() == [[1, 2, 3], [8, 6, 4], [12, 10, 6], [0, 0, 0]]
 
 

@@ -1,4 +1,4 @@
-"""Split-K: three ways to add partials, their config rule, slots that are empty again; Helion's with one worker."""
+"""Test three ways to add split-K partials, the config rule, and the slots; Helion's kernel with one worker."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PRODUCTS = (
 
 
 def operand(rows: int, columns: int, how: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[rows, columns]; what lies between its elements is NaN."""
+    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
     if how == "columns":
         return torch.randn(columns, rows).to(device, dtype).t()
     if how == "strided":
@@ -95,7 +95,7 @@ def test_matches_the_reference(prepare, product, dtype, device, poisoned, check)
 @pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "several_tiles"])
 @pytest.mark.parametrize("way", ["fixup", "two_launches"])
 def test_runs_agree_to_the_bit(way, name, device, poisoned):
-    """Also after what lay in the workspace has changed: the slots are empty again, and none is read unwritten."""
+    """They agree after the workspace's memory has changed too: slots are empty again, and none is read unwritten."""
     product = next(product for product in PRODUCTS if product.name == name)
     run = PREPARE[way](*operands(product, torch.float32, device), product.config)
     first = run()
@@ -106,7 +106,7 @@ def test_runs_agree_to_the_bit(way, name, device, poisoned):
 
 @pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
 def test_a_call_leaves_all_slots_empty(product, device):
-    """Or the next one's adders, where programs run at once, would take what they find for partials."""
+    """Otherwise the adders of the next call would read old values as partials, if programs run at once."""
     a, b = operands(product, torch.float32, device)
     made, full = [], torch.full
     with mock.patch.object(torch, "full", lambda *args, **kwargs: made.append(full(*args, **kwargs)) or made[-1]):
@@ -133,7 +133,7 @@ def test_a_nan_stays_in_its_row(prepare, device):
 
 
 def in_order(order, run):
-    """The output of a call whose programs run in that order."""
+    """Return the output of a call whose programs run in the order `order`."""
     from triton.runtime.interpreter import interpreter_builder
 
     ids, set_grid_idx = iter(order), interpreter_builder.set_grid_idx
@@ -143,9 +143,9 @@ def in_order(order, run):
     return out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU orders programs as it likes")
-def test_the_fixups_sum_does_not_depend_on_who_comes_when(device):
-    """The adder is the last program of its tile; those before it may come in any order."""
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs programs in any order")
+def test_the_fixups_sum_does_not_depend_on_the_order_of_programs(device):
+    """The adder is the last program of its tile; the others may run in any order."""
     config = replace(SMALL, splits=7)
     a, b = operands(Product("", 16, 16, 203), torch.float32, device)
     orders = [[*range(5, -1, -1), 6], [*torch.randperm(6).tolist(), 6]]
@@ -156,8 +156,8 @@ def test_the_fixups_sum_does_not_depend_on_who_comes_when(device):
 
 
 @pytest.mark.parametrize("bits", [-1, 0x7FFFFFFF, 0x7FC00000, -0x400000], ids=hex)
-def test_a_nan_whose_bits_say_that_a_slot_is_empty_arrives(bits, device):
-    """What NaN the hardware hands on is its own choice; an adder must not wait for one of them for ever."""
+def test_a_nan_with_the_bits_of_an_empty_slot_arrives(bits, device):
+    """The hardware may produce any NaN; an adder must not wait for ever if one has the bits of EMPTY."""
     a, b = operands(Product("", 16, 16, 256), torch.float32, device)
     a[3, 100] = torch.tensor(bits, dtype=torch.int32).view(torch.float32).to(device)
     assert a[3, 100].isnan()
@@ -166,9 +166,9 @@ def test_a_nan_whose_bits_say_that_a_slot_is_empty_arrives(bits, device):
     assert out.isnan().sum() == 16
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="one program alone, by the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs a single program in the interpreter")
 def test_the_last_stretch_of_a_very_long_k(device):
-    """As many splits as can be: times the blocks of K, a little less than 2**31. The operands are one element."""
+    """The product of the most splits and the blocks of K is just below 2**31. Each operand is one element."""
     from triton.runtime.interpreter import interpreter_builder
 
     K = 1 << 25
@@ -202,7 +202,7 @@ def test_the_last_stretch_of_a_very_long_k(device):
     ],
     ids=["fp64", "too_long", "mixed_dtypes", "other_k", "a_vector"],
 )
-def test_refuses_what_it_cannot_multiply(prepare, change, message, device):
+def test_refuses_operands_it_cannot_multiply(prepare, change, message, device):
     with pytest.raises(ValueError, match=message):
         prepare(*change(*operands(PRODUCTS[0], torch.float16, device)))
 
@@ -249,7 +249,7 @@ HELION = (
 )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the barrier has all its programs on a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the barrier runs with all its programs")
 @pytest.mark.parametrize("product", HELION, ids=[product.name for product in HELION])
 def test_helions_stages_with_one_worker(product, device, poisoned, check):
     """A grid of one program passes its barrier in the interpreter too, so both stages can be checked here."""
@@ -257,10 +257,10 @@ def test_helions_stages_with_one_worker(product, device, poisoned, check):
 
     a, b = operands(product, torch.float16, device)
     config = helion_barrier.default_config(product.M, product.N, product.K, a.dtype, KNOWN["sm_90"])
-    given = helion_barrier.without_ones(a, b)
-    compiled = helion_barrier.split_k_matmul_barrier.bind(given).compile_config(config)
+    arguments = helion_barrier.without_ones(a, b)
+    compiled = helion_barrier.split_k_matmul_barrier.bind(arguments).compile_config(config)
     with mock.patch.object(helion.runtime, "get_num_sm", lambda *args, **kwargs: 1), poisoned():
-        out = compiled(*given)[: product.M, : product.N]
+        out = compiled(*arguments)[: product.M, : product.N]
     check(out, split_k_reference(a, b), torch.float16)
 
 
@@ -303,13 +303,13 @@ def test_callables_on_two_streams_share_no_slots(rows, device):
     expected = runs[0]()
     streams = [torch.cuda.Stream() for _ in runs]
     torch.cuda.synchronize()
-    found = []
+    outputs = []
     for _ in range(200):
         for run, stream in zip(runs, streams, strict=True):
             with torch.cuda.stream(stream):
-                found.append(run())
+                outputs.append(run())
     torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out in found)
+    assert all(torch.equal(out, expected) for out in outputs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")

@@ -1,4 +1,4 @@
-"""Split-K by registers: its rule, what it refuses, and on a GPU its sums and slots. It has no interpreter."""
+"""Test the rule and the refusals of split-K by registers, and on a GPU its sums and slots. It has no interpreter."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ SOME = StreamConfig(16, 64, 4, 4, 2)
      ({"splits": 64, "num_warps": 1, "adders": 128}, "adders=128")],
     ids=str,
 )  # fmt: skip
-def test_says_which_configs_cannot_run(change, message):
+def test_reports_which_configs_cannot_run(change, message):
     assert message in stream.illegal_stream(replace(SOME, **change), 4096)
     assert stream.illegal_stream(SOME, 4096) is None
 
 
-def test_a_cpu_has_no_registers_of_hopper():
+def test_is_unsuitable_for_a_cpu():
     a, b = torch.empty(16, 64, dtype=torch.float16), torch.empty(16, 64, dtype=torch.float16).t()
     assert stream.unsuitable(a, b) == "Gluon has no interpreter"
 
 
 @dataclass(frozen=True)
-class Product:
+class StreamProduct:
     name: str
     M: int
     N: int
@@ -66,23 +66,23 @@ class Product:
 
 
 PRODUCTS = (
-    Product("seed", 16, 16, 4096),
-    Product("one_row", 1, 4096, 4096),
-    Product("one_column", 5, 1, 304),
-    Product("one_line_of_k", 16, 16, 64),
-    Product("sixteen_of_k", 7, 19, 16),
-    Product("ragged_columns", 16, 1001, 4096),
-    Product("ragged_k", 3, 40, 4112),
-    Product("all_ragged", 13, 45, 2896, padding=8),
-    Product("padded", 16, 64, 1024, padding=24),
-    Product("long", 16, 16, 131072),
-    Product("large", 16, 4096, 4096),
-    Product("large_ragged", 9, 2111, 7184),
-    Product("many_tiles", 16, 9000, 1024),
-    Product("uneven_splits", 16, 32, 4096, StreamConfig(16, 64, 7, 4, 4)),
-    Product("slots_in_chunks", 16, 16, 32768, StreamConfig(16, 64, 128, 4, 1)),
-    Product("a_warp", 16, 64, 1024, StreamConfig(32, 128, 3, 1, 2)),
-    Product("four_elements_each", 2, 16, 32768, StreamConfig(16, 64, 64, 8, 64)),
+    StreamProduct("seed", 16, 16, 4096),
+    StreamProduct("one_row", 1, 4096, 4096),
+    StreamProduct("one_column", 5, 1, 304),
+    StreamProduct("one_line_of_k", 16, 16, 64),
+    StreamProduct("sixteen_of_k", 7, 19, 16),
+    StreamProduct("ragged_columns", 16, 1001, 4096),
+    StreamProduct("ragged_k", 3, 40, 4112),
+    StreamProduct("all_ragged", 13, 45, 2896, padding=8),
+    StreamProduct("padded", 16, 64, 1024, padding=24),
+    StreamProduct("long", 16, 16, 131072),
+    StreamProduct("large", 16, 4096, 4096),
+    StreamProduct("large_ragged", 9, 2111, 7184),
+    StreamProduct("many_tiles", 16, 9000, 1024),
+    StreamProduct("uneven_splits", 16, 32, 4096, StreamConfig(16, 64, 7, 4, 4)),
+    StreamProduct("slots_in_chunks", 16, 16, 32768, StreamConfig(16, 64, 128, 4, 1)),
+    StreamProduct("a_warp", 16, 64, 1024, StreamConfig(32, 128, 3, 1, 2)),
+    StreamProduct("four_elements_each", 2, 16, 32768, StreamConfig(16, 64, 64, 8, 64)),
 )
 
 
@@ -92,7 +92,7 @@ def padded(rows: int, columns: int, padding: int, dtype: torch.dtype) -> torch.T
     return wide[:, :columns]
 
 
-def operands(product: Product, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(product: StreamProduct, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     a = padded(product.M, product.K, product.padding, dtype)
     b = padded(product.N, product.K, product.padding, dtype).t()
@@ -119,7 +119,7 @@ def test_matches_the_reference_and_itself_to_the_bit(product, kind, poisoned, ch
 
 @GPU
 def test_replays_of_a_graph_agree_to_the_bit():
-    a, b = operands(Product("", 16, 16, 131072), torch.bfloat16)
+    a, b = operands(StreamProduct("", 16, 16, 131072), torch.bfloat16)
     run = stream.prepare_stream(a, b)
     expected = run()
     graph = torch.cuda.CUDAGraph()
@@ -132,7 +132,7 @@ def test_replays_of_a_graph_agree_to_the_bit():
 
 @GPU
 def test_a_nan_stays_in_its_row():
-    a, b = operands(Product("", 14, 16, 4096), torch.bfloat16)
+    a, b = operands(StreamProduct("", 14, 16, 4096), torch.bfloat16)
     a[11, 999] = float("nan")
     bad = stream.prepare_stream(a, b)().isnan()
     assert bad[11].all()
@@ -152,8 +152,8 @@ def test_a_nan_stays_in_its_row():
     ],
     ids=["fp32", "rows", "b_by_rows", "a_by_columns", "odd_address", "odd_k"],
 )
-def test_what_it_cannot_take_goes_to_the_other_kernel(change, message, check):
-    a, b = change(*operands(Product("", 16, 64, 1024), torch.bfloat16))
+def test_operands_it_cannot_take_go_to_the_other_kernel(change, message, check):
+    a, b = change(*operands(StreamProduct("", 16, 64, 1024), torch.bfloat16))
     assert message in stream.unsuitable(a, b)
     with mock.patch.object(stream, "prepare_stream", side_effect=AssertionError):
         check(tiled.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)

@@ -1,4 +1,4 @@
-"""What is refused before a kernel sees it, and why."""
+"""Test the checks of operands that run before any kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from groupbench.kernels.grouped_gemm.support import (
 
 
 @pytest.mark.parametrize(
-    ("asked", "interpreted", "reason"),
+    ("dtype_", "interpreted", "reason"),
     [
         (torch.float16, True, None),
         (torch.float32, True, None),
@@ -27,13 +27,13 @@ from groupbench.kernels.grouped_gemm.support import (
         (torch.int8, False, "not one of"),
     ],
 )
-def test_unsupported(asked, interpreted, reason):
-    answer = unsupported(asked, interpreted)
-    assert answer is None if reason is None else reason in answer
+def test_unsupported(dtype_, interpreted, reason):
+    why_not = unsupported(dtype_, interpreted)
+    assert why_not is None if reason is None else reason in why_not
 
 
 def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
-    """Triton would launch there, with addresses of another."""
+    """Triton would launch on the current GPU, with addresses of another one."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     require_device(torch.device("cuda", 1))
     with pytest.raises(ValueError, match=r"on cuda:0, .* current device, cuda:1: call within torch.cuda.device\(0\)"):
@@ -54,8 +54,8 @@ def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
     ],
 )
 def test_illegal_tile(tile, reason):
-    answer = illegal_tile(*tile)
-    assert answer is None if reason is None else reason in answer
+    why_not = illegal_tile(*tile)
+    assert why_not is None if reason is None else reason in why_not
 
 
 A, B = torch.zeros(6, 4), torch.zeros(2, 4, 3)
@@ -85,7 +85,7 @@ def test_group_ends_refuses(a, b, offs, message):
     [(100, 64, 64, False), (2**20, 2**11, 64, True), (2**20, 64, 2**11, True)],
     ids=["small", "large_a", "large_out"],
 )
-def test_row_indices_are_wide_where_an_index_is(rows, stride, columns, wide):
+def test_row_indices_are_wide_for_far_elements(rows, stride, columns, wide):
     a, b = torch.empty(rows, stride, device="meta"), torch.empty(2, stride, columns, device="meta")
     assert past_int32(a, b) == wide
 
@@ -102,8 +102,8 @@ def test_row_indices_are_wide_where_an_index_is(rows, stride, columns, wide):
     ids=["rows", "columns", "shared", "shared_by_columns", "one_group"],
 )
 def test_weights_as_stored(b, shape, nk, shared):
-    weights, *told = stored_weights(b)
-    assert told == [nk, shared]
+    weights, *flags = stored_weights(b)
+    assert flags == [nk, shared]
     assert weights.shape == shape
     assert weights.stride(2) == 1
     assert weights.stride(0) > 0

@@ -1,6 +1,7 @@
-"""The grouped products of PyTorch's own tests (test_matmul_cuda.py, 2d_3d and 2d_2d): sizes, strides, empty groups.
+"""Test the grouped products of PyTorch's own tests (test_matmul_cuda.py, 2d_3d and 2d_2d).
 
-Four groups of 16 rows, N of 32, K of 64; either operand by rows or by columns, as it is or cut out of larger storage.
+Four groups of 16 rows, N of 32, K of 64. Either operand is stored by rows or by columns, dense or cut out of larger
+storage; some groups are empty.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def worklist(a: Tensor, b: Tensor, offs: Tensor) -> Callable[[], Tensor]:
 
 
 def cut(*sizes: int, by_rows: bool, strided: bool) -> Tensor:
-    """Random, innermost dimension last or last but one, every second of the outer and half of the inner if strided."""
+    """Return a random tensor, its rows or columns contiguous.
+
+    If strided, it is every second element of the outer dimensions and half of the innermost one of larger storage.
+    """
     *outer, rows, columns = sizes
     wide = 1 + strided
     inner, outermost = (columns, rows) if by_rows else (rows, columns)
@@ -35,14 +39,14 @@ def cut(*sizes: int, by_rows: bool, strided: bool) -> Tensor:
 
 
 def ends(empty: bool, rows: int) -> Tensor:
-    found = torch.arange(1, G + 1, dtype=torch.int32) * rows
-    if empty:  # the second group has no rows, the first has both's
-        found[0] = found[1]
-    return found
+    offs = torch.arange(1, G + 1, dtype=torch.int32) * rows
+    if empty:  # the second group is empty, the first has the rows of both
+        offs[0] = offs[1]
+    return offs
 
 
 def layouts(test: Callable[..., None]) -> Callable[..., None]:
-    """Every layout of both operands, by default every pair of its four choices."""
+    """Parametrise a test over the layouts of both operands, by default over every pair of two of its choices."""
     for name, ids in (
         ("empty", ["full", "empty"]),
         ("strided", ["dense", "strided"]),
@@ -56,7 +60,7 @@ def layouts(test: Callable[..., None]) -> Callable[..., None]:
 @layouts
 @pytest.mark.parametrize("prepare", [flat.prepare_flat, worklist], ids=["flat", "worklist"])
 def test_rows_in_groups(prepare: Prepare, a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
-    """2d_3d: the forward."""
+    """PyTorch's 2d_3d, the forward pass."""
     torch.manual_seed(0)
     a = cut(G * M, K, by_rows=a_by_rows, strided=strided).to(device)
     b = cut(G, N, K, by_rows=b_by_rows, strided=strided).to(device).transpose(1, 2)
@@ -73,7 +77,7 @@ def test_rows_in_groups(prepare: Prepare, a_by_rows, b_by_rows, strided, empty, 
 
 @layouts
 def test_sums_in_groups(a_by_rows, b_by_rows, strided, empty, device, poisoned, check) -> None:
-    """2d_2d: what the gradient of weights sums over is in groups, 64 of each."""
+    """PyTorch's 2d_2d, the gradient of weights: the sum runs over groups of 64."""
     torch.manual_seed(0)
     a = cut(M, G * K, by_rows=a_by_rows, strided=strided).to(device).t()
     dc = cut(N, G * K, by_rows=b_by_rows, strided=strided).to(device).t()

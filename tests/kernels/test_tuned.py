@@ -1,4 +1,4 @@
-"""Tuned configs: which file serves which GPU, which problem its key names, and who asks."""
+"""Test tuned configs: the file of a GPU, the key of a problem, and the search on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes configs/NAME.json for the length of a test, in place of what ships."""
+    """Return a function that writes configs/NAME.json, which replaces the shipped files during a test."""
     (tmp_path / "configs").mkdir()
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "user"))
     monkeypatch.setattr(tuned, "__file__", str(tmp_path / "tuned.py"))
@@ -36,7 +36,7 @@ def test_a_file_serves_gpus_of_its_family_and_its_kernel(write):
     assert tuned.tuned_configs("flat", "NVIDIA A100") == {}
 
 
-def test_an_h200_takes_what_was_tuned_on_an_h100_until_it_has_its_own(write):
+def test_an_h200_takes_configs_of_an_h100_until_it_has_its_own(write):
     write("flat_h100", {"k": {"block_m": 1}})
     assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 1}}
     assert tuned.tuned_configs("flat", "NVIDIA GH200 480GB") == {"k": {"block_m": 1}}
@@ -48,18 +48,18 @@ def test_an_h200_takes_what_was_tuned_on_an_h100_until_it_has_its_own(write):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "M", "found"),
+    ("gpu", "M", "matches"),
     [("NVIDIA H100 80GB HBM3", 4000, True), ("NVIDIA H100", 5000, False), ("A100", 4000, False)],
     ids=["same_power_of_two", "more_rows", "other_gpu"],
 )
-def test_a_config_is_found_by_gpu_and_problem(gpu, M, found, write):
+def test_a_config_is_found_by_gpu_and_problem(gpu, M, matches, write):
     config = replace(wgrad.CONFIGS["large"], group_p=3)
     write("wgrad_h100", {tuned.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True): config.__dict__})
     chosen = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, replace(KNOWN["sm_90"], name=gpu), nk=True)
-    assert (chosen == config) == found
+    assert (chosen == config) == matches
 
 
-def test_what_tells_problems_apart():
+def test_keys_distinguish_problems():
     key = tuned.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True)
     assert key == "G=8,M<=4096,N=256,K=512,bfloat16,nk"
     assert tuned.tuning_key(3000, 8, 256, 512, torch.float16, nk=False) == "G=8,M<=4096,N=256,K=512,float16,kn"
@@ -71,13 +71,13 @@ def test_what_tells_problems_apart():
 
 @pytest.fixture
 def searching(tmp_path, monkeypatch):
-    """As on a GPU: what is asked for is searched for, and `times` says how long each tile width takes."""
+    """Search as on a GPU on which each tile width takes the milliseconds in `times`; `tried` lists the calls."""
     times = {16: 2.0, 32: 1.0, 64: 3.0}
-    asked = []
+    tried = []
 
     def prepare(config):
         def run():
-            asked.append(config.block_n)
+            tried.append(config.block_n)
             if config.block_n not in times:
                 raise RuntimeError("does not compile")
 
@@ -86,17 +86,17 @@ def searching(tmp_path, monkeypatch):
 
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "kept"))
     monkeypatch.setattr(tuned, "milliseconds", lambda run: times[run.config.block_n])
-    tried = [flat.FlatConfig(32, n, 32, 4, 1) for n in (16, 32, 64, 128)]
-    search = partial(tuned.tune_here, "flat", device=KNOWN["sm_90"], candidates=tried, prepare=prepare)
-    return SimpleNamespace(times=times, asked=asked, search=search, folder=tmp_path / "kept")
+    candidates = [flat.FlatConfig(32, n, 32, 4, 1) for n in (16, 32, 64, 128)]
+    search = partial(tuned.tune_here, "flat", device=KNOWN["sm_90"], candidates=candidates, prepare=prepare)
+    return SimpleNamespace(times=times, tried=tried, search=search, folder=tmp_path / "kept")
 
 
 def test_the_fastest_that_runs_is_kept(searching):
     assert searching.search(key="a").block_n == 32
-    assert searching.asked == [16, 32, 64, 128]
+    assert searching.tried == [16, 32, 64, 128]
     searching.times[64] = 0.5
-    assert searching.search(key="a").block_n == 32  # found before
-    assert searching.asked == [16, 32, 64, 128]
+    assert searching.search(key="a").block_n == 32  # from the file
+    assert searching.tried == [16, 32, 64, 128]
     assert searching.search(key="b").block_n == 64
     assert searching.search(key="a").block_n == 32
     (file,) = searching.folder.iterdir()
@@ -105,7 +105,7 @@ def test_the_fastest_that_runs_is_kept(searching):
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"a": {"block_m": 1}}'], ids=["cut", "list", "other fields"])
-def test_what_was_kept_and_makes_no_sense_is_searched_again(searching, damage):
+def test_a_damaged_file_is_searched_again(searching, damage):
     searching.search(key="a")
     (file,) = searching.folder.iterdir()
     file.write_text(damage)
@@ -113,36 +113,36 @@ def test_what_was_kept_and_makes_no_sense_is_searched_again(searching, damage):
     assert json.loads(file.read_text())["configs"]["a"]["block_n"] == 32
 
 
-def test_where_no_candidate_runs_there_is_none(searching):
+def test_returns_none_if_no_candidate_runs(searching):
     searching.times.clear()
     assert searching.search(key="a") is None
     assert not searching.folder.exists()
 
 
-def test_a_search_is_asked_for_and_only_for_what_no_file_knows(write, monkeypatch, make_case, make_inputs, check):
+def test_searches_only_on_request_and_for_new_problems(write, monkeypatch, make_case, make_inputs, check):
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
     monkeypatch.setattr(flat, "device_of", lambda device: replace(INTERPRETER, name="NVIDIA H100"))
-    found = []
+    searched = []
 
     def search(kernel, key, device, candidates, prepare):
-        found.append(key)
+        searched.append(key)
         check(prepare(flat.CONFIGS["cpu"])(), grouped_gemm_reference(a, b, offs), torch.float16)
         return flat.CONFIGS["cpu"]
 
     monkeypatch.setattr(flat, "tune_here", search)
     flat.prepare_flat(a, b, offs)
-    assert not found
+    assert not searched
     monkeypatch.setattr(flat, "tunes_here", lambda device: True)
     flat.prepare_flat(a, b, offs, flat.CONFIGS["cpu"])
-    assert not found
+    assert not searched
     check(flat.prepare_flat(a, b, offs)(), grouped_gemm_reference(a, b, offs), torch.float16)
-    assert found == ["G=2,M<=64,N=48,K=64,float16,kn"]
-    write("flat_h100", {found.pop(): vars(flat.CONFIGS["cpu"])})
+    assert searched == ["G=2,M<=64,N=48,K=64,float16,kn"]
+    write("flat_h100", {searched.pop(): vars(flat.CONFIGS["cpu"])})
     tuned.tuned_configs.cache_clear()
     flat.prepare_flat(a, b, offs)
-    assert not found
+    assert not searched
 
 
-def test_only_a_gpu_is_searched_on(monkeypatch):
+def test_searches_only_on_a_gpu(monkeypatch):
     monkeypatch.setenv(tuned.TUNE, "1")
     assert not tuned.tunes_here(torch.device("cpu"))

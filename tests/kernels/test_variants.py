@@ -1,4 +1,4 @@
-"""The first variant that runs is taken, and what came of the others is remembered."""
+"""Test that the first variant that runs is taken, and that the failures of others are remembered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from groupbench.kernels.variants import Choice, Variant, choices, first_that_run
 
 @pytest.fixture(autouse=True)
 def falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other tests of this folder run with the setting off."""
+    """Enable the fallback, which conftest.py disables for the other tests of this folder."""
     monkeypatch.delenv(variants.SETTING, raising=False)
     monkeypatch.setattr(variants, "_failed", {})
 
 
 class Ways:
-    """Variants that count their calls, each raising what it is given."""
+    """Makes variants that record their calls and raise the given exceptions."""
 
     def __init__(self) -> None:
         self.prepared: list[str] = []
@@ -72,7 +72,7 @@ def test_the_next_is_taken_and_the_reason_kept(failure: dict[str, object], reaso
     assert made == [Choice("k", "plain", (("best", reason),))]
 
 
-def test_what_failed_is_not_tried_again_for_the_same_key(way: Ways) -> None:
+def test_a_failed_variant_is_not_tried_again_for_the_same_key(way: Ways) -> None:
     def run(key: int) -> str:
         return first_that_runs("k", [way("best", at_call=RuntimeError("no"), key=key), way("plain")])()
 
@@ -88,7 +88,7 @@ def test_what_failed_is_not_tried_again_for_the_same_key(way: Ways) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:k. best does not run")
-def test_where_nothing_runs_the_last_error_names_the_others(way: Ways) -> None:
+def test_if_nothing_runs_the_last_error_names_the_others(way: Ways) -> None:
     run = first_that_runs("k", [way("best", at_call=RuntimeError("first")), way("plain", at_call=ValueError("second"))])
     with pytest.raises(ValueError, match="second") as raised:
         run()
@@ -129,7 +129,7 @@ def test_off_raises_what_a_variant_raises(way: Ways, monkeypatch: pytest.MonkeyP
     assert first_that_runs("k", [way("best", unsuitable="too large"), way("plain")])() == "plain"
 
 
-def test_a_kernel_falls_back_where_tma_cannot_be_launched(make_case, make_inputs, check, monkeypatch) -> None:
+def test_a_kernel_falls_back_if_tma_cannot_be_launched(make_case, make_inputs, check, monkeypatch) -> None:
     from groupbench.kernels.grouped_gemm import flat
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 

@@ -1,4 +1,4 @@
-"""The gradient of the weights, in Triton and in Helion: sums over ragged rows, whose neighbours are live data."""
+"""Test the gradient of the weights in Triton and in Helion: sums over ragged rows next to other groups' data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepare(request: Any) -> Prepare:
 
 @pytest.fixture
 def make_operands(make_inputs: Any) -> Callable[..., tuple[Tensor, Tensor, Tensor, bool]]:
-    """(a [M, K], dc [M, N], offs [G], nk) of a case; rows that belong to no group are NaN in both."""
+    """Return a function that makes a [M, K], dc [M, N], offs [G] and nk of a case; rows of no group are NaN."""
 
     def make(case: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, bool]:
         a, b, offs = make_inputs(case, dtype)
@@ -73,7 +73,7 @@ def test_helion_matches_the_reference(case, make_operands, poisoned, check):
     check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
 
 
-def test_the_reference_is_what_autograd_says(make_case, make_inputs):
+def test_the_reference_matches_autograd(make_case, make_inputs):
     a, b, offs = (
         x.double() if x.is_floating_point() else x for x in make_inputs(make_case("e", (5, 0, 1)), torch.half)
     )
@@ -87,8 +87,8 @@ def test_the_reference_is_what_autograd_says(make_case, make_inputs):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("where", ["a", "dc"])
 @pytest.mark.parametrize("columns", [48, 45], ids=["tma", "pointers"])
-def test_what_other_groups_rows_hold_stays_there(prepare, columns, where, value, make_case, make_operands, check):
-    """A zero of one operand's tail does not undo a NaN of the other's: 0 * NaN is NaN."""
+def test_nan_and_infinity_stay_in_their_group(prepare, columns, where, value, make_case, make_operands, check):
+    """A zero in one operand's tail does not hide a NaN in the other's: 0 * NaN is NaN."""
     a, dc, offs, _ = make_operands(make_case("three", (21, 5, 40), n=columns, k=columns), torch.float16)
     good = grouped_gemm_wgrad_reference(a, dc, offs)
     (a if where == "a" else dc)[21:26] = value
@@ -110,7 +110,7 @@ def test_gradients_have_the_layout_of_the_weights(prepare, nk, make_case, make_o
 
 @pytest.mark.parametrize("name", GPU_CONFIGS)
 def test_every_config_is_right(name, make_case, make_operands, poisoned, check, monkeypatch):
-    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # the interpreter has room for all
+    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # with which every config is legal
     a, dc, offs, _ = make_operands(make_case("ragged", (129, 0, 30, 1), n=144, k=200, tail=3), dtype_of(name))
     run = wgrad.prepare_wgrad(a, dc, offs, config=wgrad.CONFIGS[name])
     with poisoned():
@@ -204,10 +204,10 @@ def test_the_config_chosen_can_run(G, mean_rows, of):
     ],
     ids=["aligned", "odd_stride", "odd_n", "odd_k", "odd_n_by_columns"],
 )
-def test_pointers_take_over_where_tma_cannot_go(k, n, pad_a, nk, reason, make_case, make_operands, poisoned, check):
+def test_pointers_take_over_if_tma_cannot_read(k, n, pad_a, nk, reason, make_case, make_operands, poisoned, check):
     a, dc, offs, _ = make_operands(make_case("tail", (21, 0, 40), n=n, k=k, pad_a=pad_a, tail=5), torch.float16)
-    found = wgrad.needs_pointers(*((dc, a) if nk else (a, dc)))
-    assert found is None if reason is None else found is not None and reason in found
+    why_not = wgrad.needs_pointers(*((dc, a) if nk else (a, dc)))
+    assert why_not is None if reason is None else why_not is not None and reason in why_not
     run = wgrad.prepare_wgrad(a, dc, offs, nk)
     with poisoned():
         out = run()
@@ -223,7 +223,7 @@ def test_operands_of_any_strides(prepare, make_case, make_operands, poisoned, ch
     check(out, grouped_gemm_wgrad_reference(*by_columns, offs), torch.float16)
 
 
-def test_illegal_configs_are_named():
+def test_illegal_configs_have_a_reason():
     large = wgrad.CONFIGS["large"]
     for change, text in (
         ({"block_p": 48}, "block_p=48: tl.dot needs powers of two"),
@@ -245,14 +245,14 @@ def test_a_dynamic_schedule_shares_memory_up_to_triton_3_8(triton_version, legal
 
 
 def test_candidates_are_legal(monkeypatch):
-    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # a tuner leaves out what a later one has no room for
+    monkeypatch.setattr(wgrad, "TRITON", (3, 8))  # for a later one, a tuner skips configs that do not fit
     for rows in (1, 64, 65, 5000):
         assert all(wgrad.illegal(config, torch.bfloat16) is None for config in wgrad.candidates(rows)), rows
     assert all(wgrad.illegal(config, dtype_of(name)) is None for name, config in wgrad.CONFIGS.items())
 
 
 def test_tuned_configs_are_legal(monkeypatch):
-    monkeypatch.setattr(wgrad, "TRITON", (3, 6))  # that they were tuned with
+    monkeypatch.setattr(wgrad, "TRITON", (3, 6))  # with which they were tuned
     configs = tuned_configs("wgrad", "NVIDIA H100 80GB HBM3")
     assert configs
     for key, values in configs.items():
@@ -276,7 +276,7 @@ def test_tuned_configs_are_legal(monkeypatch):
     ],
     ids=["fp64", "mixed_dtypes", "rows", "one_dimension", "decreasing", "past_the_end", "float_offsets", "no_groups"],
 )
-def test_refuses_what_it_cannot_multiply(prepare, change, message, make_case, make_operands):
+def test_refuses_operands_it_cannot_multiply(prepare, change, message, make_case, make_operands):
     a, dc, offs, _ = make_operands(make_case("two", (21, 40)), torch.float16)
     with pytest.raises(ValueError, match=message):
         prepare(*change(a, dc, offs))
@@ -285,7 +285,7 @@ def test_refuses_what_it_cannot_multiply(prepare, change, message, make_case, ma
 # --- Helion -----------------------------------------------------------------------------------------------------------
 
 
-def test_helion_never_tunes_unasked(make_case, make_operands, monkeypatch):
+def test_helion_never_tunes_unless_requested(make_case, make_operands, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("autotuning started")
 
