@@ -412,6 +412,6 @@ def why_not_specialized(groups: Sequence[Group]) -> str | None:
     """Return why fused_specialized.py cannot be imported or cannot take these groups, or None if it can."""
     try:
         from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
-        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
     return unsuitable(groups)

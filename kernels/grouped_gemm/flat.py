@@ -224,6 +224,7 @@ def store_tile(
     SWAP: tl.constexpr,
     SPLIT_STORE: tl.constexpr,
 ):
+    """Write a finished fp32 tile at `row` of an expert's rows: transposed back with SWAP, halved with SPLIT_STORE."""
     if SWAP:
         store_rows(desc, start, size, row, column, acc.to(DTYPE).T, BLOCK_M, BLOCK_N)
     elif SPLIT_STORE:

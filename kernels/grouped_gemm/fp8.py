@@ -371,8 +371,8 @@ def _why_not_specialized(b: Tensor) -> str | None:
     """Return why fp8_specialized.py cannot be imported or cannot take these weights, or None if it can."""
     try:
         from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
-        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
     return unsuitable(b)
 
 
@@ -385,7 +385,7 @@ def _for_tma(name: str, x: Tensor) -> Tensor:
     outer = [TMA_BYTES if size == 1 else stride for size, stride in zip(x.shape, outer, strict=False)]
     if (inner != 1 and x.size(-1) > 1) or x.data_ptr() % TMA_BYTES or any(stride % TMA_BYTES for stride in outer):
         raise ValueError(
-            f"{name}'s rows do not start at multiples of {TMA_BYTES} bytes (strides {x.stride()}), as TMA asks: "
+            f"{name}'s rows do not start at multiples of {TMA_BYTES} bytes (strides {x.stride()}), as TMA requires: "
             "see quantize.empty_fp8"
         )
     return x.as_strided(x.shape, (*outer, 1))

@@ -121,7 +121,7 @@ def prepare_helion_persistent(
     if M == 0 or N == 0:
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}: at least one has to do the work")
+        raise ValueError(f"workers={workers}: must be at least 1")
     number = workers or worker_count(a.device)
     offs = offs.to(a.device)
 

@@ -315,7 +315,7 @@ def prepare_helion_worklist(
         return _prepare_with(a, b, offs, config, tma)
     variants = []
     for name, chosen, reason in configs_for(M, G, N, K, a.dtype, device, stored_weights(b)[1]):
-        no_descriptors = without_tma(a, b, chosen) if tma is None else None if tma else "they were not asked for"
+        no_descriptors = without_tma(a, b, chosen) if tma is None else None if tma else "TMA was not requested"
         key = (chosen, a.dtype, a.shape, b.shape, a.device)
         by_tma = partial(_prepare_with, a, b, offs, chosen, True)
         variants.append(Variant(f"tma, {name} config", by_tma, reason or no_descriptors, key))

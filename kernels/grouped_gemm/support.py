@@ -130,9 +130,9 @@ def no_tma(columns: int, **operands: Tensor) -> str | None:
     """Return why TMA cannot read these operands or write rows of `columns` elements like theirs, or None if it can."""
     for name, x in operands.items():
         if not device_of(x.device).tma:
-            return "TMA came with Hopper"
+            return "this GPU has no TMA"
         if x.stride(-1) != 1:
-            return f"{name} has no dimension of stride 1 where TMA wants it"
+            return f"{name}'s last dimension does not have stride 1, as TMA requires"
         if x.data_ptr() % TMA_BYTES or any(stride * x.element_size() % TMA_BYTES for stride in x.stride()[:-1]):
             return f"{name}'s address or strides are not multiples of {TMA_BYTES} bytes"
     if any(columns * x.element_size() % TMA_BYTES for x in operands.values()):

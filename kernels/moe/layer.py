@@ -119,7 +119,7 @@ def check_layer(x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_do
     G, H, F = w_down.shape
     if w_gate_up.shape != (G, 2 * F, H) or F == 0 or H == 0:
         raise ValueError(
-            f"w_down {tuple(w_down.shape)} asks for w_gate_up [{G}, {2 * F}, {H}], F and H at least 1; "
+            f"w_down {tuple(w_down.shape)} needs w_gate_up [{G}, {2 * F}, {H}], F and H at least 1; "
             f"got {tuple(w_gate_up.shape)}"
         )
     check_ids(ids, G)

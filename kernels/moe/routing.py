@@ -122,7 +122,7 @@ def _ranks(of, BLOCK: tl.constexpr):
 
 @triton.jit
 def _place(position_ptr, source_ptr, following, of, rank, choice, n):
-    """Store rows of choices [BLOCK]; each expert's first goes to row `following` [BINS]."""
+    """Write the rows of choices [BLOCK]; the first choice of each expert goes to row `following` [BINS]."""
     row = tl.gather(following, tl.maximum(of, 0), 0) + rank
     tl.store(position_ptr + choice, tl.where(of >= 0, row, -1), mask=choice < n)
     tl.store(source_ptr + row, choice, mask=of >= 0)

@@ -126,7 +126,7 @@ def unsuitable(a: Tensor, b: Tensor) -> str | None:
     if a.size(0) > ROWS:
         return f"{a.size(0)} rows: more than {ROWS}"
     if a.stride(1) != 1 or b.stride(0) != 1:
-        return "a and b have other dimensions than K together in memory"
+        return "a or b is not contiguous along K"
     rows = a.stride(0), b.stride(1)
     if a.size(1) % ALIGNED or any(x.data_ptr() % ALIGNED for x in (a, b)) or any(2 * x % ALIGNED for x in rows):
         return f"K, an address or a stride is not a multiple of {ALIGNED} bytes"

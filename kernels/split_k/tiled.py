@@ -379,8 +379,8 @@ def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
     """Return why stream.py cannot be imported or cannot take a and b, or None if it can."""
     try:
         from groupbench.kernels.split_k import stream
-    except Exception as error:  # Gluon is experimental: whatever another Triton's raises
-        return f"Gluon of Triton {triton.__version__} is another: {describe(error)}"
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
     return "Gluon has no interpreter" if interpreted() else stream.unsuitable(a, b)
 
 

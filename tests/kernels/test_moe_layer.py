@@ -276,8 +276,8 @@ REFUSED = {
     "other k": (lambda x, i, w, g, d: (x, i, w[:, :1], g, d), "expected weights"),
     "weights in int": (lambda x, i, w, g, d: (x, i, w.int(), g, d), "expected weights"),
     "ids in float": (lambda x, i, w, g, d: (x, i.float(), w, g, d), "int32 or int64"),
-    "one expert fewer": (lambda x, i, w, g, d: (x, i, w, g[1:], d), "asks for w_gate_up"),
-    "gate without up": (lambda x, i, w, g, d: (x, i, w, g[:, 1:], d), "asks for w_gate_up"),
+    "one expert fewer": (lambda x, i, w, g, d: (x, i, w, g[1:], d), "needs w_gate_up"),
+    "gate without up": (lambda x, i, w, g, d: (x, i, w, g[:, 1:], d), "needs w_gate_up"),
     "one matrix": (lambda x, i, w, g, d: (x, i, w, g, d[0]), "expected w_gate_up"),
     "two dtypes": (lambda x, i, w, g, d: (x, i, w, g.half(), d), "one dtype"),
 }

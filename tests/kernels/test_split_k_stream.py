@@ -145,8 +145,8 @@ def test_a_nan_stays_in_its_row():
     [
         (lambda a, b: (a.float(), b.float()), "not 16 bits"),
         (lambda a, b: (a.repeat(2, 1), b), "more than 16"),
-        (lambda a, b: (a, b.contiguous()), "other dimensions"),
-        (lambda a, b: (a.t().contiguous().t(), b), "other dimensions"),
+        (lambda a, b: (a, b.contiguous()), "contiguous along K"),
+        (lambda a, b: (a.t().contiguous().t(), b), "contiguous along K"),
         (lambda a, b: (a[:, 1:-15], b[1:-15]), "multiple of 16"),
         (lambda a, b: (a[:, :-8], b[:-8]), "multiple of 16"),
     ],
