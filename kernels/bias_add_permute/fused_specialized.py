@@ -30,8 +30,8 @@ arrived.
 
 The output. The product is transposed, b @ a.T, as in fused.py. It is rounded and goes through shared memory
 (`stmatrix`), from where a thread takes 16 bytes of a line and stores them as fused.py does. A TMA store of the same
-buffer is slower (80 % of copy bandwidth compared with 83), since it cannot mark them for the L2 to drop first. Sums and
-rounding are fused.py's, bit by bit.
+buffer is slower (80 % of copy bandwidth compared with 83), since it cannot mark the data for the L2 to drop first. Sums
+and rounding are fused.py's, bit by bit.
 
 The kernel is written in Gluon; grouped_gemm/fp8_specialized.py explains why. Gluon has no interpreter: without a GPU,
 tests compile the kernel but cannot run it.

@@ -14,8 +14,9 @@ only requests tiles by TMA, and requests those of the next output tile while thi
     multiply  waits for a full stage; multiplies the left half of its columns, applies block-wise scales if there are
               any, and adds; multiplies the right half, gives the stage back, scales and adds
 
-Registers limit the tile. A multiplying thread has 240, which the loading warp gave away (`setmaxnreg`): its share of 64
-x 256 sums takes 128, and the product of one half takes 64 more. The product of both halves at once would need 256.
+Registers limit the tile. A multiplying thread has 240, since the loading warp gives most of its own away
+(`setmaxnreg`). The thread's share of 64 x 256 sums takes 128, and the product of one half takes 64 more. The product of
+both halves at once would need 256.
 
 The output leaves by quarters of a tile's columns, through 8 KB of shared memory for each group and flat.py's ragged TMA
 store; four stages of 48 KB take the rest. b is read as one matrix of all experts' rows. Columns of a tile past its

@@ -139,7 +139,7 @@ def _words(gpu: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", gpu.lower())
 
 
-# --- tuning where a problem is prepared -------------------------------------------------------------------------------
+# --- tuning while a problem is prepared -------------------------------------------------------------------------------
 
 
 def tunes_here(device: torch.device) -> bool:

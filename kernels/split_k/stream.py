@@ -21,8 +21,8 @@ bytes of a line, which costs up to a third more time. Rows g and g + 1 are there
 
 b is marked for the L2 to drop first (tiled.py explains why), so next to nothing of it stays there.
 
-Values wait in registers as pairs, in int32. Triton 3.6 and 3.7 take 16-bit values that are carried round a loop apart
-and put them together again, which waits for loads too early.
+Values wait in registers as pairs, in int32. Triton 3.6 and 3.7 unpack and repack 16-bit values that a loop carries,
+which waits for loads too early.
 
 The kernel is written in Gluon, Triton's language below the tile, which can specify layouts of registers. Gluon has no
 interpreter: without a GPU, tests compile the kernel but cannot run it. Its reference is problem.split_k_reference.

@@ -66,7 +66,7 @@ def test_keys_distinguish_problems():
     assert tuned.problem_key(4097, 8, 256, 512, "rowwise") == "G=8,M<=8192,N=256,K=512,rowwise"
 
 
-# --- tuning where a problem is prepared -------------------------------------------------------------------------------
+# --- tuning while a problem is prepared -------------------------------------------------------------------------------
 
 
 @pytest.fixture
