@@ -1,14 +1,13 @@
 """Save the readable part of a damaged SQLite file into a new database.
 
-Rows are read from a copy of the file, one range of ids at a time. If a page is damaged, the range is halved until only
-unreadable rows are left out. The file header and the table definitions are known, so damage there loses nothing. Then
+SQLite copies the tables that it can read. If it cannot read all of them, rows are taken from each page of the file,
+which needs neither the file's first page nor the upper pages of a table: each row is recognized by its columns. Then
 columns that follow from others are computed again, and `verify` checks the new database. A row whose hash still does
 not match is lost, along with the rows that refer to it.
 """
 
 from __future__ import annotations
 
-import difflib
 import shutil
 import sqlite3
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Table, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -28,7 +27,8 @@ from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.identity import IDENTITY, identity_of
 from groupbench.tracker.store.checksum import checksum_of
-from groupbench.tracker.store.engine import Store, migrate, open_store, sqlite_engine
+from groupbench.tracker.store.engine import PAGE_BYTES, Store, migrate, open_store, sqlite_engine
+from groupbench.tracker.store.pages import PAGE_SIZES, PageFile, page_bytes_of
 from groupbench.tracker.store.points import kernels_hash
 from groupbench.tracker.store.schema import (
     HEAD,
@@ -49,14 +49,20 @@ from groupbench.tracker.text.wording import counted
 _ROUNDS = 10
 """Largest number of rounds of deletions. Rows that refer to a deleted one go in the next round."""
 
-_LEAST_ROW, _MOST_ROWS = 16, 10**8
-"""Smallest size of a row in bytes, and largest number of rows to try in a damaged table."""
-
-_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
-_HEADER = {0: b"SQLite format 3\x00", 20: b"\x00\x40\x20\x20", 44: b"\x00\x00\x00\x04", 56: b"\x00\x00\x00\x01"}
+_HEADER = {
+    0: b"SQLite format 3\x00",
+    20: b"\x00\x40\x20\x20",
+    44: b"\x00\x00\x00\x04",
+    52: bytes(4),
+    56: b"\x00\x00\x00\x01",
+    64: bytes(4),
+    72: bytes(20),
+}
 """Header bytes that are the same in all our files, by position: https://sqlite.org/fileformat.html"""
 
-_PAGE_BYTES = {1 << power for power in range(9, 16)}
+_ADDED_COLUMNS = 2
+"""Largest number of columns that migrations have added to a table. Rows that are older do not have them."""
+
 _DOUBTFUL = (Commit, Run, Series)
 """Tables whose rows stay despite a wrong checksum, because each of their results has its own hash."""
 
@@ -68,11 +74,14 @@ class Repaired:
     points: int = 0
     losses: list[str] = field(default_factory=list)  # one line for each loss
     rows: Counter[str] = field(default_factory=Counter)  # number of lost rows, by table
+    pages: int = 0  # number of lost pages, whose table and rows are unknown
 
     @property
     def lost(self) -> str:
         """The lost rows by table, as text; empty without losses."""
         parts = [f"{number} of {table}" for table, number in sorted(self.rows.items()) if number]
+        if self.pages:
+            parts.append(f"any rows on {counted(self.pages, 'unreadable page')}")
         return ", ".join(parts) or ("values listed above" if self.losses else "")
 
 
@@ -92,7 +101,8 @@ def repair(damaged: Path, new: Path) -> Repaired:
             source = _readable_copy(damaged, folder / "damaged.db")
             done = Repaired()
             made = folder / "new.db"
-            _copy_rows(source, made, done)
+            if not _copy_rows(source, made, done):
+                raise StoreError(f"{damaged}: no row of a groupbench database can be read")
             with open_store(made, create=False):
                 pass  # opening it migrates an earlier version's tables
             _keep_what_holds(made, done)
@@ -111,7 +121,7 @@ def repair(damaged: Path, new: Path) -> Repaired:
 
 
 def _readable_copy(damaged: Path, copy: Path) -> Path:
-    """Copy the file with its write-ahead log, and restore the header bytes and table definitions."""
+    """Copy the file with its write-ahead log, and restore the header."""
     for suffix in ("", "-wal"):
         with suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{suffix}", f"{copy}{suffix}")
@@ -121,15 +131,22 @@ def _readable_copy(damaged: Path, copy: Path) -> Path:
             raise StoreError(f"{damaged}: the file is too short for a database")
         for place, value in _HEADER.items():
             head[place : place + len(value)] = value
-        if int.from_bytes(head[16:18], "big") not in _PAGE_BYTES:
-            head[16:18] = (8192).to_bytes(2, "big")
+        page_bytes = page_bytes_of(copy) or _page_bytes(head)
+        head[16:18] = (page_bytes if page_bytes < 1 << 16 else 1).to_bytes(2, "big")
         for place in (18, 19):
             head[place] = head[place] if head[place] in (1, 2) else 2
+        head[28:32] = (copy.stat().st_size // page_bytes).to_bytes(4, "big")
+        head[92:96] = head[24:28]  # the number of pages counts only with this
         file.seek(0)
         file.write(head)
-    if not _opens(copy):
-        _restore_schema(copy)
     return copy
+
+
+def _page_bytes(head: bytes) -> int:
+    """Return the page size that a header gives, or that of new databases if it gives none."""
+    size = int.from_bytes(head[16:18], "big")
+    size = 1 << 16 if size == 1 else size
+    return size if size in PAGE_SIZES else PAGE_BYTES
 
 
 def _opens(path: Path) -> bool:
@@ -144,42 +161,11 @@ def _opens(path: Path) -> bool:
                 return False
             if revision == HEAD:
                 for table in Base.metadata.sorted_tables:
-                    connection.execute(f"SELECT {_quoted(*table.columns.keys())} FROM {_quoted(table.name)} LIMIT 0")
+                    names = _quoted(*table.columns.keys())
+                    connection.execute(f"SELECT {names} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608 # quoted
             return bool(our_tables)
     except (sqlite3.Error, UnicodeDecodeError, TypeError):
         return False
-
-
-def _restore_schema(path: Path) -> None:
-    """Rewrite the table definitions, without constraints and indexes, which reading does not need.
-
-    The order of columns is the same in every version, and a column that a version lacks reads as null.
-    """
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB), rootpage FROM sqlite_master WHERE rootpage > 0"
-        definitions = [
-            (str(bytes(name or b""), "latin-1"), str(bytes(sql), "latin-1"), root)
-            for name, sql, root in connection.execute(query)
-            if sql
-        ]
-        texts = {table.name: _create(table) for table in Base.metadata.sorted_tables}
-        texts["alembic_version"] = "CREATE TABLE alembic_version (version_num)"
-        roots = {name: root for name, _, root in definitions if name in texts}
-        for name, sql, root in definitions:
-            missing = [each for each in texts if each not in roots]
-            like = difflib.get_close_matches(name, missing, 1, 0.6)
-            if root not in roots.values() and like and "TABLE" in sql[:20].upper():
-                roots[like[0]] = root
-        connection.execute("DELETE FROM sqlite_master")
-        rows = [(name, name, root, texts[name]) for name, root in roots.items()]
-        connection.executemany("INSERT INTO sqlite_master VALUES ('table', ?, ?, ?, ?)", rows)
-        connection.execute("PRAGMA writable_schema = RESET")
-
-
-def _create(table: Table) -> str:
-    key, *others = (column.name for column in table.columns)
-    return f"CREATE TABLE {_quoted(table.name)} ({_quoted(key)} INTEGER PRIMARY KEY, {_quoted(*others)})"
 
 
 def _quoted(*names: str) -> str:
@@ -190,89 +176,151 @@ def _quoted(*names: str) -> str:
     return ", ".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
-def _copy_rows(source: Path, made: Path, done: Repaired) -> None:
-    """Copy every readable row into a new database of the same revision, without checking it."""
-    with closing(sqlite3.connect(source)) as connection:
-        try:
-            revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-        except (sqlite3.Error, TypeError, UnicodeDecodeError):
-            revision = HEAD
-    if revision in REVISIONS[:-1]:
-        engine = sqlite_engine(made)
-        try:
-            migrate(engine, revision, name=str(made))
-        finally:
-            engine.dispose()
-    else:
-        open_store(made, create=True).close()
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of a table, by which its rows are recognized."""
+
+    names: list[str]
+    kinds: list[tuple[type, ...]]  # Python types of the values
+    required: list[bool]
+
+    def fits(self, values: list[Any]) -> bool:
+        """Whether a row's values can be of this table. SQLite stores null for the id, which is the row's number."""
+        if not len(self.names) - _ADDED_COLUMNS <= len(values) <= len(self.names) or values[0] is not None:
+            return False
+        return not any(
+            required if value is None else not isinstance(value, kinds)
+            for value, kinds, required in zip(values[1:], self.kinds[1:], self.required[1:], strict=False)
+        )
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "INTEGER": (int,),
+    "BIGINT": (int,),
+    "BOOLEAN": (int,),
+    "DOUBLE": (int, float),
+    "BLOB": (bytes,),
+    **dict.fromkeys(("VARCHAR", "JSON", "DATETIME"), (str,)),
+}
+"""Types of the values in a file, by the declared type of their column."""
+
+
+def _copy_rows(source: Path, made: Path, done: Repaired) -> bool:
+    """Copy every readable row into a new database of the same revision, without checking it.
+
+    Returns False if nothing shows that the file is a database of ours.
+    """
+    opens = _opens(source)
+    _create(made, _revision(source, opens))
     with closing(sqlite3.connect(made, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("ATTACH ? AS damaged", (str(source),))
-        for table in Base.metadata.sorted_tables:
-            names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table.name,))]
-            if not names:
-                continue  # a table of a later version
-            there = {
-                name
-                for (name,) in connection.execute("SELECT name FROM pragma_table_info(?, 'damaged')", (table.name,))
-            }
-            expected = _count(connection, "damaged", table.name)
-            kept = _copy_table(connection, table.name, [name for name in names if name in there])
-            missing = max((expected or 0) - kept, 0)
-            if missing or expected is None:
-                rows = counted(missing, "row") if expected is not None else "an unknown number of rows"
-                done.losses.append(f"{table.name}: {rows} cannot be read")
-                done.rows[table.name] += missing or 1
+        layouts = {
+            table.name: layout for table in Base.metadata.sorted_tables if (layout := _layout(connection, table.name))
+        }
+        expected: dict[str, int | None] = dict.fromkeys(layouts)
+        if opens:
+            connection.execute("ATTACH ? AS damaged", (str(source),))
+            expected = {name: _copy_table(connection, name, layout.names) for name, layout in layouts.items()}
+            connection.execute("DETACH damaged")
+        kept = {name: _count(connection, "main", name) for name in layouts}
+        if kept == expected:
+            return True
+        unreadable, pages = _copy_leaves(connection, source, layouts)
+        for name, number in expected.items():
+            missing = unreadable[name] if number is None else number - (_count(connection, "main", name) or 0)
+            if missing > 0:
+                done.losses.append(f"{name}: {counted(missing, 'row')} cannot be read")
+                done.rows[name] += missing
+        if pages and None in expected.values():
+            listed = ", ".join(map(str, pages[:5]))
+            done.losses.append(f"{counted(len(pages), 'page')} cannot be read: {listed}{', …' if pages[5:] else ''}")
+            done.pages = len(pages)
+        return opens or any(_count(connection, "main", name) for name in layouts)
+
+
+def _revision(source: Path, opens: bool) -> str:
+    """Return the revision of a database; this version's if it cannot be read."""
+    if opens:
+        with closing(sqlite3.connect(source)) as connection:
+            return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+    rows = (values for leaf in _page_file(source).leaves() for _, values in leaf.rows)
+    return next((values[0] for values in rows if len(values) == 1 and values[0] in REVISIONS), HEAD)
+
+
+def _page_file(source: Path) -> PageFile:
+    with source.open("rb") as file:
+        return PageFile(source, _page_bytes(file.read(100)))
+
+
+def _create(made: Path, revision: str) -> None:
+    """Create an empty database of a revision."""
+    if revision == HEAD:
+        open_store(made, create=True).close()
+        return
+    engine = sqlite_engine(made)
+    try:
+        migrate(engine, revision, name=str(made))
+    finally:
+        engine.dispose()
+
+
+def _layout(connection: sqlite3.Connection, table: str) -> _Layout | None:
+    """Return a table's columns; None if this revision does not have the table."""
+    query = 'SELECT name, type, "notnull" FROM pragma_table_info(?)'
+    columns = connection.execute(query, (table,)).fetchall()
+    if not columns:
+        return None
+    names, types, required = zip(*columns, strict=True)
+    return _Layout([*names], [_KINDS[declared.split("(")[0]] for declared in types], [bool(each) for each in required])
 
 
 def _count(connection: sqlite3.Connection, database: str, table: str) -> int | None:
     """Return the number of rows of a table, or None if they cannot be counted."""
     try:
-        query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"
+        query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"  # nosec B608 # quoted
         return int(connection.execute(query).fetchone()[0])
     except sqlite3.Error:
         return None
 
 
-def _largest_id(connection: sqlite3.Connection, table: str) -> int:
-    """Return the largest id of a table, or the number of rows that fit in the file if it cannot be read."""
-    query = f"SELECT max(id) FROM damaged.{_quoted(table)}"
-    for index in ("", *(f" INDEXED BY {_quoted(name)}" for (name,) in _indexes(connection, table))):
-        with suppress(sqlite3.Error, TypeError):
-            (largest,) = connection.execute(query + index).fetchone()
-            if largest is None or 0 < largest < _MOST_ROWS:
-                return largest or 0
-    (pages,), (size,) = (connection.execute(f"PRAGMA damaged.page_{what}").fetchone() for what in ("count", "size"))
-    return min(int(pages * size / _LEAST_ROW), _MOST_ROWS)
+def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int | None:
+    """Copy a table unless a page of it is damaged. Return the number of rows that it should have, None if unknown."""
+    name, columns = _quoted(table), _quoted(*names)
+    statement = f"INSERT OR IGNORE INTO main.{name} ({columns}) SELECT {columns} FROM damaged.{name} NOT INDEXED"  # nosec B608
+    with suppress(sqlite3.Error):
+        connection.execute(statement)
+    return _count(connection, "damaged", table)
 
 
-def _indexes(connection: sqlite3.Connection, table: str) -> list[tuple[str]]:
-    with suppress(sqlite3.Error, UnicodeDecodeError):
-        query = "SELECT name FROM pragma_index_list(?, 'damaged') WHERE name NOT LIKE 'sqlite_%'"
-        return connection.execute(query, (table,)).fetchall()
-    return []
+def _copy_leaves(
+    connection: sqlite3.Connection, source: Path, layouts: dict[str, _Layout]
+) -> tuple[Counter[str], list[int]]:
+    """Add the rows of every readable page that are not there yet.
 
-
-def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int:
-    """Copy the readable rows of a table and return their number. A range of ids that fails is halved.
-
-    Only up to the largest possible id: if the root page of a table is damaged, every range fails.
+    Returns (number of unreadable rows by table, numbers of the unreadable pages).
     """
-    statement = (
-        f"INSERT OR IGNORE INTO main.{_quoted(table)} ({_quoted(*names)}) SELECT {_quoted(*names)} "
-        f"FROM damaged.{_quoted(table)} NOT INDEXED WHERE id BETWEEN ? AND ?"
-    )
-    largest = _largest_id(connection, table)
-    stretches = [(_SMALLEST, 0), (largest + 1, _LARGEST), (1, largest)] if names else []
-    while stretches:
-        first, last = stretches.pop()
-        try:
-            connection.execute(statement, (first, last))
-        except sqlite3.Error:
-            if 0 < first < last <= largest:
-                middle = (first + last) // 2
-                stretches += [(middle + 1, last), (first, middle)]
-    return _count(connection, "main", table) or 0
+    unreadable: Counter[str] = Counter()
+    file = _page_file(source)
+    lost = []
+    connection.execute("BEGIN")
+    for leaf in file.leaves():
+        ours = [row for row in leaf.rows if not row[1] or row[1][0] is None]  # other tables have text there
+        fitting = {name: [row for row in ours if layout.fits(row[1])] for name, layout in layouts.items()}
+        name = max(fitting, key=lambda name: len(fitting[name]))
+        rows = fitting[name]
+        if not rows:
+            lost += [leaf.number] if ours else []
+            continue
+        unreadable[name] += leaf.unreadable + len(leaf.rows) - len(rows)
+        columns = layouts[name].names
+        for length in {len(values) for _, values in rows}:
+            connection.executemany(
+                f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) "
+                f"VALUES (?{', ?' * (length - 1)})",
+                [(rowid, *values[1:]) for rowid, values in rows if len(values) == length],
+            )
+    connection.execute("COMMIT")
+    return unreadable, sorted([*file.damaged, *lost])
 
 
 def _keep_what_holds(made: Path, done: Repaired) -> None:
@@ -314,7 +362,8 @@ def _delete(made: Path, problems: list[DatabaseProblem], done: Repaired) -> None
     with closing(sqlite3.connect(made)) as connection, connection:  # does not enforce foreign keys
         for problem in problems:
             rows = [(key,) for key in problem.keys]
-            number = connection.executemany(f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?", rows).rowcount
+            statement = f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?"  # nosec B608 # quoted
+            number = connection.executemany(statement, rows).rowcount
             if problem.kind != "orphan" and problem.table is not None:
                 done.rows[problem.table] += number
 

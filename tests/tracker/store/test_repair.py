@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.store.engine import migrate, sqlite_engine
+from groupbench.tracker.store.repair import Repaired, _copy_rows, _readable_copy
+from groupbench.tracker.store.schema import REVISIONS
+
 Cli = Callable[..., Result]
 pytestmark = pytest.mark.sqlite
 
@@ -134,6 +138,147 @@ def test_a_damaged_page_loses_the_rows_on_it(cli: Cli, stored: Any, make: Any) -
     assert 200 <= points <= 400, output
 
 
+def page_bytes(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[16:18], "big")
+
+
+def overwrite(path: Path, place: int, length: int, seed: int | None = 1) -> None:
+    """Fill a stretch of a file with random bytes, or with zeros without a seed."""
+    content = bytearray(path.read_bytes())
+    content[place : place + length] = bytes(length) if seed is None else random.Random(seed).randbytes(length)
+    path.write_bytes(content)
+
+
+def exported(cli: Cli, path: Path) -> list[str]:
+    """Return the records and pins of a database, which are all that a user stored."""
+    return [*sorted(cli("export", "-", db=path).stdout.splitlines()), cli("pins", "--json", db=path).stdout]
+
+
+@pytest.mark.parametrize("length", [16, 100, 2000, 8192])
+@pytest.mark.parametrize("seed", [1, 2, None])
+def test_a_damaged_first_page_loses_nothing(cli: Cli, path: Path, length: int, seed: int | None) -> None:
+    before = exported(cli, path)
+    overwrite(path, 0, length, seed)
+    output, points = saved(cli, path)
+    assert (points, "nothing was lost" in output) == (6, True), output
+    assert exported(cli, path.with_name("new.db")) == before
+
+
+@pytest.mark.parametrize("size", [512, 1024, 4096, 32768, 65536])
+def test_the_page_size_is_found(cli: Cli, path: Path, size: int) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA page_size = {size}")
+        connection.execute("VACUUM")
+    before = exported(cli, path)
+    overwrite(path, 0, min(size, 8192))
+    output, points = saved(cli, path)
+    assert points == 6, output
+    assert exported(cli, path.with_name("new.db")) == before
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_every_revision_is_recognized_without_its_first_page(cli: Cli, tmp_path: Path, revision: str) -> None:
+    path = tmp_path / f"{revision}.db"
+    engine = sqlite_engine(path)
+    migrate(engine, revision)
+    engine.dispose()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO `commit` (hash, parents, branch) VALUES ('1', '[]', 'main')")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        layout = connection.execute("PRAGMA table_info(point)").fetchall()
+    overwrite(path, 0, page_bytes(path))
+    made = tmp_path / "made.db"
+    done = Repaired()
+    assert _copy_rows(_readable_copy(path, tmp_path / "copy.db"), made, done)
+    assert not done.rows  # a zeroed page may be the end of the list of free pages, which page 1 would tell
+    with closing(sqlite3.connect(made)) as connection:
+        assert connection.execute("PRAGMA table_info(point)").fetchall() == layout
+        assert connection.execute("SELECT hash, parents, branch FROM `commit`").fetchall() == [("1", "[]", "main")]
+
+
+@pytest.mark.parametrize("page_1_in_log", [False, True])
+def test_results_of_the_write_ahead_log_survive_a_damaged_first_page(
+    cli: Cli, stored: Any, make: Any, tmp_path: Path, page_1_in_log: bool
+) -> None:
+    live = stored([make(night) for night in range(3)])
+    with closing(sqlite3.connect(live)) as connection:  # a reader keeps the log
+        connection.execute("SELECT count(*) FROM point").fetchone()
+        with closing(sqlite3.connect(live)) as writer, writer:
+            writer.execute("UPDATE run SET command = 'from the log'")
+            if page_1_in_log:
+                writer.execute("CREATE TABLE more AS SELECT * FROM point")
+        path = tmp_path / "killed.db"
+        for suffix in ("", "-wal"):
+            Path(f"{path}{suffix}").write_bytes(Path(f"{live}{suffix}").read_bytes())
+    assert Path(f"{path}-wal").stat().st_size
+    overwrite(path, 0, 8192)
+    assert saved(cli, path)[1] == 3
+    with closing(sqlite3.connect(path.with_name("new.db"))) as connection:
+        assert connection.execute("SELECT DISTINCT command FROM run").fetchall() == [("from the log",)]
+
+
+@pytest.fixture
+def large(cli: Cli, stored: Any, make: Any) -> Path:
+    """400 points on many pages, one with a message that takes further pages, and free pages with deleted points."""
+    records = [make(night, backend=f"b{number}") for night in range(2) for number in range(200)]
+    records[7] = make(0, backend="b7", status="error", message="x" * 20_000)
+    path = stored(records)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("CREATE TABLE more AS SELECT * FROM point")
+        connection.execute("DELETE FROM point WHERE id BETWEEN 100 AND 250")
+        connection.commit()
+        connection.execute("DROP TABLE more")
+        connection.execute("PRAGMA journal_mode = DELETE")
+        assert connection.execute("PRAGMA freelist_count").fetchone()[0] > 3
+    return path
+
+
+def root_of(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("length", [24, 8192])
+def test_deleted_points_do_not_come_back(cli: Cli, large: Path, length: int) -> None:
+    before = exported(cli, large)
+    overwrite(large, 0, length)
+    flip(large, b"CREATE TABLE", b"XREATE TABLE") if length < 8192 else None
+    output, points = saved(cli, large)
+    assert (points, "nothing was lost" in output) == (249, True), output
+    assert exported(cli, large.with_name("new.db")) == before
+
+
+@pytest.mark.parametrize("first_page", [False, True])
+def test_a_damaged_root_page_loses_no_row(cli: Cli, large: Path, first_page: bool) -> None:
+    before = exported(cli, large)
+    overwrite(large, 8192 * (root_of(large, "point") - 1), 8192, seed=3)
+    if first_page:
+        overwrite(large, 0, 8192)
+    output, points = saved(cli, large)
+    assert points == 249
+    assert exported(cli, large.with_name("new.db")) == before
+    assert ("any rows on 1 unreadable page" in output) == first_page, output  # else an index has as many rows
+
+
+def test_a_damaged_row_next_to_a_damaged_first_page_is_listed(cli: Cli, path: Path) -> None:
+    place = 8192 * root_of(path, "point") - 60  # within the row that was written first
+    overwrite(path, 0, 8192)
+    overwrite(path, place, 30, seed=5)
+    output, points = saved(cli, path)
+    assert points == 5
+    assert "lost: 1 of point" in output
+
+
+def test_a_file_that_was_cut_off_says_so(cli: Cli, large: Path) -> None:
+    content = large.read_bytes()
+    large.write_bytes(content[: len(content) * 2 // 3 - 100])
+    output, points = saved(cli, large)
+    assert points < 249
+    assert "lost: " in output
+
+
 @pytest.mark.parametrize(("damaged", "new"), [("none.db", "new.db"), ("t.db", "t.db"), ("t.db", "no/new.db")])
 def test_it_overwrites_nothing(cli: Cli, path: Path, damaged: str, new: str) -> None:
     before = path.read_bytes()
@@ -144,5 +289,7 @@ def test_it_overwrites_nothing(cli: Cli, path: Path, damaged: str, new: str) -> 
 def test_a_file_that_is_not_a_database_cannot_be_repaired(cli: Cli, path: Path) -> None:
     text = path.with_name("text")
     text.write_text("hello " * 2000)
-    assert cli("repair", text, path.with_name("new.db")).exit_code in (2, 3)
+    result = cli("repair", text, path.with_name("new.db"))
+    assert result.exit_code == 2
+    assert result.stderr == f"groupbench: {text}: no row of a groupbench database can be read\n"
     assert not list(path.parent.glob(".*"))
