@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
+import secrets
 import select
 import signal
 import threading
@@ -101,7 +101,7 @@ class Side:
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
-            live.burst(new_secret(), random.getrandbits(31))
+            live.burst(new_secret(), secrets.randbits(31))
             live.finish()
         if live.failure is None:
             live.ask("unload")
@@ -144,8 +144,8 @@ class Side:
         live = self._live
         if self._timed is None or live is None:
             return Failure("error", "asked to burst before anything was loaded")
-        looked_at = self._is_right and (not live.bursts or random.SystemRandom().randrange(LOOK) == 0)
-        taken = live.burst(new_secret(), random.getrandbits(31) if looked_at else None)
+        looked_at = self._is_right and (not live.bursts or secrets.randbelow(LOOK) == 0)
+        taken = live.burst(new_secret(), secrets.randbits(31) if looked_at else None)
         if isinstance(taken, Failure):
             self._answer(taken)
             return taken

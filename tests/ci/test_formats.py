@@ -35,6 +35,13 @@ def test_there_is_something_to_look_at() -> None:
     assert {path.name for path in SCRIPTS} >= {"environment.sh", "nightly.sh", "pull-request.sh", "test.sh"}
 
 
+def test_no_python_is_unsafe() -> None:
+    bandit = Path(sys.executable).parent / "bandit"
+    if not bandit.exists():
+        pytest.skip("bandit is not installed")
+    lint(str(bandit), "-q", "-c", "pyproject.toml", "-r", "kernels", "operators", "tracker", "ci")
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts(path: Path) -> None:
     lint(tool("shellcheck"), "-x", str(path))

@@ -13,7 +13,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 
-TOKEN = "GROUPBENCH_TOKEN"
+TOKEN = "GROUPBENCH_TOKEN"  # nosec B105 # the name of a variable
 
 
 class ServeError(TrackerError):

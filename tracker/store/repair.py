@@ -142,7 +142,7 @@ def _readable_copy(damaged: Path, copy: Path) -> Path:
     return copy
 
 
-def _page_bytes(head: bytes) -> int:
+def _page_bytes(head: bytes | bytearray) -> int:
     """Return the page size that a header gives, or that of new databases if it gives none."""
     size = int.from_bytes(head[16:18], "big")
     size = 1 << 16 if size == 1 else size
@@ -161,8 +161,8 @@ def _opens(path: Path) -> bool:
                 return False
             if revision == HEAD:
                 for table in Base.metadata.sorted_tables:
-                    names = _quoted(*table.columns.keys())
-                    connection.execute(f"SELECT {names} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608 # quoted
+                    columns = _quoted(*table.columns.keys())
+                    connection.execute(f"SELECT {columns} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608 # quoted
             return bool(our_tables)
     except (sqlite3.Error, UnicodeDecodeError, TypeError):
         return False
