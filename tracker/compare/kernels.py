@@ -61,22 +61,25 @@ def pairs(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[KernelPair]
     return matched
 
 
-def differences(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[str]:
-    """Return the differences, most informative first, prefixed with the kernel's name if there are several."""
+def differences(before: Sequence[Kernel], after: Sequence[Kernel], *, without: str | None = None) -> list[str]:
+    """Return the differences, most informative first, prefixed with the kernel's name if there are several.
+
+    `without` names a metric that the reader sees already: `stages`, `spills` or `occupancy`.
+    """
     if not before or not after:
         return []
     changed = [pair for pair in pairs(before, after) if not pair.same]
     several = max(len(before), len(after)) > 1
     unique: list[str] = []
     for pair in changed:
-        texts = list(_of_pair(pair))
+        texts = list(_of_pair(pair, without))
         if texts and several and pair.before is not None and pair.after is not None:
             texts[0] = f"{pair.name}: {texts[0]}"
         unique += (text for text in texts if text not in unique)
     return unique
 
 
-def _of_pair(pair: KernelPair) -> Iterator[str]:
+def _of_pair(pair: KernelPair, without: str | None) -> Iterator[str]:
     before, after = pair.before, pair.after
     if before is None or after is None:
         yield f"{pair.name} {'added' if before is None else 'removed'}"
@@ -84,11 +87,12 @@ def _of_pair(pair: KernelPair) -> Iterator[str]:
     if before.name != after.name:
         yield f"{before.name} → {after.name}"
     stages = (_stages(before), _stages(after))
-    if stages[0] != stages[1] and None not in stages:
+    if stages[0] != stages[1] and None not in stages and without != "stages":
         yield f"{stages[0]} stages → {stages[1]}"
-    yield from _spills(before, after)
+    if without != "spills":
+        yield from _spills(before, after)
     yield from _products(before.counts, after.counts)
-    yield from _numbers(before, after)
+    yield from _numbers(before, after, without)
     yield from _config(before.config, after.config)
     yield from _counts(before, after)
     if before.launches != after.launches and None not in (before.launches, after.launches):
@@ -127,10 +131,10 @@ def _short(removed: Sequence[str], added: Sequence[str]) -> str:
     return " + ".join(added)
 
 
-def _numbers(before: Kernel, after: Kernel) -> Iterator[str]:
+def _numbers(before: Kernel, after: Kernel, without: str | None) -> Iterator[str]:
     if before.registers != after.registers and before.registers and after.registers:
         yield f"{before.registers} registers → {after.registers}"
-    if before.occupancy != after.occupancy and before.occupancy and after.occupancy:
+    if before.occupancy != after.occupancy and before.occupancy and after.occupancy and without != "occupancy":
         yield f"occupancy {100 * before.occupancy:.0f} % → {100 * after.occupancy:.0f} %"
     if before.shared_bytes != after.shared_bytes and None not in (before.shared_bytes, after.shared_bytes):
         yield f"shared memory {_kib(before.shared_bytes)} → {_kib(after.shared_bytes)} KiB"

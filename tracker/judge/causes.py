@@ -59,6 +59,7 @@ def find_cause(
     canaries_moved: bool = False,
     confirmed: bool = False,  # an A/B comparison on one machine found a difference
     result: bool = False,  # the result changed, not the latency
+    metric: str | None = None,  # the metric that changed, whose values the note need not repeat
 ) -> Cause:
     """Return the cause of a change between two points."""
     same_kernels = _same_kernels(before, after)
@@ -73,7 +74,7 @@ def find_cause(
             return Cause("infrastructure", "same commit before and after")
         if same_kernels and not result:
             return Cause("infrastructure", SAME_KERNELS)
-    changes = some(differences(before.kernels if before else (), after.kernels))
+    changes = some(differences(before.kernels if before else (), after.kernels, without=metric))
     if before is not None and _other_config(before.kernels, after.kernels):
         return Cause("tuning", changes)
     if same_kernels:

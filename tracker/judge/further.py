@@ -99,7 +99,7 @@ class FurtherRule:
         now = point.value(metric)
         assert now is not None
         span = Span(self.data.runs.get(int(past.run[step.first])), self.data.runs[int(past.run[step.last])])
-        cause = find_cause(*self.data.facts_of(point, span), result=True)
+        cause = find_cause(*self.data.facts_of(point, span), result=True, metric=metric.name)
         note = joined(f"{metric.name} {metric.text(step.before)} → {metric.text(now)}", cause.note)
         change = now / step.before - 1 if step.before else None
         effect, evidence = Effect(before=step.before, change=change), Evidence(len(past) - 1)

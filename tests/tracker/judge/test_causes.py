@@ -95,3 +95,20 @@ def test_the_change_of_the_compiled_kernel_is_named() -> None:
     before = facts(OLD, "old", kernels=(Kernel(name="gemm", hash="a", spills=0, registers=168),))
     after = facts(hash_="new", kernels=(Kernel(name="gemm", hash="b", spills=24, registers=255),))
     assert find_cause(before, after).note == "compiled kernel changed: 96 B spilled; 168 registers → 255"
+    assert find_cause(before, after, metric="spills").note == "compiled kernel changed: 168 registers → 255"
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        ("stages", {"config": {"num_stages": 3}}),
+        ("spills", {"spills": 24}),
+        ("occupancy", {"occupancy": 0.25}),
+    ],
+)
+def test_the_metric_of_the_row_is_not_repeated(metric: str, change: dict[str, Any]) -> None:
+    old = Kernel(name="gemm", hash="a", spills=0, occupancy=0.5, config={"num_stages": 4})
+    new = msgspec.structs.replace(old, hash="b", **change)
+    before, after = facts(OLD, "old", kernels=(old,)), facts(hash_="new", kernels=(new,))
+    assert find_cause(before, after).note not in (None, "", "compiled kernel changed")
+    assert find_cause(before, after, metric=metric).note in (None, "", "compiled kernel changed")
