@@ -11,54 +11,69 @@ import click
 
 from groupbench.tracker import shell
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.text.wording import closest
 
-COMMANDS = {
-    "ingest": ("ingest:ingest", "Store files of records in the database."),
-    "history": ("history:history", "Show how each series changed from commit to commit."),
-    "compare": ("compare:compare", "Compare two commits, runs or files, series by series."),
-    "league": ("league:league", "Rank the backends by problem: which is fastest, and by how much."),
-    "night": ("night:night", "Measure everything in groupbench.toml, store it, judge it and report."),
-    "backfill": ("backfill:backfill", "Measure past commits, each in its own checkout."),
-    "init": ("init:init", "Write groupbench.toml, a benchmark and a CI workflow for this repository."),
-    "pull-request": ("pull_request:pull_request", "Compare a change with its merge base, in turns on one device."),
-    "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
-    "post": ("post:post", "Post or update a comment on a pull request."),
-    "gains": ("gains:gains", "List problems by the time left to gain, up to the speed of light."),
-    "explain": ("explain:explain", "Explain how the kernels of two commits, runs or backends differ."),
-    "ab": ("ab:ab", "Measure BASE and HEAD in turns on one device until the result is clear."),
-    "evaluate": ("evaluate:evaluate", "Check whether a candidate is correct, honest and faster."),
-    "mcp": ("mcp:mcp", "Serve history, verdicts and evaluations over the Model Context Protocol."),
-    "calibrate": ("calibrate:calibrate", "Measure this machine's noise floor with A/A comparisons."),
-    "bisect": ("bisect:bisect", "Find the commit that made a kernel slower or less accurate."),
-    "confirm": ("confirm:confirm", "Measure suspects again with an A/B of both commits."),
-    "alerts": ("alerts:alerts", "List open alerts."),
-    "ack": ("alerts:ack", "Acknowledge alerts: known, and being worked on."),
-    "expect": ("alerts:expect", "Accept the new level of alerts."),
-    "accept-transition": ("alerts:accept_transition", "Accept the levels that came with another toolchain or machine."),
-    "pin": ("pin:pin", "Compare every later run with a fixed commit, in addition to its history."),
-    "pins": ("pin:pins", "List the pinned commits."),
-    "unpin": ("pin:unpin", "Stop comparing runs with a pinned commit."),
-    "close": ("alerts:close", "Close alerts as fixed or invalid."),
-    "doctor": ("doctor:doctor", "Check this machine and suggest improvements for measuring on it."),
-    "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
-    "tune": ("tune:tune", "Find the fastest kernel configs for this GPU and save them for this user."),
-    "report": ("report:report", "Write a report as one HTML file that works offline."),
-    "serve": ("serve:serve", "Serve a live dashboard of the database."),
-    "runs": ("runs:runs", "List the newest runs."),
-    "commits": ("commits:commits", "List the measured commits."),
-    "series": ("series:series", "List the series."),
-    "envs": ("envs:envs", "List the environments and how they differ."),
-    "show": ("show:show", "Show everything stored about a point or a run."),
-    "sql": ("sql:sql", "Run one read-only SQL statement."),
-    "import": ("import_:import_", "Import files written by other benchmarks."),
-    "export": ("export:export", "Export every point as records, CSV, Parquet or PyTorch's v3 format."),
-    "prune": ("prune:prune", "Remove old points; a dry run unless --apply is given."),
-    "backup": ("backup:backup", "Copy the database while it is in use."),
-    "verify": ("verify:verify", "Check the database file, its references and every hash."),
-    "repair": ("repair:repair", "Recover the readable part of a damaged database into a new one."),
-    "merge": ("merge:merge", "Add another database to this one."),
+SECTIONS = {
+    "Measure": {
+        "init": ("init:init", "Write groupbench.toml, a benchmark and a CI workflow for this repository."),
+        "night": ("night:night", "Measure everything in groupbench.toml, store it, judge it and report."),
+        "backfill": ("backfill:backfill", "Measure past commits, each in its own checkout."),
+        "pull-request": ("pull_request:pull_request", "Compare a change with its merge base, in turns on one device."),
+        "evaluate": ("evaluate:evaluate", "Check whether a candidate is correct, honest and faster."),
+        "tune": ("tune:tune", "Find the fastest kernel configs for this GPU and save them for this user."),
+        "doctor": ("doctor:doctor", "Check this machine and suggest improvements for measuring on it."),
+        "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
+        "calibrate": ("calibrate:calibrate", "Measure this machine's noise floor with A/A comparisons."),
+    },
+    "Judge": {
+        "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
+        "post": ("post:post", "Post or update a comment on a pull request."),
+        "alerts": ("alerts:alerts", "List open alerts."),
+        "ack": ("alerts:ack", "Acknowledge alerts: known, and being worked on."),
+        "expect": ("alerts:expect", "Accept the new level of alerts."),
+        "accept-transition": ("alerts:accept_transition", "Accept the levels that came with another toolchain or machine."),
+        "close": ("alerts:close", "Close alerts as fixed or invalid."),
+        "pin": ("pin:pin", "Compare every later run with a fixed commit, in addition to its history."),
+        "pins": ("pin:pins", "List the pinned commits."),
+        "unpin": ("pin:unpin", "Stop comparing runs with a pinned commit."),
+    },
+    "Find the cause": {
+        "confirm": ("confirm:confirm", "Measure suspects again with an A/B of both commits."),
+        "bisect": ("bisect:bisect", "Find the commit that made a kernel slower or less accurate."),
+        "explain": ("explain:explain", "Explain how the kernels of two commits, runs or backends differ."),
+    },
+    "Compare": {
+        "ab": ("ab:ab", "Measure BASE and HEAD in turns on one device until the result is clear."),
+        "compare": ("compare:compare", "Compare two commits, runs or files, series by series."),
+        "league": ("league:league", "Rank the backends by problem: which is fastest, and by how much."),
+        "gains": ("gains:gains", "List problems by the time left to gain, up to the speed of light."),
+    },
+    "Show": {
+        "history": ("history:history", "Show how each series changed from commit to commit."),
+        "runs": ("runs:runs", "List the newest runs."),
+        "commits": ("commits:commits", "List the measured commits."),
+        "series": ("series:series", "List the series."),
+        "envs": ("envs:envs", "List the environments and how they differ."),
+        "show": ("show:show", "Show everything stored about a point or a run."),
+        "sql": ("sql:sql", "Run one read-only SQL statement."),
+        "report": ("report:report", "Write a report as one HTML file that works offline."),
+        "serve": ("serve:serve", "Serve a live dashboard of the database."),
+        "mcp": ("mcp:mcp", "Serve history, verdicts and evaluations over the Model Context Protocol."),
+    },
+    "Store and maintain": {
+        "ingest": ("ingest:ingest", "Store files of records in the database."),
+        "import": ("import_:import_", "Import files written by other benchmarks."),
+        "export": ("export:export", "Export every point as records, CSV, Parquet or PyTorch's v3 format."),
+        "prune": ("prune:prune", "Remove old points; a dry run unless --apply is given."),
+        "backup": ("backup:backup", "Copy the database while it is in use."),
+        "verify": ("verify:verify", "Check the database file, its references and every hash."),
+        "repair": ("repair:repair", "Recover the readable part of a damaged database into a new one."),
+        "merge": ("merge:merge", "Add another database to this one."),
+    },
 }
-"""name: (module:attribute below this package, one line of help)"""
+"""The commands by task. name: (module:attribute below this package, one line of help)"""
+
+COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
 
 class LazyGroup(click.Group):
@@ -77,7 +92,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command {args[0]!r}; known: {', '.join(COMMANDS)}", ctx)
+            instead = closest(args[0], COMMANDS)
+            raise click.UsageError(
+                f"no command {args[0]!r}; " + (f"did you mean {instead!r}?" if instead else "see `groupbench --help`"), ctx
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -95,8 +113,10 @@ class LazyGroup(click.Group):
             raise explanation from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))  # the same column in every section
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", short) for name, (_, short) in commands.items()])
 
     def main(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 INTERPRETED = "interpreted"
@@ -24,6 +24,13 @@ def counted(number: int, noun: str) -> str:
 def some(values: Sequence[str]) -> str:
     """Return the first five values, joined by commas, and `…` for the rest."""
     return ", ".join(values[:5]) + (", …" if len(values) > 5 else "")
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that a mistyped one probably means, or None."""
+    from difflib import get_close_matches  # needed only for errors
+
+    return next(iter(get_close_matches(name, list(names), n=1)), None)
 
 
 def milliseconds(value: float | None) -> str:

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from groupbench.tracker.cli import COMMANDS, LazyGroup, main
+from groupbench.tracker.cli import COMMANDS, SECTIONS, LazyGroup, main
 
 Cli = Callable[..., Result]
 
@@ -75,6 +75,18 @@ def test_the_short_help_is_that_of_the_command(name: str) -> None:
 )
 def test_usage_is_one_line(cli: Cli, args: list[str]) -> None:
     assert cli(*args).exit_code == 2
+
+
+def test_a_mistyped_command_names_the_one_that_was_meant(cli: Cli) -> None:
+    assert cli("histroy").stderr == "groupbench: no command 'histroy'; did you mean 'history'?\n"
+    assert cli("zzz").stderr == "groupbench: no command 'zzz'; see `groupbench --help`\n"
+
+
+def test_help_lists_each_command_once_under_its_task() -> None:
+    help_text = CliRunner().invoke(main, ["--help"]).stdout
+    titles = [line.removesuffix(":") for line in help_text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == ["Options", *SECTIONS]
+    assert len(COMMANDS) == sum(map(len, SECTIONS.values()))
 
 
 def test_an_empty_name_of_a_database(cli: Cli) -> None:
