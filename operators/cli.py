@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -203,10 +204,14 @@ def _on_command_line(context: click.Context) -> list[str]:
 
 def _check_plan_alone(context: click.Context) -> None:
     """Raise UsageError for an option that a plan would silently ignore."""
-    names = _on_command_line(context)
+    names, plan = _on_command_line(context), Path(context.params["plan"])
     for parameter in context.command.params:
         if parameter.name in names and parameter.name in SET_BY_PLAN:
-            raise UsageError(f"the plan file sets the cells and their timing: remove {parameter.opts[0]} or --plan")
+            flag = parameter.opts[0]
+            raise UsageError(
+                f"{plan.name} sets the cells and their timing: change them there and remove {flag}; to measure other "
+                f"cells, use `tritonbench --op NAME{'' if flag == '--op' else f' {flag} ...'}`"
+            )
     if context.params["rest"]:
         raise UsageError(f"unknown option or argument: {' '.join(context.params['rest'])}")
 

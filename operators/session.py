@@ -25,7 +25,7 @@ from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.logs import Logs, logs_for
-from groupbench.operators.measure.commit import find_commit
+from groupbench.operators.measure.commit import UNKNOWN, find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
 from groupbench.operators.vet import vetted
@@ -93,6 +93,12 @@ class Session:
         versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
         installed = [text for text in versions if not text.endswith(" None")]
         self.say("groupbench: " + " · ".join([host, device, *installed, f"commit {resume.named(commit)}"]))
+        if self.records_path is not None and commit.hash == UNKNOWN:
+            print(
+                'tritonbench: no git commit here: the records name the commit "unknown", and the gate cannot name '
+                "the commit of a change; run in a git checkout, or add --commit HASH",
+                file=sys.stderr,
+            )
         if resumed:
             done = counted(len(self.records), "cell")
             self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured")

@@ -115,7 +115,11 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "timeout of infinity": ((*OP, "--timeout", "inf"), "--timeout"),
     "plugin": ((*OP, "--plugin", "no_such_module.x"), "no_such_module"),
     "plan and op": (("--plan", "x.toml", "--op", "grouped_gemm"), "--op"),
-    "plan and only": (("--plan", "x.toml", "--only", "torch_loop"), "--only"),
+    "plan and only": (
+        ("--plan", "x.toml", "--only", "torch_loop"),
+        "x.toml sets the cells and their timing: change them there and remove --only; "
+        "to measure other cells, use `tritonbench --op NAME --only ...`",
+    ),
     "resume without a file": ((*OP, "--resume"), "--records FILE"),
     "budget": ((*OP, "--budget", "0"), "--budget"),
     "budget of nan": ((*OP, "--budget", "nan"), "--budget"),

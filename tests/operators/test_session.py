@@ -136,6 +136,18 @@ def test_files(make: Make, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deep", "o.csv", "o.json"]
 
 
+def test_records_without_a_commit_are_reported(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    run(Session(), [make()])
+    run(Session(records_path=Path("r.jsonl"), commit="0123abcd"), [make()])
+    assert "no git commit here" not in capsys.readouterr().err
+    run(Session(records_path=Path("s.jsonl")), [make()])
+    assert capsys.readouterr().err.startswith("tritonbench: no git commit here: ")
+
+
 def test_plots(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(Session(plot="", metrics=("latency",)), [make(ms=2.0), make("triton", ms=None, status="oom")])
     out = capsys.readouterr().out

@@ -31,7 +31,7 @@ SECTIONS = {
         "alerts": ("alerts:alerts", "List open alerts."),
         "ack": ("alerts:ack", "Acknowledge alerts: known, and being worked on."),
         "expect": ("alerts:expect", "Accept the new level of alerts."),
-        "accept-transition": ("alerts:accept_transition", "Accept the levels that came with another toolchain or machine."),
+        "accept-transition": ("alerts:accept_transition", "Accept levels that came with another toolchain or machine."),
         "close": ("alerts:close", "Close alerts as fixed or invalid."),
         "pin": ("pin:pin", "Compare every later run with a fixed commit, in addition to its history."),
         "pins": ("pin:pins", "List the pinned commits."),
@@ -92,10 +92,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            instead = closest(args[0], COMMANDS)
-            raise click.UsageError(
-                f"no command {args[0]!r}; " + (f"did you mean {instead!r}?" if instead else "see `groupbench --help`"), ctx
-            )
+            meant = closest(args[0], COMMANDS)
+            instead = f"did you mean {meant!r}?" if meant else "see `groupbench --help`"
+            raise click.UsageError(f"no command {args[0]!r}; {instead}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -79,7 +79,6 @@ def night(
     Exit codes: those of the gate (0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete, 4 not comparable),
     75 another run holds this device, 130 interrupted.
     """
-    from groupbench.tracker import git
     from groupbench.tracker.night.files import NightFiles
     from groupbench.tracker.night.measuring import ensure_alone
 
@@ -94,11 +93,6 @@ def night(
     os.chdir(project.folder)
     places.make()
     places.clear()
-    if git.rev_parse("HEAD") is None and not any(word.partition("=")[0] == "--commit" for word in rest):
-        say(
-            'groupbench: no git commit here: results are stored under the commit "unknown", and the gate cannot name '
-            "the commit of a change; run in a git checkout, or pass --commit HASH"
-        )
     run = Night(context, project, places, NightFiles(places.records, lock.stem), ["--device", device, *rest])
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)
     try:
@@ -257,6 +251,8 @@ class Night:
                 self._files.forget()
             else:  # a misspelled option must not discard results
                 say(f"groupbench: the interrupted run is kept; to begin a new one, remove {self._files.pointer}")
+            if code == ExitCode.USAGE:  # `tritonbench` has printed the reason
+                self._context.exit(code)
             raise Unmeasured("nothing was measured")
         return code, file
 
