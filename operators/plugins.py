@@ -107,9 +107,16 @@ def _loaded(path: str) -> Any:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    module_name, _, attribute = path.replace(":", ".").rpartition(".")
-    if not path or (attribute and module_name.strip(".") != module_name):
-        raise UsageError(f"plugin {path!r} does not load: it is neither module.attribute, a module nor a file")
+    dotted = path.replace(":", ".")
+    if "/" in path or not all(dotted.split(".")):
+        is_folder = bool(path) and Path(path).is_dir()
+        problem = (
+            "a folder; name a file in it, such as FILE.py"
+            if is_folder
+            else "neither module.attribute, a module nor a file"
+        )
+        raise UsageError(f"plugin {path!r} does not load: it is {problem}")
+    module_name, _, attribute = dotted.rpartition(".")
     try:
         if not module_name:
             return importlib.import_module(path)

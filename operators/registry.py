@@ -13,6 +13,7 @@ from groupbench.operators import plugins as plugin_sources
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.plugins import Plugin
+from groupbench.tracker.text.wording import closest
 
 CATALOG = {
     "grouped_gemm": "grouped_gemm",
@@ -97,6 +98,8 @@ def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
     if mode != "fwd":
         return _resolved(name, plugins, "fwd").in_mode(mode)
     added = _added_operators(plugins)
+    if name not in added and name not in CATALOG:
+        raise _no_operator(name, plugins)
     operator = added[name][0] if name in added else catalog_operator(name)
     return operator.with_backends(tuple(b for b in plugin_backends(plugins) if b.operator == name))
 
@@ -168,6 +171,11 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
 
 
 def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:
-    return UsageError(
-        f"no operator {name!r}; there are: {', '.join(operator_names(plugins))}. --plugin FILE.py brings another"
-    )
+    names = operator_names(plugins)
+    return UsageError(f"{unknown_operator(name, names)}; there are: {', '.join(names)}. --plugin FILE.py adds another")
+
+
+def unknown_operator(name: str, names: Iterable[str]) -> str:
+    """Return the beginning of an error message, with the operator that a mistyped name probably means."""
+    meant = closest(name, names)
+    return f"no operator {name!r}" + (f" (did you mean {meant!r}?)" if meant else "")

@@ -26,8 +26,8 @@ from groupbench.operators.hosts.adapter.own import add_backends, add_operator, o
 from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, tell
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.plugins import load
-from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
+from groupbench.operators.plugins import load, operators_in
+from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names, unknown_operator
 from groupbench.tracker.exits import ExitCode
 
 
@@ -39,6 +39,18 @@ def plugin() -> None:
             add_backends(module.Operator, name, get_operator(name))
 
 
+def _operators_of_tritonbench() -> list[str]:
+    return sorted(Path(path).name for path in operator_list._list_opbench_paths())
+
+
+def _unknown_operator(setup: Setup) -> UsageError:
+    """Return the error for an operator that neither groupbench nor a plugin nor TritonBench has."""
+    ours = [*operator_names(), *(operator.name for path in setup.plugins for operator in operators_in(path))]
+    theirs = _operators_of_tritonbench()
+    problem = unknown_operator(setup.op, [*ours, *theirs])
+    return UsageError(f"{problem}; there are: {', '.join(ours)}; TritonBench's: {', '.join(theirs)}")
+
+
 def _run(setup: Setup, arguments: list[str]) -> None:
     """Prepare TritonBench's operator, or ours as one of its own, and run it."""
     name = setup.op
@@ -46,6 +58,8 @@ def _run(setup: Setup, arguments: list[str]) -> None:
     loaded = [] if is_ours else [load(path) for path in setup.plugins]
     for path, function in zip(setup.plugins, loaded, strict=False):
         if not callable(function):
+            if name not in _operators_of_tritonbench():
+                raise _unknown_operator(setup)
             raise UsageError(
                 f"plugin {path!r}: {name} is TritonBench's, for which a plugin is a function that registers its "
                 f"backends with TritonBench: {function!r}"
@@ -62,10 +76,7 @@ def _run(setup: Setup, arguments: list[str]) -> None:
             module = importlib.import_module(f"{PACKAGE}.{name}")
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{name}":
-                operators = ", ".join(sorted(Path(path).name for path in operator_list._list_opbench_paths()))
-                raise UsageError(
-                    f"no operator {name!r}; there are: {', '.join(operator_names())}; TritonBench's: {operators}"
-                ) from error
+                raise _unknown_operator(setup) from error
             raise UsageError(f"TritonBench's operator {name} does not import here: {describe(error)}") from error
         base: Any = module.Operator
         if ours is not None:

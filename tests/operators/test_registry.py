@@ -237,6 +237,9 @@ BAD = {
     "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; there are: torch, triton, helion"),
     "a kind that is no text": ("a_plugin.unhashable", "is of kind ['triton']"),
     "dots": ("..x", "neither module.attribute"),
+    "this folder": (".", "it is a folder; name a file in it, such as FILE.py"),
+    "a folder": ("../", "it is a folder; name a file in it, such as FILE.py"),
+    "a path without a suffix": ("./a_plugin", "neither module.attribute"),
 }
 
 
@@ -323,6 +326,10 @@ def test_an_operator_is_imported_without_the_others() -> None:
 def test_unknown_names_are_told_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"there are: grouped_gemm, .*, canary"):
         get_operator("conv")
+    with pytest.raises(
+        UsageError, match=r"no operator 'twce' \(did you mean 'twice'\?\); there are: .*, canary, twice"
+    ):
+        get_operator("twce", ["an_operator"])
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")
 

@@ -523,7 +523,11 @@ OURS = ("--op", "grouped_gemm", "--suite", "smoke")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an operator that there is not": (
         ("--op", "moe_permut"),
-        "moe_permut: no operator 'moe_permut'; there are: grouped_gemm, ",
+        "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); there are: grouped_gemm, ",
+    ),
+    "an operator that a plugin has under another name": (
+        ("--op", "row_softmx", "--plugin", "examples/operators/row_softmax.py"),
+        "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); there are: grouped_gemm, ",
     ),
     "a mode of ours that there is not": (
         (*OURS, "--fwd-bwd"),
