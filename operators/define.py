@@ -220,7 +220,10 @@ class Definition:
         return Sizes(",".join(texts) or ALL_DEFAULTS, tuple(values.items()))
 
     def _value(self, name: str, text: str) -> Size:
-        """Parse a size to the type of its default, or to an int without a default. Raises ValueError."""
+        """Parse a size to the type of its default, or to an int without a default. Raises ValueError.
+
+        An int may be negative only if the size has a default, as in `dim=-1`. Others are counts of rows, columns, ...
+        """
         default = self._sizes[name].default if name in self._sizes else inspect.Parameter.empty
         if isinstance(default, bool):
             if text.lower() not in ("true", "false", "0", "1"):
@@ -232,7 +235,7 @@ class Definition:
             if not math.isfinite(float(text)):
                 raise ValueError(f"{name}={text} is not a finite number")
             return float(text)
-        return within(name, whole(name, text), LARGEST, -LARGEST)
+        return within(name, whole(name, text), LARGEST, 0 if default is inspect.Parameter.empty else -LARGEST)
 
     # --- inputs and output ---
 
