@@ -51,10 +51,13 @@ class Percent(click.ParamType[float]):
         try:
             percent = float(str(value).removesuffix("%"))
         except ValueError:
-            self.fail(f"{value!r} is not a percentage", param, ctx)
+            self.fail(f"{value!r} is not a percentage; give for example 3 or 3%", param, ctx)
         if not 0 <= percent <= 1000:
             self.fail(f"{value!r} is not between 0 and 1000 %", param, ctx)
         return percent / 100
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "Give a percentage, such as 3 or 3%."
 
 
 class When(click.ParamType[datetime]):

@@ -28,6 +28,12 @@ Numbered = tuple[int, Record]
 NOT_REACHED = "skipped"
 """The status of cells that a run has not reached. A later result of the same run replaces it."""
 
+NOT_RECORDS = (
+    ". Is it a file of records, as `tritonbench --records FILE` writes? "
+    "`groupbench import` reads other benchmarks' files"
+)
+"""Added to the error of a file that does not begin with a record."""
+
 BATCH = 500
 """Number of records looked up and inserted at once: enough for few statements, few enough for memory."""
 
@@ -87,6 +93,7 @@ def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
 
 
 def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
+    number = 0
     try:
         for number, record in read(lines):
             problem = unstorable(record)
@@ -94,7 +101,7 @@ def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
                 raise IngestError(f"{source}: line {number}: {problem}")
             yield number, record
     except RecordError as error:
-        raise IngestError(f"{source}: {error}") from error
+        raise IngestError(f"{source}: {error}" + ("" if number else NOT_RECORDS)) from error
 
 
 def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:

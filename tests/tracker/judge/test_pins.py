@@ -67,10 +67,11 @@ def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Store
     [
         (("pin", "beef", "--max-slowdown", "3%"), "beef"),
         (("pin", "000ccc", "--max-slowdown", "0%"), "larger than 0"),
-        (("pin", "000ccc"), "--max-slowdown"),
+        (("pin", "000ccc"), "--max-slowdown'. Give a percentage, such as 3 or 3%."),
+        (("pin", "000ccc", "--max-slowdown", "some"), "give for example 3 or 3%"),
         (("unpin", "v9"), "no pin 'v9'; known: none"),
     ],
-    ids=["unknown commit", "no limit", "no option", "unknown pin"],
+    ids=["unknown commit", "no limit", "no option", "no percentage", "unknown pin"],
 )
 def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: tuple[str, ...], reason: str) -> None:
     stored([make()])

@@ -118,6 +118,12 @@ def test_a_malformed_line_is_named_and_nothing_stored(
     assert untouched(db)
 
 
+def test_a_file_of_another_kind_is_told_from_records(cli: Cli, write: Any, make: Any) -> None:
+    hint = "as `tritonbench --records FILE` writes? `groupbench import` reads other benchmarks' files"
+    assert hint in cli("ingest", write([b"import torch\n"], "bad.py")).stderr
+    assert hint not in cli("ingest", write([make(), b"{\n"])).stderr
+
+
 def test_a_cut_file_is_refused(cli: Cli, write: Any, make: Any, db: Path) -> None:
     whole = write([make(), make(backend="torch")]).read_bytes()
     result = cli("ingest", write([whole[:-20]], "cut.jsonl"))
