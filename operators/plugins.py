@@ -3,7 +3,8 @@
 A plugin is named by an entry point of the groups `groupbench.operators` and `groupbench.backends`, or by `--plugin`:
 
     module.attribute      an operator, a backend, several of them, or a function that returns backends
-    module                all operators and backends that are attributes of the module
+    module                all operators and backends that are attributes of the module, except names with an underscore
+                          in front
     folder/file.py        the same of a file; folder/file.py:attribute one attribute of it
     folder/file.json      a definition or solution of FlashInfer-Bench or SOL-ExecBench (problems/definition.py)
 """
@@ -205,7 +206,8 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
 
 def _parts(loaded: Any) -> list[Any] | None:
     if isinstance(loaded, ModuleType):
-        unlike = {id(value): value for value in vars(loaded).values()}.values()
+        public = {name: value for name, value in vars(loaded).items() if not name.startswith("_")}
+        unlike = {id(value): value for value in public.values()}.values()
         loaded = [value for value in unlike if isinstance(value, (Backend, Operator, *DEFINED))]
     elif callable(loaded) and not isinstance(loaded, (Backend, Operator, *DEFINED)):
         loaded = loaded()

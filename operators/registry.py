@@ -114,6 +114,8 @@ def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]
     for plugin in _plugins(plugins):
         for operator in plugin.operators:
             if operator.name in CATALOG:
+                if operator is catalog_operator(operator.name):  # which the plugin imports for its backends
+                    continue
                 raise UsageError(
                     f"plugin {plugin.origin!r}: groupbench has an operator {operator.name!r} already; give this one "
                     "another name"
@@ -162,9 +164,9 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
     for plugin in _plugins(plugins):
         for backend in plugin.backends:
             if backend.operator not in names:
+                named = f"operator {backend.operator!r}" if backend.operator else "no operator"
                 raise UsageError(
-                    f"plugin {plugin.origin!r}: backend {backend.name!r} names operator {backend.operator!r}; "
-                    f"there are: {', '.join(names)}"
+                    f"plugin {plugin.origin!r}: backend {backend.name!r} names {named}; there are: {', '.join(names)}"
                 )
             backends.append(backend)
     return backends

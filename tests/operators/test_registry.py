@@ -204,6 +204,18 @@ def test_a_plugin_replaces_its_namesake() -> None:
     assert get_operator("grouped_gemm").backend("torch_loop").source != "in its place"
 
 
+def test_a_plugin_may_import_an_operator_of_groupbench(tmp_path: Path) -> None:
+    """A candidate often takes a kernel of the catalog as its start."""
+    (tmp_path / "a_copy.py").write_text(
+        "from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM\n"
+        "from groupbench.operators.operator import Backend\n"
+        "_loop = GROUPED_GEMM.backend('torch_loop')\n"
+        "copy = Backend('copy', _loop.prepare, 'the same', operator='grouped_gemm')\n"
+    )
+    assert added("a_copy.py") == ["copy"]
+    assert get_operator("grouped_gemm", ["a_copy.py"]).baseline == get_operator("grouped_gemm").baseline
+
+
 BAD = {
     "nothing": ("", "neither module.attribute"),
     "an operator without a reference": ("a_plugin.unjudged", "raised ValueError: unjudged has no reference"),
