@@ -226,11 +226,15 @@ class Night:
             with self._errors_printed():  # the gate reports undecided suspects
                 self.step("confirm", run, "--budget", f"{confirm_s}s")
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
-        self.step("report", "--run", run, "-o", self._places.report)
-        with self._errors_printed():  # the run is judged: a server that cannot be reached does not change the verdict
+        reported = False
+        with self._errors_printed():  # the run is judged: a report that cannot be made does not change the verdict
+            self.step("report", "--run", run, "-o", self._places.report)
+            reported = True
+        with self._errors_printed():  # nor does a server that cannot be reached
             self._post()
         self._files.end()
-        return measured if judged == ExitCode.OK else judged
+        code = measured if judged == ExitCode.OK else judged
+        return code if reported or code != ExitCode.OK else ExitCode.USAGE
 
     def _measure(self) -> tuple[int, Path]:
         """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""

@@ -194,6 +194,19 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
     assert code == 0 and "TOKEN" in output, output
 
 
+@pytest.mark.parametrize(("cell", "code"), [({}, 2), ({"status": "wrong", "message": "far off"}, 1)])
+def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
+    tritonbench: Tritonbench, make: Callable[..., Record], cell: dict[str, Any], code: int
+) -> None:
+    """A night without plotly, or with a folder that is not there. The run has ended, so the next one begins anew."""
+    Path("groupbench.toml").write_text('report = "no/folder/report.html"\n' + PROJECT)
+    tritonbench.records = [[make(1, **cell)]]
+    ended, output = run("night")
+    assert (ended, "no/folder" in output) == (code, True), output
+    assert Path("artifacts/verdict.json").is_file()
+    assert not list(Path("records").glob(".unfinished*"))
+
+
 def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child ignores Ctrl-C of the terminal, ends by the signal that it is sent, and is waited for."""
 
