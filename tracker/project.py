@@ -37,7 +37,9 @@ NAME = "groupbench.toml"
 LONGEST_S = 6e6
 """The longest duration, as for `tritonbench --budget`."""
 
-Duration: TypeAlias = str | int | float
+Duration: TypeAlias = Annotated[
+    str | int | float, msgspec.Meta(description='a duration such as "90s" or "2h", or a number of minutes')
+]
 """A duration such as `90s` or `2h`; a plain number is in minutes."""
 
 
@@ -169,21 +171,32 @@ def load(path: Path | None = None) -> Project:
 def read(path: Path) -> ProjectSettings:
     """Return the fields of a file. Raises ProjectError."""
     try:
-        settings = msgspec.convert(tomllib.loads(path.read_text()), ProjectSettings, strict=True)
+        data = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ProjectError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:  # neither UTF-8 nor TOML
+        raise ProjectError(f"{path}: not valid TOML: {error}") from error
+    try:
+        settings = msgspec.convert(data, ProjectSettings, strict=True)
         for name in ("budget", "confirm", "wait"):
             value = getattr(settings, name)
             if value is not None:
                 _check(name, value)
-    except OSError as error:
-        raise ProjectError(f"{path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        from groupbench.tracker.text.misfits import explain
+
+        raise ProjectError(f"{path}: {explain(error, data, ProjectSettings)}") from error
+    except ValueError as error:
         raise ProjectError(f"{path}: {error}") from error
     return settings
 
 
 def _check(name: str, value: Duration) -> None:
     """Check a duration of the file. Raises ValueError."""
-    duration_s = in_seconds(value)
+    try:
+        duration_s = in_seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     if not 0 <= duration_s <= LONGEST_S or (name == "budget" and duration_s == 0):
         raise ValueError(
             f"{name} = {value!r} is out of range: {'above ' if name == 'budget' else ''}0 to 100000 minutes"

@@ -211,7 +211,10 @@ BAD_PLANS = {
     "a string for a list": ('name = "x"\n[[measure]]\noperator = "canary"\nonly = "torch"', "only"),
     "a float for an integer": ('name = "x"\n[[measure]]\noperator = "canary"\nbursts = 1.5', "bursts"),
     "a string for a number": ('name = "x"\n[[measure]]\noperator = "canary"\nidle = "1"', "idle"),
-    "another device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "tpu"', "'tpu'"),
+    "another device": (
+        'name = "x"\n[[measure]]\noperator = "canary"\ndevice = "tpu"',
+        '"tpu": expected one of "cpu", "cuda"',
+    ),
     "only for the other device": ('name = "x"\n[[measure]]\noperator = "canary"\ndevice = "cuda"', "device cpu"),
     "no budget": ('name = "x"\nbudget = 0\n[[measure]]\noperator = "canary"', "budget"),
     "a budget of nan": ('name = "x"\nbudget = nan\n[[measure]]\noperator = "canary"', "budget"),

@@ -87,6 +87,51 @@ def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
     assert project.load(write(tmp_path, f"budget = {text}\n{MEASURE}")).budget_s == seconds
 
 
+ENTRY = '[[measure]]\noperator = "a"\n'
+MISFITS = {
+    "a mistyped key": (
+        'plugns = ["a"]',
+        "unknown key 'plugns' (did you mean 'plugins'?); accepted: measure, name, plugins",
+    ),
+    "a mistyped key of an entry": (
+        f"{ENTRY}{ENTRY}dtyps = []",
+        "[[measure]] 2: unknown key 'dtyps' (did you mean 'dtypes'?); accepted: operator, suites, ",
+    ),
+    "a mistyped key of a table": (
+        "[post]\nnumer = 1",
+        "post: unknown key 'numer' (did you mean 'number'?); accepted: ",
+    ),
+    "an entry without operator": ("[[measure]]\nshapes = []", "[[measure]] 1: the key 'operator' is missing"),
+    "one entry for several": ("[measure]\nshapes = []", "measure = {...}: expected [[measure]] tables"),
+    "a text for a list": ('plugins = "a"', 'plugins = "a": expected a list, such as ["a", "b"]'),
+    "a number in a list": ('plugins = ["a", 1]', "plugins, item 2 = 1: expected text in quotes"),
+    "an empty name": ('name = ""', 'name = "": expected text in quotes, not empty'),
+    "a list for a duration": (
+        "budget = [1]",
+        'budget = [1]: expected a duration such as "90s" or "2h", or a number of minutes',
+    ),
+    "another device": ('device = "gpu"', 'device = "gpu": expected one of "auto", "cpu", "cuda"'),
+    "another cost": (
+        f'{ENTRY}costs = ["time"]',
+        '[[measure]] 1: costs, item 1 = "time": expected one of "cold", "energy", "kernels", "memory"',
+    ),
+    "a number too small": ("[post]\nnumber = 0", "post.number = 0: expected a whole number from 1"),
+    "a text for a number": (f'{ENTRY}idle = "1"', '[[measure]] 1: idle = "1": expected a number'),
+    "a number for a toolchain": ('[toolchains]\na = "x"\nb = 1', "toolchains.b = 1: expected text in quotes"),
+    "a number for a table": ("post = 1", "post = 1: expected a table"),
+    "a duration of another form": ('wait = "soon"', "wait: 'soon' is not a duration"),
+    "no TOML": ("a = ", "not valid TOML: Invalid value (at "),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), MISFITS.values(), ids=MISFITS)
+def test_an_error_names_the_file_the_key_and_what_it_accepts(text: str, says: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ProjectError) as caught:
+        project.load(path)
+    assert str(caught.value).startswith(f"{path}: {says}")
+
+
 BAD = {
     "an unknown field": ('plugin = "a.B"', "plugin"),
     "a budget of nothing": ("budget = 0", "budget"),
