@@ -14,6 +14,7 @@ from groupbench.tracker.cli.options import OPERATOR
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
+from groupbench.tracker.text.wording import printable
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
 """Files that runs write and git should ignore."""
@@ -34,7 +35,10 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     if not operator.isidentifier() or keyword.iskeyword(operator):
         raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
     folder = Path.cwd()
-    top = Path((git.ask(folder, "rev-parse", "--show-toplevel") or str(folder)).strip())
+    repository = git.ask(folder, "rev-parse", "--show-toplevel")
+    if repository is None:
+        say("groupbench: no git repository here: runs cannot be assigned to commits; run `git init` first")
+    top = Path((repository or str(folder)).strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
     prefix = "" if within == "." else f"{within}/"
     bench = benchmark or f"bench_{operator}.py"
@@ -56,17 +60,19 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         words["PLACE"] = f"{prefix}groupbench.gitlab.yml"
         written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
     _ignore(folder / ".gitignore")
-    say("next:")
+    steps = []
     if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
-        say(
-            f'  add to {NAME}: a [[measure]] with operator = "{operator}"'
-            + ("" if ours else f", and {bench} to plugins")
-        )
+        plugin = "" if ours else f", and {bench} to plugins"
+        steps.append(f'add to {NAME}: a [[measure]] with operator = "{operator}"{plugin}')
     if bench in written:
-        say(f"  edit {bench}: make the inputs, and call your kernel")
-    for command in (f"tritonbench --op {operator}", "git add -A && git commit -m 'Measure with groupbench'",
-                    "groupbench night", "groupbench backfill HEAD~20.. --bisect"):  # fmt: skip
-        say(f"  {command}")
+        steps.append(f"edit {bench}: make the inputs, and call your kernel")
+    steps += [
+        f"tritonbench --op {operator}",
+        "git add -A && git commit -m 'Measure with groupbench'",
+        "groupbench night",
+        "groupbench backfill HEAD~20.. --bisect",
+    ]
+    click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
 
 
 def _is_ours(operator: str) -> bool:

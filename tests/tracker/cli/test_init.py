@@ -48,6 +48,17 @@ def test_it_writes_what_a_night_reads(repository: Path) -> None:
     }
 
 
+def test_outside_a_repository_it_says_that_git_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    warning = "groupbench: no git repository here: "
+    assert run("--ci", "none").stderr.startswith(warning)
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    done = run("--ci", "none")
+    assert warning not in done.stderr
+    assert "next:\n  " in done.stderr and "\n  groupbench night\n" in done.stderr
+
+
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
     done = run("--operator", "grouped_gemm", "--ci", "none")
     found = project.load()
