@@ -24,6 +24,11 @@ from groupbench.tracker.text.scratch import Scratch, remove_abandoned
 SETUP_TIMEOUT_S = 3600.0
 CHECKOUT_TIMEOUT_S = 600.0
 
+SETUP_OF_FILE = "`setup` of groupbench.toml"
+
+LAST_LINES, LONGEST_LINE = 5, 200
+"""What an error shows of a setup command's output: lines, and characters of each."""
+
 _LIFELINE = """
 import os, signal, subprocess, sys, threading
 command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
@@ -52,6 +57,7 @@ class Recipe:
     """The steps that turn a checkout into a folder that can be measured. The fields are those of groupbench.toml.
 
     setup       shell command that builds the checkout
+    by_option   whether `setup` is that of --setup, not of groupbench.toml
     benchmarks  files and folders to copy from the repository's own checkout if the commit lacks them
     pythonpath  folders with modules, in addition to the checkout itself and its `src`
     """
@@ -59,6 +65,7 @@ class Recipe:
     setup: str | None = None
     benchmarks: tuple[str, ...] = ()
     pythonpath: tuple[str, ...] = ()
+    by_option: bool = False
 
 
 AS_IT_IS = Recipe()
@@ -110,7 +117,7 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
             raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")
         _add_missing(repo, folder, recipe.benchmarks)
         if recipe.setup:
-            run_setup(folder, recipe.setup, full[:10])
+            run_setup(folder, recipe.setup, full[:10], "--setup" if recipe.by_option else SETUP_OF_FILE)
         yield folder
     finally:
         with _undisturbed(), _worktrees_locked(repo):
@@ -160,8 +167,14 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
             raise WorktreeError(f"cannot copy the benchmark {source}: {error.strerror or error}") from error
 
 
-def run_setup(folder: Path, command: str, name: str) -> None:
-    """Run a build command in a folder. Raises SetupError with the last line of its output."""
+def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE) -> None:
+    """Run a build command in a folder.
+
+    name    the checkout, for the error
+    source  where the command is set, for the error
+
+    Raises SetupError with the last lines of its output.
+    """
     read_end, lifeline = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
@@ -177,12 +190,12 @@ def run_setup(folder: Path, command: str, name: str) -> None:
     try:
         output, _ = process.communicate(timeout=SETUP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise SetupError(f"{name} does not build: --setup took more than {SETUP_TIMEOUT_S:g} s") from None
+        raise SetupError(f"{name} does not build: {source} took more than {SETUP_TIMEOUT_S:g} s") from None
     finally:
         os.close(lifeline)
         process.wait()
     if process.returncode != 0:
-        raise SetupError(f"{name} does not build: --setup ended with {process.returncode}: {_last_line(output)}")
+        raise SetupError(f"{name} does not build: {source} ended with {process.returncode}: {_last_lines(output)}")
 
 
 @contextlib.contextmanager
@@ -199,6 +212,7 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
+def _last_lines(text: str) -> str:
+    """Return the last lines of an output on one line: the last alone is often only make's."""
+    lines = [line.strip()[:LONGEST_LINE] for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-LAST_LINES:]) or "it printed nothing"

@@ -66,7 +66,10 @@ class AbComparator:
         self._header = header
         bench = header.bench
         self._recipe = Recipe(
-            bench.get("setup"), tuple(bench.get("benchmarks", ())), tuple(bench.get("pythonpath", ()))
+            bench.get("setup"),
+            tuple(bench.get("benchmarks", ())),
+            tuple(bench.get("pythonpath", ())),
+            bench.get("by_option", False),
         )
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
         self._broken: dict[str, str] = {}

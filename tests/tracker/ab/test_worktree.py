@@ -72,10 +72,11 @@ def test_setup_runs_in_the_folder(repo: Path) -> None:
         assert (tree / "built").read_text() == "one"
 
 
-def test_a_commit_that_does_not_build_says_so_in_one_line(repo: Path) -> None:
+@pytest.mark.parametrize(("by_option", "source"), [(True, "--setup"), (False, "`setup` of groupbench.toml")])
+def test_a_commit_that_does_not_build_says_so_in_one_line(repo: Path, by_option: bool, source: str) -> None:
     with (
-        pytest.raises(SetupError, match=r"does not build: --setup ended with 3: no compiler$"),
-        checkout(repo, "first", Recipe("echo trying; echo no compiler >&2; exit 3")),
+        pytest.raises(SetupError, match=rf"does not build: {source} ended with 3: trying \| no compiler$"),
+        checkout(repo, "first", Recipe("echo trying; echo no compiler >&2; exit 3", by_option=by_option)),
     ):
         raise AssertionError("not reached")
     assert worktrees(repo) == 1

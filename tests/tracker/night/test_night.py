@@ -177,7 +177,7 @@ def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: P
 
 def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
     (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
-    with pytest.raises(Exception, match="ended with 7"):
+    with pytest.raises(Exception, match=r"this checkout does not build: `setup` of groupbench\.toml ended with 7"):
         run("night")
     assert (tmp_path / "built").exists() and not tritonbench.asked
 
