@@ -16,23 +16,31 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from groupbench.operators.measure import host_memory
 from groupbench.tracker.exits import ExitCode
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
+LOOK_S = 0.1
+"""Seconds between two looks at the memory that is used."""
+LOOK_SHARE = 0.02
+"""Largest share of one core that the looks may take: a slow look, on a machine of many processes, is a rare one."""
 
-def guard(serve: Callable[[], None], keep: Collection[int], log: int) -> NoReturn:
+
+def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
     """Run `serve` in a child and end with its status, after all processes that it started have ended.
 
-    keep  descriptors that stay open in the child
-    log   descriptor of the file for its standard output and error
+    keep    descriptors that stay open in the child
+    log     descriptor of the file for its standard output and error
+    memory  bytes that these processes may use together; if they use more, all are killed, and the log says so
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,7 +65,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int) -> NoRetur
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server ends with its client, however that ends
-    status = _wait_for(child)
+    status = _wait_for(child, memory)
     _end_children()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -74,12 +82,35 @@ def _give_up(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(ExitCode.TERMINATED)
 
 
-def _wait_for(child: int) -> int:
-    """Its status; other processes that end are orphans of its making."""
+def _wait_for(child: int, memory: int) -> int:
+    """Return the child's exit status; other processes that end are orphans of its making."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # in the warden alone: its child exists already
+    next_look = time.monotonic() + LOOK_S
     while True:
-        pid, status = os.waitpid(-1, 0)
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
             return status
+        now = time.monotonic()
+        if now >= next_look:
+            began = time.process_time()
+            if host_memory.may_exceed(memory):
+                _end_hogs(memory)
+            next_look = time.monotonic() + max(LOOK_S, (time.process_time() - began) / LOOK_SHARE)
+        elif pid == 0:
+            signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
+
+
+def _end_hogs(memory: int) -> None:
+    """Kill all processes of the cell if they use more than `memory` bytes together."""
+    processes = descendants(os.getpid())
+    used = host_memory.used_by(processes, memory)
+    if used <= memory:
+        return
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    text = f"out of memory: its processes used {used / 2**30:.1f} GiB of {memory / 2**30:.1f} ({host_memory.SETTING})"
+    os.write(1, f"\n{text}\n".encode())
 
 
 def end_with_parent() -> None:
@@ -108,11 +139,25 @@ def _end_children() -> None:
 
 def children(parent: int) -> list[int]:
     """Processes whose parent is `parent`."""
-    found = []
+    return _children().get(parent, [])
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Processes below `ancestor`, each before its children."""
+    below = _children()
+    found = list(below.get(ancestor, []))
+    for process in found:  # grows
+        found += below.get(process, [])
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    """The processes of this machine by their parent."""
+    found: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(process.name))
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            found.setdefault(parent, []).append(int(process.name))
     return found
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure import cell, judge, warden
+from groupbench.operators.measure import cell, host_memory, judge, warden
 from groupbench.operators.measure.cell import Answer, Failure, Request
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.judge import JudgeAnswer
@@ -41,7 +41,6 @@ PRELOAD = (
 )
 DYNAMO = "torch._dynamo"
 _besides = [DYNAMO]
-HOST_MEMORY_SHARE = 0.8
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log in which its last words are looked for."""
 LAST_WORDS = 300
@@ -180,7 +179,7 @@ class Worker:
         self._doing = "its start"
         self._connection, child_end = multiprocessing.Pipe()
         self._token = b""
-        arguments = (type(self).serves, device, child_end, self._log, self._file)
+        arguments = (type(self).serves, device, child_end, self._log, self._file, host_memory.limit())
         self._process = _context().Process(target=_serve_limited, args=arguments, daemon=True)
         self._process.start()
         child_end.close()
@@ -266,7 +265,7 @@ class Worker:
             self.kill()
             return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{report}")
         if code == -signal.SIGKILL:
-            return Failure("oom", f"killed during {self._doing}, as the system does when host memory runs out{report}")
+            return Failure("oom", f"killed during {self._doing}, as when host memory runs out{report}")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return Failure("error", f"the process died ({how}) during {self._doing}{report}")
 
@@ -292,15 +291,16 @@ class _SharedFile:
         os.close(self._file)
 
 
-def _serve_limited(serves: Callable[..., None], device: str, connection: Connection, log: int, file: int) -> None:
-    """`serves`, below a warden, as the first to go when host memory runs out."""
+def _serve_limited(
+    serves: Callable[..., None], device: str, connection: Connection, log: int, file: int, memory: int
+) -> None:
+    """Run `serves` below a warden, as the first to be killed when host memory runs out. It gets `memory` bytes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (int(HOST_MEMORY_SHARE * total),) * 2)
-    warden.guard(lambda: serves(connection, file), keep=(connection.fileno(), file), log=log)
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    warden.guard(lambda: serves(connection, file), keep=(connection.fileno(), file), log=log, memory=memory)
 
 
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:

@@ -76,6 +76,27 @@ def eats_memory(inputs):
     return lambda: torch.empty(1 << 50, dtype=torch.uint8)
 
 
+def hoards(inputs):
+    """Keeps 8 GiB."""
+    kept = [bytearray(b"x") * (64 << 20) for _ in range(128)]
+    right = prepare_torch_loop(inputs)
+    return lambda: right() * bool(kept)
+
+
+def forks_hoarders(inputs):
+    """Starts 32 processes in sessions of their own that keep 256 MiB each."""
+    for _ in range(32):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            kept = bytearray(b"x") * (256 << 20)
+            os.write(write, kept[:1])
+            time.sleep(600)
+            os._exit(0)
+        os.read(read, 1)
+    return prepare_torch_loop(inputs)
+
+
 def half(inputs):
     """Writes the first half of the rows."""
     right = prepare_torch_loop(inputs)
@@ -190,6 +211,8 @@ FAULTS = (
     raises,
     raises_bytes,
     eats_memory,
+    hoards,
+    forks_hoarders,
     half,
     one_percent,
     one_element,

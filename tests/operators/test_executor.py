@@ -23,9 +23,9 @@ import torch
 
 from groupbench.operators import executor
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import witness, worker
+from groupbench.operators.measure import host_memory, warden, witness, worker
 from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown, Witnessed
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import Judged, Rerouted
@@ -119,6 +119,92 @@ def _words(process: Path) -> list[bytes]:
     with contextlib.suppress(OSError):  # over meanwhile
         return (process / "cmdline").read_bytes().split(b"\0")
     return []
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("hoards", r"^MemoryError, at \S*faulty_backends.py:\d+ in (<listcomp>|hoards)$"),
+        (
+            "forks_hoarders",
+            r"^killed during prepare or the first calls, .*; it last wrote: "
+            r"out of memory: its processes used \d\.\d GiB of 2\.0 \(GROUPBENCH_MEMORY_GIB\)$",
+        ),
+    ],
+)
+def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
+    faulty: str, monkeypatch: pytest.MonkeyPatch, backend: str, message: str
+) -> None:
+    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", "2")
+    hoarder, neighbour = measure([job(backend), job("torch_loop")], timeout_s=300)
+    assert (hoarder.status, neighbour.status) == ("oom", "ok"), hoarder.message
+    assert re.search(message, hoarder.message or ""), hoarder.message
+
+
+@pytest.mark.parametrize("given", ["much", "-1", "0", "nan", "inf"])
+def test_a_memory_limit_that_is_not_a_positive_number_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", given)
+    with pytest.raises(UsageError, match="is not a positive number of GiB"):
+        host_memory.limit()
+
+
+def test_a_control_group_limits_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On each version of control groups, and files that the kernel keeps in memory are not use."""
+    monkeypatch.delenv("GROUPBENCH_MEMORY_GIB", raising=False)
+    monkeypatch.setattr(host_memory, "_CONTROL_GROUPS", tmp_path)
+    for folder, most, use in (
+        (tmp_path, "memory.max", "memory.current"),
+        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        folder.mkdir(exist_ok=True)
+        (folder / most).write_text("1000\n")
+        (folder / use).write_text("790\n")
+        (folder / "memory.stat").write_text("anon 10\ninactive_file 700\nactive_file 80\n")
+    assert host_memory.limit() == 800
+    assert not host_memory.may_exceed(800)
+    for folder in (tmp_path, tmp_path / "memory"):
+        (folder / "memory.stat").write_text("anon 790\ninactive_file 0\nactive_file 0\n")
+    assert host_memory.may_exceed(800)
+
+
+def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
+    """The warden blocks SIGCHLD for itself: a backend that waits for its own children would wait forever."""
+    program = """if True:
+        import os, re
+        from pathlib import Path
+        from groupbench.operators.measure import warden
+        def serve():
+            os.write(1, re.search("SigBlk:.*", Path("/proc/self/status").read_text())[0].encode())
+        warden.guard(serve, keep=(), log=1, memory=1 << 40)
+    """
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(output.removeprefix("SigBlk:"), 16) == 0
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    """A forked process shares its parent's pages until either writes, and all share what is mapped as shared."""
+    program = """if True:
+        import mmap, os, sys
+        private, shared = bytearray(b"x") * (100 << 20), mmap.mmap(-1, 100 << 20)
+        shared.write(private)
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                sum(shared[::4096])
+                os.write(1, b"ready\\n")
+                sys.stdin.read()
+                os._exit(0)
+        sys.stdin.read()
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        assert [process.stdout.readline() for _ in range(3)] == [b"ready\n"] * 3
+        processes = [process.pid, *warden.descendants(process.pid)]
+        assert len(processes) == 4
+        used, bound = host_memory.used_by(processes, 0), host_memory.used_by(processes, 1 << 40)
+        process.stdin.close()
+    assert 200 << 20 < used < 300 << 20
+    assert bound > 4 * (200 << 20)
 
 
 def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
