@@ -18,16 +18,16 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 def limit() -> int:
     """Return the bytes that the processes of one cell may use. Raises UsageError for an invalid setting."""
-    given = os.environ.get(SETTING)
-    if not given:
+    setting = os.environ.get(SETTING)
+    if not setting:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return int(SHARE * min([machine, *(most for most, _ in _control_groups())]))
     try:
-        chosen = int(float(given) * 2**30)
+        chosen = int(float(setting) * 2**30)
     except (ValueError, OverflowError):
         chosen = 0
     if chosen <= 0:
-        raise UsageError(f"{SETTING}={given!r} is not a positive number of GiB")
+        raise UsageError(f"{SETTING}={setting!r} is not a positive number of GiB")
     return chosen
 
 
@@ -44,7 +44,7 @@ def used_by(processes: Collection[int], most: int) -> int:
     A page that several processes share counts once, and mapped files, such as libraries, do not count.
     """
     resident = sum(_resident(process) for process in processes)
-    if resident <= most:  # costs microseconds; the kernel reads every page's entry for what follows
+    if resident <= most:  # takes microseconds; the exact sum has the kernel read the entry of every page
         return resident
     return sum(_owned(process) for process in processes)
 

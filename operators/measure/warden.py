@@ -40,7 +40,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
 
     keep    descriptors that stay open in the child
     log     descriptor of the file for its standard output and error
-    memory  bytes that these processes may use together; if they use more, all are killed, and the log says so
+    memory  bytes that these processes may use together; if they use more, all are killed, which the log reports
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,21 +144,21 @@ def children(parent: int) -> list[int]:
 
 def descendants(ancestor: int) -> list[int]:
     """Processes below `ancestor`, each before its children."""
-    below = _children()
-    found = list(below.get(ancestor, []))
-    for process in found:  # grows
-        found += below.get(process, [])
-    return found
+    by_parent = _children()
+    processes = list(by_parent.get(ancestor, []))
+    for process in processes:  # grows
+        processes += by_parent.get(process, [])
+    return processes
 
 
 def _children() -> dict[int, list[int]]:
-    """The processes of this machine by their parent."""
-    found: dict[int, list[int]] = {}
+    """Return the processes of this machine by their parent."""
+    by_parent: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            found.setdefault(parent, []).append(int(process.name))
-    return found
+            by_parent.setdefault(parent, []).append(int(process.name))
+    return by_parent
 
 
 def end(pid: int, alive: bool) -> None:

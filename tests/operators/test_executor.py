@@ -141,9 +141,9 @@ def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
     assert re.search(message, hoarder.message or ""), hoarder.message
 
 
-@pytest.mark.parametrize("given", ["much", "-1", "0", "nan", "inf"])
-def test_a_memory_limit_that_is_not_a_positive_number_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", given)
+@pytest.mark.parametrize("setting", ["much", "-1", "0", "nan", "inf"])
+def test_a_memory_limit_that_is_not_a_positive_number_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", setting)
     with pytest.raises(UsageError, match="is not a positive number of GiB"):
         host_memory.limit()
 

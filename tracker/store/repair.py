@@ -143,7 +143,7 @@ def _readable_copy(damaged: Path, copy: Path) -> Path:
 
 
 def _page_bytes(head: bytes | bytearray) -> int:
-    """Return the page size that a header gives, or that of new databases if it gives none."""
+    """Return the page size in a header, or that of new databases if the header has no valid one."""
     size = int.from_bytes(head[16:18], "big")
     size = 1 << 16 if size == 1 else size
     return size if size in PAGE_SIZES else PAGE_BYTES
