@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
+from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -140,7 +144,7 @@ def gate(
 
             updated = alert_moves.update(session, judged)
         result = _result(session, judged, strict, updated) if targets else None
-    _write(judged, form)
+    _write(judged, form, _program(context))
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []
@@ -168,7 +172,7 @@ def _result(session: Session, judged: Gate, strict: bool, updated: Updated | Non
     return result.gather(session, judged, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
 
 
-def _write(judged: Gate, form: Format | None) -> None:
+def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
     from groupbench.tracker.judge.verdicts import Judged
 
     if form == "json":
@@ -190,6 +194,49 @@ def _write(judged: Gate, form: Format | None) -> None:
         commands = [row.repro for row in rest if row.repro and row.verdict.exit is not ExitCode.OK]
         for command in commands[:REPROS]:
             click.echo(printable(f"reproduce: {command}"))
+        for line in _searches(rest, program)[:REPROS]:
+            click.echo(printable(line))
+
+
+def _program(context: click.Context) -> list[str]:
+    """Return the words that begin a next command: `groupbench` with the options of this invocation's database."""
+    from groupbench.tracker.cli.here import this_project
+
+    above, project = context.parent, this_project(context)
+    words = ["groupbench"]
+    if above is not None and above.params.get("config") is not None:
+        words += ["--config", str(project.file)]
+    if above is not None and above.get_parameter_source("db") is ParameterSource.COMMANDLINE:
+        database = str(context.obj)
+        has_password = "://" in database and urlsplit(database).password is not None
+        words += [] if has_password else ["--db", database]  # the output may be a public log
+    return words
+
+
+def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
+    """Return a line for each range of several commits in which a series regressed: the command that finds the commit.
+
+    Ranges whose ends git does not know here are left out.
+    """
+    from groupbench.tracker import git
+    from groupbench.tracker.text import repro
+
+    commands: dict[tuple[str, str], str] = {}
+    for row in rows:
+        span = row.span
+        if row.verdict is not Verdict.REGRESSED or row.what not in repro.SEARCHED or row.point is None or span is None:
+            continue
+        if span.base is None or span.base.dirty or span.head.dirty:
+            continue
+        ends = span.base.commit, span.head.commit
+        device = row.point.environment.facts.device
+        commands.setdefault(ends, repro.search(program, row.series.pk, *ends, row.what, device))
+    lines = []
+    for ends, command in commands.items():
+        number = len(git.between(*ends) or ())
+        if number > 1:
+            lines.append(f"one of {number} commits: {command}")
+    return lines
 
 
 def was(row: Judged) -> str:

@@ -57,6 +57,22 @@ def compare(cell: Measurable, base: str, head: str) -> str:
     return shlex.join(words)
 
 
+SEARCHED = ("latency", "accuracy")
+"""The metrics whose change `groupbench bisect` finds."""
+
+
+def search(program: list[str], series: int, base: str, head: str, metric: str, device: str) -> str:
+    """Return the command that finds the commit in `base..head` that changed a stored series.
+
+    program  `groupbench` with its own options
+    metric   one of SEARCHED
+    device   cuda or cpu, on which the series was measured
+    """
+    words = [*program, "bisect", base, head, "--series", str(series)]
+    words += ["--metric", metric] if metric != "latency" else []
+    return shlex.join([*words, "--device", device])
+
+
 def _protocol(label: str) -> list[str]:
     """Return the options that select a protocol by its name, such as `cooled+idle=0.5s+cudagraph`."""
     name, *rest = label.split("+")

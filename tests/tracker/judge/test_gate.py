@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
+
+from groupbench.tracker.cli import main
+from groupbench.tracker.cli.gate import _program, gate
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -79,6 +86,63 @@ def test_a_row_names_the_commits_of_the_change(cli: Cli, stored: Stored, make: A
     assert row["low"] < row["change"] < row["high"]
     assert row["before_ms"] == pytest.approx(1.0, rel=0.01)
     assert "005ccccccc..006ccccccc" in cli("gate").stdout
+
+
+@pytest.fixture
+def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hashes of five commits without a change, in a new repository that is the current folder."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=A", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    hashes = []
+    for number in range(5):
+        git("commit", "-q", "--allow-empty", "-m", str(number))
+        hashes.append(git("rev-parse", "HEAD"))
+    return hashes
+
+
+SLOWER = {"ms": 1.05}
+LESS_ACCURATE = {"rms": 9e-3}
+
+
+@pytest.mark.parametrize(("worse", "option"), [(SLOWER, ""), (LESS_ACCURATE, " --metric accuracy")])
+def test_a_range_of_commits_has_the_command_that_finds_the_commit(
+    worse: dict[str, float], option: str, cli: Cli, stored: Stored, make: Any, commits: list[str], db: Any
+) -> None:
+    after = [make(night, commit=commits[4], **worse) for night in (6, 7, 8)]
+    stored([*quiet(make, 6, commit=commits[0]), *after])
+    (line,) = [line for line in cli("gate").stdout.splitlines() if line.startswith("one of ")]
+    label, _, command = line.partition(": ")
+    assert label == "one of 4 commits"
+    assert command == (f"groupbench --db {db} bisect {commits[0]} {commits[4]} --series 1{option} --device cuda")
+    done = cli(*shlex.split(command)[3:])  # `cli` adds --db itself; the commits do not differ, so nothing is measured
+    assert (done.exit_code, done.stdout.startswith("no regression to find: the ends have the same files")) == (0, True)
+
+
+def test_a_single_commit_or_an_unknown_one_needs_no_search(
+    cli: Cli, stored: Stored, make: Any, commits: list[str]
+) -> None:
+    first = [make(night, ms=1.05, commit=commits[1]) for night in (6, 7, 8)]
+    stored([*quiet(make, 6, commit=commits[0]), *first])
+    assert "+5.0%" in cli("gate").stdout and "one of " not in cli("gate").stdout
+    stored([make(night, ms=1.2) for night in (9, 10, 11)])
+    assert "regressed" in cli("gate").stdout and "one of " not in cli("gate").stdout
+
+
+def test_a_password_is_not_printed() -> None:
+    for url, words in (
+        ("postgresql://me:secret@host/db", ["groupbench"]),
+        ("postgresql://host/db", ["groupbench", "--db", "postgresql://host/db"]),
+    ):
+        context = main.make_context("groupbench", ["--db", url, "runs"])
+        context.obj = url
+        assert _program(click.Context(gate, parent=context, obj=url)) == words
 
 
 def test_a_change_within_one_commit_is_not_the_code(cli: Cli, stored: Stored, make: Any) -> None:
