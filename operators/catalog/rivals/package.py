@@ -56,10 +56,9 @@ class Package:
 def found(module: str) -> bool:
     """Return whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
     path = None
-    name = ""
     for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = PathFinder.find_spec(name, path)
+        # By its last name alone: with its full name, a namespace package asks for its parent to be imported.
+        spec = PathFinder.find_spec(part, path)
         if spec is None:
             return False
         path = list(spec.submodule_search_locations or ())

@@ -291,8 +291,12 @@ def test_looking_for_a_package_imports_nothing(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "loud").mkdir()
     (tmp_path / "loud" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "loud" / "part.py").write_text("")
+    (tmp_path / "loud" / "bare" / "part").mkdir(parents=True)
+    (tmp_path / "loud" / "bare" / "part" / "inner.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert package.found("loud.part")
+    assert package.found("loud.bare.part.inner")
+    assert not package.found("loud.bare.other")
     assert not package.found("loud.other")
     assert not package.found("loud.part.below")
     assert "loud" not in sys.modules
