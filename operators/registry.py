@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 
 from groupbench.operators import plugins as plugin_sources
@@ -114,8 +115,6 @@ def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]
     for plugin in _plugins(plugins):
         for operator in plugin.operators:
             if operator.name in CATALOG:
-                if operator is catalog_operator(operator.name):  # which the plugin imports for its backends
-                    continue
                 raise UsageError(
                     f"plugin {plugin.origin!r}: groupbench has an operator {operator.name!r} already; give this one "
                     "another name"
@@ -132,9 +131,25 @@ def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]
 
 def _plugins(plugins: Iterable[str]) -> Iterator[Plugin]:
     for group in plugin_sources.INSTALLED:
-        yield from plugin_sources.installed(group)
-    for path in plugins:
-        yield plugin_sources.read(path)
+        yield from map(_without_imported, plugin_sources.installed(group))
+    yield from map(read, plugins)
+
+
+def read(path: str) -> Plugin:
+    """Return the plugin that `--plugin path` names, without operators of groupbench that it imports.
+
+    Raises UsageError.
+    """
+    return _without_imported(plugin_sources.read(path))
+
+
+def _without_imported(plugin: Plugin) -> Plugin:
+    operators = (operator for operator in plugin.operators if not _is_of_catalog(operator))
+    return replace(plugin, operators=tuple(operators))
+
+
+def _is_of_catalog(operator: Operator) -> bool:
+    return operator.name in CATALOG and operator is catalog_operator(operator.name)
 
 
 def forget() -> None:

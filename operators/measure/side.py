@@ -254,11 +254,10 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
 
     Raises UsageError if it does not load.
     """
-    from groupbench.operators import plugins as sources
     from groupbench.operators import registry
 
     before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
-    plugin = sources.read(candidate)
+    plugin = registry.read(candidate)
     offers = [(b.operator, b.name) for b in plugin.backends]
     offers += [
         (op.name, b.name) for op in plugin.operators for b in op.backends if b.name not in before.get(op.name, ())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from groupbench.operators.measure.side import list_offers
 from groupbench.tracker.ab.bench import AbError
 from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code, of, to_try
 from groupbench.tracker.ab.result import AbCell, AbResult
@@ -90,6 +91,16 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
     assert [one.verdict for one in evaluator.evaluate(f"{candidate}:ALL")] == ["wrong"]
     candidate.write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)").replace("+= 1", "+= 0"))
     assert evaluator.evaluate(f"{candidate}:ALL")[0].right
+
+
+def test_the_operators_that_a_candidate_imports_are_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "candidate.py").write_text(
+        "from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM\n"
+        "from groupbench.operators.operator import Backend\n"
+        "loop = Backend('loop', GROUPED_GEMM.backend('torch_loop').prepare, '', operator='grouped_gemm')\n"
+    )
+    offered = list_offers(str(tmp_path / "candidate.py"), ())
+    assert [(offer["backend"], offer["own"]) for offer in offered] == [("loop", False)]
 
 
 MISTAKES = {
