@@ -295,6 +295,7 @@ def _serve_limited(
     serves: Callable[..., None], device: str, connection: Connection, log: int, file: int, memory: int
 ) -> None:
     """Run `serves` below a warden, as the first to be killed when host memory runs out. It gets `memory` bytes."""
+    multiprocessing.current_process().daemon = False  # a backend may compile in processes; the warden ends those
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
 from groupbench.operators.errors import Unavailable
@@ -94,6 +96,13 @@ def forks_hoarders(inputs):
             time.sleep(600)
             os._exit(0)
         os.read(read, 1)
+    return prepare_torch_loop(inputs)
+
+
+def compiles_in_processes(inputs):
+    """Does nothing wrong. A kernel's compiler may use a pool of processes."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert pool.submit(os.getpid).result() != os.getpid()
     return prepare_torch_loop(inputs)
 
 
@@ -213,6 +222,7 @@ FAULTS = (
     eats_memory,
     hoards,
     forks_hoarders,
+    compiles_in_processes,
     half,
     one_percent,
     one_element,

@@ -141,6 +141,11 @@ def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
     assert re.search(message, hoarder.message or ""), hoarder.message
 
 
+def test_a_backend_may_compile_in_processes(faulty: str) -> None:
+    (record,) = measure([job("compiles_in_processes")], timeout_s=300)
+    assert record.status == "ok", record.message
+
+
 @pytest.mark.parametrize("setting", ["much", "-1", "0", "nan", "inf"])
 def test_a_memory_limit_that_is_not_a_positive_number_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", setting)
