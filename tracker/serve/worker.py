@@ -149,9 +149,13 @@ def _serve(pipe: Connection) -> None:
         except Exception as error:
             outcome = (True, error)
         try:
-            pipe.send(outcome)
-        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:  # cannot be pickled
-            pipe.send((True, StoreError(f"{type(error).__name__}: {error}")))
+            message = pickle.dumps(outcome)
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            message = pickle.dumps((True, StoreError(f"{type(error).__name__}: {error}")))
+        try:
+            pipe.send_bytes(message)  # recv() reads what send() would have written
+        except OSError:
+            return  # the server was killed, or no longer wants this answer
 
 
 def _end_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -120,6 +121,19 @@ if __name__ == "__main__":
         assert time.monotonic() < end
         time.sleep(0.01)
     server.stdout.close()
+
+
+def test_the_process_ends_quietly_when_no_one_reads_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipe, other_end = context.Pipe()
+    process = context.Process(target=worker._serve, args=(other_end,), daemon=True)
+    process.start()
+    other_end.close()
+    pipe.send((time.sleep, (0.1,)))
+    pipe.close()
+    process.join(60)
+    assert process.exitcode == 0
+    assert capfd.readouterr().err == ""
 
 
 def _alive(pid: int) -> bool:
