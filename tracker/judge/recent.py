@@ -1,13 +1,15 @@
 """Read the newest results of every series at once, as arrays for the gate.
 
 Points are stored on disk in the order of ingestion, so the newest points of all series are adjacent. Runs are read
-from the newest back until nearly every series has enough points. The few remaining series are then read by key.
+from the newest back until nearly every series has enough points. The few remaining series are then read by key, and so
+are all if only a few are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,15 @@ from sqlalchemy.sql import Select
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.runs import NEWEST_FIRST
 from groupbench.tracker.record import STATUSES
+from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Point, Run, Series, table_of
 
 TIMINGS = (None, "gpu", "cpu", "interpreted")
 """None for points without a latency."""
 
-_STRAGGLERS = 0.02  # share of the series to read by key instead of scanning further runs
+_BY_KEY = 0.02
+"""Share of the series to read by key instead of scanning runs: a key takes the time of some fifty points of a scan."""
 _CHUNK = 200
 
 
@@ -95,6 +99,7 @@ _ROW = np.dtype(
 )
 _Rows = NDArray[Any]
 """An array [p] of _ROW."""
+_NOTHING = np.zeros(0, dtype=_ROW)
 
 
 def recent_points(
@@ -116,13 +121,18 @@ def recent_points(
     wanted = np.zeros(top + 1, dtype=bool)
     wanted[list(session.scalars(select(Series.id)) if series is None else series)] = True
 
+    few = wanted.sum() <= _BY_KEY * top
+    by_run = _by_run(session, np.flatnonzero(wanted).tolist(), rank) if few else {}
     blocks: list[_Rows] = []
     copies = _Copies(commit, newest)
     for place, run in enumerate(newest):
         unfinished = int((wanted & (counts < n)).sum())
-        if unfinished == 0 or (place >= n and unfinished <= _STRAGGLERS * wanted.sum()):
+        if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
             break
-        block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), wanted)
+        if few:
+            block = by_run.get(run, _NOTHING)
+        else:
+            block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), wanted)
         block = copies.without(block)
         if len(block):
             blocks.append(block)
@@ -131,15 +141,20 @@ def recent_points(
         return _joined(blocks, rank, n, copies.number)
 
     stragglers = wanted & (counts < n)
-    lookups = np.flatnonzero(stragglers).tolist()
-    if lookups:
+    if stragglers.any():
         blocks = [_where(block, ~stragglers) for block in blocks]
-        for start in range(0, len(lookups), _CHUNK):
-            block = _rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(lookups[start : start + _CHUNK])))
-            block = block[rank[block["run"]] >= 0]
-            in_order = block[np.argsort(rank[block["run"]], kind="stable")]
-            blocks += _Copies(commit, newest).of_each_run(in_order)
+        rest, older = _by_run(session, np.flatnonzero(stragglers).tolist(), rank), _Copies(commit, newest)
+        blocks += [older.without(rest[run]) for run in newest if run in rest]
     return _joined(blocks, rank, n, copies.number)
+
+
+def _by_run(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
+    """Return every point of some series by run, for the runs on the line."""
+    blocks = [_rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(keys))) for keys in chunks(series, _CHUNK)]
+    rows = np.concatenate(blocks) if blocks else _NOTHING
+    rows = rows[rank[rows["run"]] >= 0]
+    rows = rows[np.argsort(rows["run"], kind="stable")]
+    return {int(rows["run"][start]): rows[start:end] for start, end in pairwise(_starts(rows["run"]).tolist())}
 
 
 class _Copies:
@@ -169,11 +184,6 @@ class _Copies:
         self._seen[commit] = np.sort(contents, kind="stable")  # merges sorted parts in linear time
         return block
 
-    def of_each_run(self, rows: _Rows) -> list[_Rows]:
-        """Apply `without` to the rows of many runs, in order."""
-        ends = np.flatnonzero(np.diff(rows["run"])) + 1
-        return [self.without(block) for block in np.split(rows, ends)]
-
 
 def _rows(session: Session, query: Select[Any]) -> _Rows:
     result: Any = session.execute(query)
@@ -188,7 +198,7 @@ def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
 
 
 def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
-    rows = np.concatenate(blocks) if blocks else np.zeros(0, dtype=_ROW)
+    rows = np.concatenate(blocks) if blocks else _NOTHING
     order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
     ordered = rows["series"][order]
     starts = _starts(ordered)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import event
 
-from groupbench.tracker.judge.recent import recent_points
+from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.query.ancestry import CommitNode, ancestors, commit_order, ordered
-from groupbench.tracker.record import STATUSES
+from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.record import STATUSES, Record
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import ingest
 
@@ -95,6 +100,71 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
                 else:
                     assert ms == pytest.approx([1.9 - 0.1 * i for i in range(min(n, 10))], rel=2e-3)
         assert recent.of(10_000) == slice(0, 0)
+
+
+def test_recent_points_of_one_series_do_not_read_the_others(opened: Store, make: Any) -> None:
+    """A page of one series took a second where every run measures 20,000."""
+    records = [make(night, 1 + night / 10, backend=f"b{i}") for night in range(5) for i in range(60)]
+    ingest(opened, enumerate(records, 1), "file")
+    with opened.read() as session:
+        every = recent_points(session, 3)
+        key = int(every.series[30])
+        statements: list[str] = []
+        event.listen(opened.engine, "before_cursor_execute", lambda *event_args: statements.append(event_args[2]))
+        one = recent_points(session, 3, series=[key])
+    assert one.series.tolist() == [key]
+    assert one.run.tolist() == every.run[every.of(key)].tolist()
+    assert one.median_ms.tolist() == every.median_ms[every.of(key)].tolist()
+    assert sum("median_ms" in statement for statement in statements) == 1  # not one of each run
+
+
+def test_recent_points_by_key_are_those_of_a_scan(opened: Store, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps, copies of samples, results without samples, commits measured again, and a line without every run."""
+    rng = np.random.default_rng(1)
+    samples: dict[tuple[int, int], int] = {}
+    records = []
+    for run in range(14):
+        commit = run - run % 2  # every second run measures the commit before again
+        for number in range(60):
+            if rng.random() < 0.2 or (number % 7 == 0 and run > 3):
+                continue
+            kind = rng.choice(["timed", "copied", "oom", "accuracy"], p=[0.4, 0.4, 0.1, 0.1])
+            night = samples.get((commit, number), run) if kind == "copied" else run
+            samples[commit, number] = night
+            ms = None if kind == "accuracy" else 1 + night / 50
+            record = make(night, ms, run=f"r{run}", backend=f"b{number}", status="oom" if kind == "oom" else "ok")
+            records.append(belonging_to(record, f"{commit:040x}", run))
+    ingest(opened, enumerate(records, 1), "file")
+
+    def read(session: Any, share: float, n: int, line: CommitLine | None, keys: list[int] | None) -> Recent:
+        monkeypatch.setattr("groupbench.tracker.judge.recent._BY_KEY", share)
+        return recent_points(session, n, line=line, series=keys)
+
+    copies = 0
+    with opened.read() as session:
+        every = recent_points(session, 100)
+        runs = sorted(set(every.run.tolist()), reverse=True)
+        some = rng.permutation(every.series).tolist()
+        selections = [*([key] for key in some[:8]), sorted(some[:4]), sorted(some[:30])]
+        lines = (None, CommitLine(tuple(runs)), CommitLine(tuple(runs[1::2])))
+        for n, line, keys in itertools.product((1, 2, 5, 100), lines, selections):
+            scanned = read(session, 0.0, n, line, keys)
+            for share in (0.02, 0.5, 1.0):
+                by_key = read(session, share, n, line, keys)
+                for name in (each.name for each in fields(Recent) if each.name != "copies"):
+                    np.testing.assert_array_equal(getattr(by_key, name), getattr(scanned, name), name)
+            if len(keys) == 1:  # which are read by key with the share that is in use
+                assert read(session, 0.02, n, line, keys).copies == scanned.copies
+                copies += scanned.copies
+    assert copies
+
+
+def belonging_to(record: Record, commit: str, day: int) -> Record:
+    """Return a record as a run of a commit measured it on a day."""
+    replace = msgspec.structs.replace
+    run = record.run
+    started = START + timedelta(days=day)
+    return replace(record, run=replace(run, commit=replace(run.commit, hash=commit), started=started))
 
 
 def test_recent_points_of_nothing(opened: Store) -> None:
