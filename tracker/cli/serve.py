@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import click
@@ -60,6 +61,7 @@ def serve(
 
         from groupbench.tracker.serve.app import create_app
         from groupbench.tracker.serve.connection import MOST, Connection
+        from groupbench.tracker.serve.lane import SWITCH_S
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
     except ModuleNotFoundError as error:
         raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
@@ -80,6 +82,7 @@ def serve(
             proxy_headers=False, timeout_keep_alive=20, limit_concurrency=MOST, timeout_graceful_shutdown=3,
         )  # fmt: skip
         signal.signal(signal.SIGTERM, _end)
+        sys.setswitchinterval(SWITCH_S)
         uvicorn.Server(config).run(sockets=[listener])
 
 

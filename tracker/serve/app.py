@@ -24,6 +24,7 @@ from groupbench.tracker.errors import StoreError, TrackerError
 from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
 from groupbench.tracker.serve.database import open_to_read, open_to_write
 from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve.lane import Lane
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
 from groupbench.tracker.serve.render import prepare, render
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Person, Refused, same_site
@@ -84,7 +85,7 @@ def create_app(
         exception_handlers={HTTPException: _http_error, TrackerError: _expected_error, Exception: _unforeseen},
         lifespan=lifespan,
     )
-    app.state.site, app.state.secure = site, secure
+    app.state.site, app.state.secure, app.state.lane = site, secure, Lane()
     app.add_middleware(frame.Frame, hosts=hosts, numbers=numbers)
     return app
 
@@ -113,8 +114,9 @@ def _page(path: str, view: View) -> Route:
             except BadRequest as error:
                 raise NotFound(error.message) from error
         person = site.guard.person(request)
-        page = await run_in_threadpool(view, site, parameters, **given)
-        return await run_in_threadpool(_response, request, page, person)
+        async with request.app.state.lane.enter(parameters):
+            page = await run_in_threadpool(view, site, parameters, **given)
+            return await run_in_threadpool(_response, request, page, person)
 
     return Route(path, endpoint, methods=["GET"])
 

@@ -49,6 +49,10 @@ class Parameters:
             raise BadRequest(f"the query has {len(query)} characters; {LONGEST_QUERY} are the most")
         return cls(parse_qsl(query, keep_blank_values=True))
 
+    def raw(self, name: str) -> list[str]:
+        """Return all values of a parameter, unchecked, without counting as its reader."""
+        return self._values.get(name, [])
+
     def texts(self, name: str) -> tuple[str, ...]:
         """All values of a parameter that may be repeated."""
         self._known.append(name)

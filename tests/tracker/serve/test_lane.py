@@ -1,0 +1,97 @@
+"""The lane of heavy requests: they take turns, and light ones pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from groupbench.tracker.serve import lane
+from groupbench.tracker.serve.lane import CrowdedError, Lane, is_heavy
+from groupbench.tracker.serve.parameters import Parameters
+
+Client = Callable[..., TestClient]
+
+LIGHT = Parameters.of_query("page=3&q=triton+bf16")
+HEAVY = Parameters.of_query("per_page=500")
+
+
+@pytest.mark.parametrize(
+    ("query", "heavy"),
+    [
+        ("", False),
+        ("per_page=50&page=7", False),
+        ("per_page=51", True),
+        ("per_page=9&per_page=500", True),
+        ("per_page=many", False),  # refused by the page
+        ("last=500", False),
+        ("last=5000", True),
+        ("q=triton+bf16+G=4+N=512+K=1024", False),
+        ("q=a+b+c+d+e+f", True),
+        ("where=M>=64,N=512&shape=*G=4*", False),
+        ("&".join(f"shape=*{n}*" for n in range(6)), True),
+        ("where=" + ",".join(f"M>={n}" for n in range(6)), True),
+    ],
+)
+def test_what_is_heavy(query: str, heavy: bool) -> None:
+    assert is_heavy(Parameters.of_query(query)) == heavy
+
+
+def test_heavy_requests_take_turns_and_light_ones_pass() -> None:
+    async def scenario() -> list[str]:
+        taken, events, release = Lane(), [], asyncio.Event()
+
+        async def heavy(name: str) -> None:
+            async with taken.enter(HEAVY):
+                events.append(f"{name} begins")
+                await release.wait()
+                events.append(f"{name} ends")
+
+        tasks = [asyncio.create_task(heavy(name)) for name in "ab"]
+        while not events:
+            await asyncio.sleep(0)
+        async with taken.enter(LIGHT):
+            events.append("light")
+        release.set()
+        await asyncio.gather(*tasks)
+        return events
+
+    assert asyncio.run(scenario()) == ["a begins", "light", "a ends", "b begins", "b ends"]
+
+
+def test_a_queue_that_is_full_refuses_and_recovers() -> None:
+    async def scenario() -> None:
+        taken, release = Lane(), asyncio.Event()
+
+        async def heavy() -> None:
+            async with taken.enter(HEAVY):
+                await release.wait()
+
+        tasks = [asyncio.create_task(heavy()) for _ in range(lane.WAITING + 1)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(CrowdedError, match="ask for less"):
+            await heavy()
+        tasks.pop().cancel()  # a client that went away gives up its place
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(heavy()))
+        release.set()
+        await asyncio.gather(*tasks)
+        async with taken.enter(HEAVY):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_page_of_500_rows_is_refused_while_others_wait(
+    serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "WAITING", 0)
+    client = serve()
+    answer = client.get("/series.json?per_page=500")
+    assert (answer.status_code, "ask for less" in answer.json()["error"]) == (503, True)
+    assert answer.headers["Retry-After"] == "5"
+    assert client.get("/series.json?per_page=50").status_code == 200
