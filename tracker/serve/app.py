@@ -37,6 +37,9 @@ LARGEST_FORM = 64 * 1024
 FORM_S = 10.0
 """How long the body of a request may take to arrive."""
 
+_WARM_S = 3.0
+"""How long the server counts the points of the newest runs before it starts."""
+
 View = Callable[..., Page]
 
 
@@ -99,6 +102,7 @@ def _warm(site: Site) -> None:
         with site.database.read() as session:
             site.facets(session)
         runs.overview(site, Parameters([]))
+        runs.count_newest(site, _WARM_S)
     except TrackerError:
         pass  # reported to each request
 

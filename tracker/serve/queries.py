@@ -224,10 +224,19 @@ def count_run(session: Session, run: int) -> RunCounts:
     )
 
 
-def run_stamp(session: Session, run: int) -> tuple[int, int]:
-    """Changes when a run gains or loses points; read from an index."""
-    number, last = session.execute(select(func.count(), func.max(_POINT.id)).where(_POINT.run_id == run)).one()
-    return number, last or 0
+def number_of_points(session: Session, run: int) -> int:
+    """Return the number of points of a run, read from an index alone."""
+    return session.scalar(select(func.count()).where(_POINT.run_id == run)) or 0
+
+
+def newest_point(session: Session) -> int:
+    """Return the key of the point that was stored last."""
+    return session.scalar(select(func.max(_POINT.id))) or 0
+
+
+def runs_since(session: Session, point: int) -> set[int]:
+    """Return the keys of the runs that have gained points since a point was stored."""
+    return set(session.scalars(select(_POINT.run_id).distinct().where(_POINT.id > point)))
 
 
 def find_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -15,7 +16,7 @@ from groupbench.tracker.record import STATUSES
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Failed, Known, Working
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
-from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.serve.site import PER_PAGE, Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.serve.work import RunVerdict
 
 NEWEST_RUNS = 8
@@ -102,6 +103,17 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
         }
     shown = {"path": f"/runs/{row.id}", "asked": parameters, "statuses": statuses, **form}
     return Page("run.html", data, shown, again=again)
+
+
+def count_newest(site: Site, seconds: float) -> None:
+    """Count the contents of the runs on the first page of the list, for as long as there is time."""
+    end = time.monotonic() + seconds
+    with site.database.read() as session:
+        _, rows = queries.find_runs(session, [], limit=PER_PAGE, offset=0)
+        for row in rows:
+            if time.monotonic() > end:
+                break
+            site.counts(session, row)
 
 
 def find_run(session: Session, identifier: str) -> RunRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ PER_PAGE = 50
 MOST_PER_PAGE = 500
 MOST_WORDS = 16
 """Words of a search: each is compared with every name, shape and hardware of every series."""
+RECOUNT_S = 60.0
+"""How long the counts of a run are shown before it is asked whether points were removed."""
+
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
 
@@ -53,7 +57,8 @@ class Site:
         self.database, self.jobs, self.guard, self.writer = database, jobs, guard, writer
         self._lock = threading.Lock()
         self._facets: tuple[int, dict[str, list[str]]] | None = None
-        self._counts: dict[int, tuple[tuple[int, int], queries.RunCounts]] = {}
+        self._counts: dict[int, _KeptCounts] = {}
+        self._counted_to = 0  # the newest point when the counts were last known to be right
         self._lists: OrderedDict[Hashable, tuple[int, list[Any]]] = OrderedDict()
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
@@ -86,16 +91,40 @@ class Site:
         return kept[1]
 
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
-        """Return the contents of a run, counted once."""
-        stamp = queries.run_stamp(session, run.pk)
-        kept = self._counts.get(run.pk)
-        if kept is None or kept[0] != stamp:
-            kept = (stamp, queries.count_run(session, run.pk))
+        """Return the contents of a run, counted once and again after it gained points.
+
+        Counting reads every point of the run, and a list has 50 runs. Only `prune` and `repair` remove points, so that
+        is looked for every `RECOUNT_S` seconds.
+        """
+        newest = self._forget_grown(session)
+        with self._lock:
+            kept = self._counts.get(run.pk)
+        now = time.monotonic()
+        if kept is None or now - kept.checked >= RECOUNT_S:
+            number = queries.number_of_points(session, run.pk)
+            same = kept is not None and kept.number == number
+            counts = kept.counts if kept is not None and same else queries.count_run(session, run.pk)
+            kept = _KeptCounts(counts, number, now)
             with self._lock:
                 if len(self._counts) >= _KEPT_RUNS:
                     self._counts.clear()
-                self._counts[run.pk] = kept
-        return kept[1]
+                if self._counted_to == newest:  # else another request has seen a later state
+                    self._counts[run.pk] = kept
+        return kept.counts
+
+    def _forget_grown(self, session: Session) -> int:
+        """Forget the counts of runs that have gained points; return the newest point."""
+        newest = queries.newest_point(session)
+        with self._lock:
+            since = self._counted_to
+        if newest == since:
+            return newest
+        grown = queries.runs_since(session, since) if self._counts and newest > since else set(self._counts)
+        with self._lock:
+            self._counted_to = newest
+            for key in grown:
+                self._counts.pop(key, None)
+        return newest
 
     def verdict(
         self, session: Session, run: RunRow, *, patience: float | None = None, keep: bool = False
@@ -120,6 +149,15 @@ class Site:
         if self.writer is not None:
             self.writer.close()
         self.database.close()
+
+
+@dataclass(frozen=True)
+class _KeptCounts:
+    """The contents of a run, and its number of points when that was last looked at."""
+
+    counts: queries.RunCounts
+    number: int
+    checked: float  # time.monotonic()
 
 
 def _last_series(session: Session) -> int:

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from sqlalchemy import delete, event, select
 from starlette.testclient import TestClient
 
 from groupbench.tracker.errors import StoreError
-from groupbench.tracker.serve import database
+from groupbench.tracker.serve import database, site
 from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.schema import Point, Run
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -66,3 +69,28 @@ def test_a_locked_database_is_told_and_not_waited_for_long(
         other.rollback()
         other.close()
     assert act(client).status_code == 303
+
+
+def test_a_run_is_counted_once_and_again_when_it_changes(
+    nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    engine = client.app.state.site.database.store.engine  # type: ignore[attr-defined]
+    counted: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: counted.append(given[2]))
+
+    def counts() -> list[dict[str, int]]:
+        counted.clear()
+        return [run["counts"] for run in client.get("/runs.json").json()["runs"]]
+
+    assert counts() == 8 * [{"ok": 4, "unavailable": 1}]
+    assert not any("count(*)" in statement and "point.run_id" in statement for statement in counted)  # when it started
+    stored([make(6, 3.0, backend="late", commit_facts={"branch": "main"})])
+    assert [each["ok"] for each in counts()] == [4, 5, 4, 4, 4, 4, 4, 4]
+    assert sum("GROUP BY point.environment_id" in statement for statement in counted) == 1
+
+    with open_store(str(nights), create=False) as store, store.write() as session:
+        run = session.scalars(select(Run.id).order_by(Run.started.desc()).limit(1)).one()
+        session.execute(delete(Point).where(Point.run_id == run, Point.status == "ok"))
+    monkeypatch.setattr(site, "RECOUNT_S", 0.0)
+    assert counts()[:2] == [{"unavailable": 1}, {"ok": 5, "unavailable": 1}]
