@@ -155,7 +155,7 @@ class Lab:
         return time.monotonic() - begun, code
 
     def left(self) -> Iterator[str]:
-        """Yield what the commands have left: processes, temporary folders, checkouts, other files, tracebacks."""
+        """Yield the leftovers of the commands: processes, temporary folders, checkouts, other files, tracebacks."""
         for _ in range(200):  # a process that is ending may take a moment
             processes = self._processes()
             if not processes:
@@ -215,7 +215,7 @@ class Lab:
 
 
 class Killed:
-    """A command that is killed, and continued, until it runs to its end. `wrong` yields what is wrong then."""
+    """A command that is killed, and continued, until it runs to its end. `wrong` yields the faults it finds then."""
 
     span_s = 3.0
 
@@ -240,7 +240,7 @@ class Killed:
         return False
 
     def finish(self) -> Iterator[str]:
-        """Run the command to its end, and yield what is wrong with that."""
+        """Run the command to its end, and yield the faults of that run."""
         seconds, code = self.lab.run(self.words())
         if code:
             yield f"ended with {code} after {seconds:.1f} s"
@@ -298,11 +298,11 @@ class Bisect(Killed):
             yield f"ended with {code}, not {self.code}"
 
     def wrong(self) -> Iterator[str]:
-        expected, found = _findings(self.whole), _findings(self.log)
+        expected, logged = _findings(self.whole), _findings(self.log)
         if len(expected) < 3:
             yield f"the search that was not killed asked {len(expected)} questions"
-        if found != expected:
-            yield f"the log has {found}, not {expected}"
+        if logged != expected:
+            yield f"the log has {logged}, not {expected}"
 
 
 def _findings(log: Path) -> list[tuple[str, ...]]:
@@ -394,9 +394,9 @@ class Serve(Killed):
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"} if body else {}
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status
+            response = connection.getresponse()
+            response.read()
+            return response.status
 
     def finish(self) -> Iterator[str]:
         """Start it once more: it must take a change, and end when it is asked to."""
@@ -437,7 +437,7 @@ COMMANDS: dict[str, Callable[[Lab], Killed]] = {
 
 
 def problems(command: str, kills: int, rng: random.Random, folder: Path) -> Iterator[str]:
-    """Kill a command that many times, run it to its end, and yield what is wrong then."""
+    """Kill a command that many times, run it to its end, and yield its faults."""
     lab = Lab(folder)
     victim = COMMANDS[command](lab)
     span, killed = victim.span_s, 0
@@ -456,12 +456,12 @@ def marks() -> int:
     parser.add_argument("--kills", type=int, default=500, metavar="N", help="Number of kills in all.")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="Seed of the moments.")
     parser.add_argument("--command", choices=COMMANDS, action="append", help="Kill only this; may be repeated.")
-    given = parser.parse_args()
-    commands = given.command or list(COMMANDS)
-    rng, wrong = random.Random(given.seed), 0
+    options = parser.parse_args()
+    commands = options.command or list(COMMANDS)
+    rng, wrong = random.Random(options.seed), 0
     killed = dict.fromkeys(commands, 0)
-    while (total := sum(killed.values())) < given.kills:
-        kills = min(KILLS_BETWEEN_CHECKS, given.kills - total)
+    while (total := sum(killed.values())) < options.kills:
+        kills = min(KILLS_BETWEEN_CHECKS, options.kills - total)
         command = commands[total // KILLS_BETWEEN_CHECKS % len(commands)]
         with tempfile.TemporaryDirectory() as folder:
             for problem in problems(command, kills, rng, Path(folder)):

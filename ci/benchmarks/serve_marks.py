@@ -1,4 +1,4 @@
-"""How fast the dashboard answers on a million points, alone and beside hostile clients.
+"""Measure the dashboard on a million points, alone and with hostile clients.
 
     python ci/benchmarks/serve_marks.py [--database postgresql] [--keep DIR] [--rounds 40]
 
@@ -9,7 +9,7 @@ time for another series, run or part of a list. The second table is measured whi
 request misses if its answer takes more than 5 s. The exit code is then 1, as after a traceback of the server.
 
 CPU is that of the server per request, and with PostgreSQL that of its processes; unlike the times it depends little on
-what else the machine does, whose load is printed above each table.
+other work on the machine, whose load is printed above each table.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ Pages = dict[str, Callable[[], str]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite", help="Default: sqlite.")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="Keep the data here, and use what is there already.")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="Keep the data here, and reuse it.")
     parser.add_argument("--db", action="append", help="Measure this database instead; may be repeated.")
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="Requests of each page.")
     parser.add_argument("--hostile", help=argparse.SUPPRESS)  # a process of its own is such a client
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.hostile:
-        HOSTILE[given.hostile](given.port)
+    options = parser.parse_args()
+    if options.hostile:
+        HOSTILE[options.hostile](options.port)
         return 0
     missed: list[str] = []
     with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         cluster = None
-        if given.database == "postgresql" and not given.db:
+        if options.database == "postgresql" and not options.db:
             cluster = stack.enter_context(postgresql(folder / "postgresql"))
-        for title, database in _databases(folder, given.db, cluster):
-            missed += [f"{title}: {each}" for each in _measure(title, database, given.rounds, cluster)]
+        for title, database in _databases(folder, options.db, cluster):
+            missed += [f"{title}: {each}" for each in _measure(title, database, options.rounds, cluster)]
     print(f"\nmissed: {'; '.join(missed) or 'nothing'}")
     return 1 if missed else 0
 
@@ -98,10 +98,10 @@ class Cluster:
 @contextmanager
 def postgresql(folder: Path) -> Iterator[Cluster]:
     """A cluster in a folder, with PostgreSQL's own settings and without TCP."""
-    found = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default=None)
-    if found is None:
+    initdb = shutil.which("initdb") or max(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default=None)
+    if initdb is None:
         raise SystemExit("PostgreSQL is not installed")
-    programs = Path(found).parent
+    programs = Path(initdb).parent
     user = "postgres" if os.geteuid() == 0 else None  # initdb refuses root
     folder = folder.resolve()
     data = folder / "data"
@@ -159,10 +159,10 @@ class Client:
         """Return (milliseconds, body) of a page."""
         start = time.perf_counter()
         self._connection.request("GET", path)
-        answer = self._connection.getresponse()
-        body = answer.read()
-        if answer.status not in (200, 202):
-            raise SystemExit(f"{path}: {answer.status} {body[:300]!r}")
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status not in (200, 202):
+            raise SystemExit(f"{path}: {response.status} {body[:300]!r}")
         return 1000 * (time.perf_counter() - start), body
 
     def json(self, path: str) -> Any:
@@ -170,7 +170,7 @@ class Client:
 
 
 def _measure(title: str, database: str, rounds: int, cluster: Cluster | None) -> list[str]:
-    """Print both tables of a database; return what misses its target."""
+    """Print both tables of a database; return the pages and requests that miss their target."""
     with _server(database) as (server, port, errors):
         client = Client(port)
         began = time.perf_counter()
@@ -184,8 +184,8 @@ def _measure(title: str, database: str, rounds: int, cluster: Cluster | None) ->
         print(f"\nthe newest run is judged {judged_s:.1f} s after the first request", flush=True)
         with _hostile(port) as reports:
             time.sleep(2)  # they are at work
-            hostile_missed = _table(f"{title}, beside hostile clients", client, pages, rounds, cpu, {})
-        missed += [f"{each} beside hostile clients" for each in hostile_missed]
+            hostile_missed = _table(f"{title}, with hostile clients", client, pages, rounds, cpu, {})
+        missed += [f"{each} with hostile clients" for each in hostile_missed]
         print("\n| hostile request | answers | median s | longest s | statuses |\n|---|---|---|---|---|")
         for report in reports:
             for name, (seconds, statuses) in report.items():
@@ -289,11 +289,11 @@ def _server(database: str) -> Iterator[tuple[int, int, Path]]:
     with os.fdopen(handle, "w") as file:
         process = subprocess.Popen(command, stderr=file, env=os.environ | {"GROUPBENCH_TOKEN": TOKEN})
     try:
-        while (found := re.search(r":(\d+)[ ,]", errors.read_text())) is None:
+        while (port := re.search(r":(\d+)[ ,]", errors.read_text())) is None:
             if process.poll() is not None:
                 raise SystemExit(errors.read_text())
             time.sleep(0.05)
-        yield process.pid, int(found[1]), errors
+        yield process.pid, int(port[1]), errors
     finally:
         process.terminate()
         process.wait(30)
@@ -352,9 +352,9 @@ class Attack:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
-            answer = connection.getresponse()
-            answer.read()
-            status = str(answer.status)
+            response = connection.getresponse()
+            response.read()
+            status = str(response.status)
         with self._lock:
             seconds, statuses = self.report.setdefault(kind, ([], {}))
             seconds.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Commands that are killed: a few of what `ci/benchmarks/kill_marks.py` does at length."""
+"""Commands that are killed: a few of the kills that `ci/benchmarks/kill_marks.py` repeats at length."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_what_is_left_is_found(marks: Any, tmp_path: Path) -> None:
     (lab.repository / ".groupbench.db.half").touch()
     lab.errors.write_text("Traceback (most recent call last):\n")
     (tmp_path / "ab.jsonl").write_text('{"half": ')
-    found = [problem.partition(" ")[0].rstrip(":") for problem in lab.left()]
-    assert found == ["temporary", "checkout", "lock", "file", "traceback"]
+    kinds = [problem.partition(" ")[0].rstrip(":") for problem in lab.left()]
+    assert kinds == ["temporary", "checkout", "lock", "file", "traceback"]
     assert len(list(marks.Ab(lab).wrong())) == 1
 
 
@@ -57,5 +57,5 @@ def test_changes_that_are_lost_doubled_or_half_stored_are_found(marks: Any) -> N
     events = [(reason, alert) for reason in "ab" for alert in victim.alerts]
     stored = {"event": [*events[:-1], events[0]], "run": [("night-00000", marks.SERIES - 1)]}
     victim.lab = SimpleNamespace(query=lambda statement: stored["event" if "alert_event" in statement else "run"])
-    found = [problem.partition(":")[0] for problem in victim.wrong()]
-    assert found == ["doubled", "half stored", "lost", f"night 0 has {marks.SERIES - 1} points"]
+    kinds = [problem.partition(":")[0] for problem in victim.wrong()]
+    assert kinds == ["doubled", "half stored", "lost", f"night 0 has {marks.SERIES - 1} points"]

@@ -1,4 +1,4 @@
-"""The dashboard's benchmark, `ci/benchmarks/serve_marks.py`: what counts as a miss."""
+"""The dashboard's benchmark, `ci/benchmarks/serve_marks.py`: the pages that count as a miss."""
 
 from __future__ import annotations
 
