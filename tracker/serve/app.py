@@ -21,10 +21,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from groupbench.tracker.errors import StoreError, TrackerError
-from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
+from groupbench.tracker.serve import alerting, comparing, frame, lane, operators, runs, series
 from groupbench.tracker.serve.database import open_to_read, open_to_write
 from groupbench.tracker.serve.jobs import Jobs
-from groupbench.tracker.serve.lane import Lane
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
 from groupbench.tracker.serve.render import prepare, render
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Person, Refused, same_site
@@ -88,7 +87,7 @@ def create_app(
         exception_handlers={HTTPException: _http_error, TrackerError: _expected_error, Exception: _unforeseen},
         lifespan=lifespan,
     )
-    app.state.site, app.state.secure, app.state.lane = site, secure, Lane()
+    app.state.site, app.state.secure, app.state.lane = site, secure, lane.Lane()
     app.add_middleware(frame.Frame, hosts=hosts, numbers=numbers)
     return app
 
@@ -120,7 +119,10 @@ def _page(path: str, view: View) -> Route:
         person = site.guard.person(request)
         async with request.app.state.lane.enter(parameters):
             page = await run_in_threadpool(view, site, parameters, **given)
-            return await run_in_threadpool(_response, request, page, person)
+            response = await run_in_threadpool(_response, request, page, person)
+        if page.data.get("state") == "crowded":
+            await asyncio.sleep(lane.REFUSED_S)
+        return response
 
     return Route(path, endpoint, methods=["GET"])
 

@@ -13,8 +13,11 @@ from contextlib import asynccontextmanager
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.serve.parameters import Parameters
 
-WAITING = 4
+WAITING = 3
 """Heavy requests that may wait; a further one is asked to come back."""
+
+REFUSED_S = 1.0
+"""How long such a refusal is held back: a client that repeats refused requests without end is work too."""
 
 SWITCH_S = 0.0005
 """How long a thread may hold Python's lock while another waits for it.
@@ -47,7 +50,7 @@ def _number(text: str) -> float:
 
 
 class Lane:
-    """Lets light requests pass and heavy ones take turns."""
+    """Lets light requests pass and heavy ones take turns. After each, the lane rests for as long as it worked."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
@@ -60,13 +63,16 @@ class Lane:
             yield
             return
         if self._waiting >= WAITING:
+            await asyncio.sleep(REFUSED_S)
             raise CrowdedError(f"{WAITING} requests for long lists wait already; ask for less, or come back later")
         self._waiting += 1
         try:
             await self._turn.acquire()
         finally:
             self._waiting -= 1
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             yield
         finally:
-            self._turn.release()
+            loop.call_later(loop.time() - began, self._turn.release)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from groupbench.tracker.serve import lane
+from groupbench.tracker.serve import jobs, lane
 from groupbench.tracker.serve.lane import CrowdedError, Lane, is_heavy
 from groupbench.tracker.serve.parameters import Parameters
 
@@ -62,7 +62,9 @@ def test_heavy_requests_take_turns_and_light_ones_pass() -> None:
     assert asyncio.run(scenario()) == ["a begins", "light", "a ends", "b begins", "b ends"]
 
 
-def test_a_queue_that_is_full_refuses_and_recovers() -> None:
+def test_a_queue_that_is_full_refuses_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "REFUSED_S", 0.0)
+
     async def scenario() -> None:
         taken, release = Lane(), asyncio.Event()
 
@@ -90,8 +92,25 @@ def test_a_page_of_500_rows_is_refused_while_others_wait(
     serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane, "WAITING", 0)
+    monkeypatch.setattr(lane, "REFUSED_S", 0.0)
     client = serve()
     answer = client.get("/series.json?per_page=500")
     assert (answer.status_code, "ask for less" in answer.json()["error"]) == (503, True)
     assert answer.headers["Retry-After"] == "5"
     assert client.get("/series.json?per_page=50").status_code == 200
+
+
+def test_a_refusal_is_held_back(serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "WAITING", 0)
+    monkeypatch.setattr(jobs, "WAITING", 0)
+    held: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        held.append(seconds)
+
+    client = serve()
+    monkeypatch.setattr(lane.asyncio, "sleep", sleep)
+    assert client.get("/series.json?per_page=500").status_code == 503
+    assert client.get("/compare.json?a=previous&b=latest").json()["state"] == "crowded"
+    assert client.get("/series.json").status_code == 200
+    assert held == [lane.REFUSED_S] * 2
