@@ -21,18 +21,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.tracker import durations
+from groupbench.tracker import device_lock, durations
+from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.night.measuring import HELD
-from groupbench.tracker.text.wording import printable
 
 POLL_S = 1.0
+LOOK_S = 0.2
+"""Try for at least this long: another command may be holding the lock for the moment in which it looks at it."""
 LONGEST_WAIT_S = 600_000.0
 SIGNED = b'{"pid": '
 """The first bytes of every lock file that is not empty."""
-
-LONGEST = 300
-"""Characters shown of each field in a lock file."""
 
 
 class Busy(GroupbenchError):
@@ -46,16 +44,10 @@ def device_name(device: str) -> str:
     from groupbench.operators.measure.environment import resolve_device
 
     if resolve_device(device) == "cpu":
-        return f"cpu-{platform.node() or 'here'}"
+        return device_lock.device_name("cpu", None)
     from groupbench.operators import executor
 
-    return str(executor.probe("cuda").environment.gpu_uuid)
-
-
-def lock_file(device: str) -> Path:
-    # All accounts share the folder: `_sign` writes only into its own kind of file, and the text of one is not trusted.
-    folder = Path(os.environ.get("GROUPBENCH_LOCKS") or "/tmp")  # nosec B108
-    return folder / f"groupbench-{device.replace('/', '_')}.lock"
+    return device_lock.device_name("cuda", executor.probe("cuda").environment.gpu_uuid)
 
 
 _HELD: list[object] = []
@@ -82,8 +74,8 @@ def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(
             path,
-            timeout=wait_s,
-            poll_interval=POLL_S,
+            timeout=max(wait_s, LOOK_S),
+            poll_interval=POLL_S if wait_s > LOOK_S else 0.05,
             mode=0o666,  # the next user of this GPU may be another account
             thread_local=False,
             fallback_to_soft=False,  # a lock that outlives its holder would block the next nightly run
@@ -92,7 +84,8 @@ def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
         )
         lock.acquire()
     except filelock.Timeout:
-        raise Busy(f"{device} is in use by {_holder(path)}") from None
+        holding = device_lock.holder(path)
+        raise Busy(f"{device} is in use by {holding.text}; {holding.remedy}") from None
     except OSError as error:
         raise UsageError(f"cannot lock {path}: {error.strerror}; set GROUPBENCH_LOCKS to another folder") from error
     _HELD.append(lock)
@@ -109,68 +102,6 @@ def _sign(handle: int, path: Path, holder: dict[str, object]) -> None:
     os.ftruncate(handle, 0)
     os.pwrite(handle, json.dumps(holder).encode() + b"\n", 0)
     os.set_inheritable(handle, True)  # the lock lasts as long as any process that has inherited it
-
-
-def _holder(path: Path) -> str:
-    """Return who holds the lock and how to proceed: the process that took it, or its children if that was killed.
-
-    Anyone can write the file, so its text is shortened and stripped of terminal control characters.
-    """
-    later = "; try again later, or wait"
-    try:
-        held = json.loads(_read(path))
-        pid, host = int(held["pid"]), str(held["host"])
-        words = {name: printable(str(held[name]))[:LONGEST] for name in ("user", "host", "since", "command", "folder")}
-        taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return f"another process{later}"
-    if host != platform.node():  # its processes are not visible here
-        return taker + later
-    holders = _holders(path)
-    left = [holder for holder, parent in holders.items() if parent not in holders]
-    if pid in holders:
-        return taker + later
-    if not left:  # another user's process, or a system without /proc
-        over = not Path(f"/proc/{pid}").exists()
-        return taker + (", which has ended, but left processes running" if over else "") + later
-    pids = " ".join(map(str, left))
-    return f"pid {pids}: {_command(left[0])}, which {taker} started and left behind; wait, or end it: kill {pids}"
-
-
-def _read(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep a reader waiting
-    try:
-        return os.read(handle, 65_536)
-    finally:
-        os.close(handle)
-
-
-def _holders(path: Path) -> dict[int, int]:
-    """Return {process: its parent} of the processes here that hold the lock, as far as this user may see them.
-
-    A waiting process has the file open too, so /proc/PID/fdinfo is searched for the lock.
-    """
-    file = path.lstat()
-    holders = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            for link in (process / "fd").iterdir():
-                there = link.stat()
-                if (there.st_dev, there.st_ino) != (file.st_dev, file.st_ino):
-                    continue
-                if "FLOCK" in (process / "fdinfo" / link.name).read_text():
-                    status = (process / "stat").read_text()
-                    holders[int(process.name)] = int(status.rpartition(")")[2].split()[1])
-        except OSError:  # another user's process, or one that has ended
-            continue
-    return holders
-
-
-def _command(pid: int) -> str:
-    try:
-        return printable(shlex.join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]))
-    except OSError:
-        return "a command that has ended"
 
 
 def _user() -> str:

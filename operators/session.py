@@ -29,6 +29,7 @@ from groupbench.operators.measure.commit import UNKNOWN, find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.sizes import counted
 from groupbench.operators.vet import vetted
+from groupbench.tracker import device_lock
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.kernel_files import FOLDER, KernelFolder
@@ -93,6 +94,8 @@ class Session:
         versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
         installed = [text for text in versions if not text.endswith(" None")]
         self.say("groupbench: " + " · ".join([host, device, *installed, f"commit {resume.named(commit)}"]))
+        if not fleet:  # the processes of a fleet hold the locks of their GPUs
+            device_lock.warn_if_shared("tritonbench", environment.device, environment.gpu_uuid)
         if self.records_path is not None and commit.hash == UNKNOWN:
             print(
                 'tritonbench: no git commit here: the records name the commit "unknown", and the gate cannot name '

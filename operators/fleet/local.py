@@ -26,6 +26,7 @@ from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure import worker
 from groupbench.operators.measure.warden import end_with_parent
 from groupbench.operators.sizes import counted
+from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Record
 
 START_S = 300
@@ -260,5 +261,5 @@ def _card(slot: Slot) -> Card:
 def _lock(card: Card) -> None:
     """Hold the GPU for this process, unless the night that this is part of holds it. Raises Busy."""
     uuid = card.machine.environment.gpu_uuid
-    if uuid is not None and os.environ.get(alone.HELD) != str(alone.lock_file(uuid)):
+    if uuid is not None and os.environ.get(HELD) != str(lock_file(uuid)):
         alone.take(uuid, ["tritonbench", "--gpus"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ import pytest
 
 from groupbench.operators import alone
 from groupbench.operators.errors import UsageError
+from groupbench.tracker import device_lock
+from groupbench.tracker.device_lock import HELD, lock_file, warn_if_shared
 
 Start = Callable[..., "subprocess.Popen[str]"]
 SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)")
@@ -115,9 +119,38 @@ def test_devices_do_not_share_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
     names = ("GPU-1", "GPU-2", "cpu-a/b")
     assert len({alone.take(name, ["x"]) for name in names}) == 3
-    assert [path.parent for path in map(alone.lock_file, names)] == [tmp_path] * 3
+    assert [path.parent for path in map(lock_file, names)] == [tmp_path] * 3
     with pytest.raises(alone.Busy, match="GPU-1 is in use by pid"):
         alone.take("GPU-1", ["y"])
+
+
+def test_a_command_without_the_lock_warns_once_of_its_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    monkeypatch.setattr(device_lock, "_WARNED", set())
+    warn_if_shared("tritonbench", "cuda", "GPU-6")
+    alone.take("GPU-6", ["groupbench", "night"])
+    warn_if_shared("tritonbench", "cuda", "GPU-7")
+    warn_if_shared("tritonbench", "cpu", None)
+    with monkeypatch.context() as under_the_lock:
+        under_the_lock.setenv(HELD, str(lock_file("GPU-6")))
+        warn_if_shared("tritonbench", "cuda", "GPU-6")
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        warn_if_shared("tritonbench", "cuda", "GPU-6")
+    err = capsys.readouterr().err
+    assert err.startswith(f"tritonbench: GPU-6 is also in use by pid {os.getpid()} of ")
+    assert err.count("\n") == 1 and ": groupbench night (" in err and "--wait" in err
+
+
+def test_a_glance_at_the_lock_does_not_make_a_device_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    monkeypatch.setattr(alone, "LOOK_S", 60.0)
+    with lock_file("GPU-8").open("w") as glance:
+        fcntl.flock(glance, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (glance, fcntl.LOCK_UN)).start()
+        alone.take("GPU-8", ["x"])
 
 
 def test_a_holder_that_left_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +168,7 @@ def test_a_lock_that_cannot_be_made(kind: str, tmp_path: Path, monkeypatch: pyte
     target.write_text("theirs")
     if kind == "a link":
         monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
-        alone.lock_file("GPU-4").symlink_to(target)
+        lock_file("GPU-4").symlink_to(target)
     else:
         monkeypatch.setenv("GROUPBENCH_LOCKS", str(target))
     with pytest.raises(UsageError, match="GROUPBENCH_LOCKS"):

@@ -16,6 +16,7 @@ import pytest
 
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.session import Session, _Rows, check_writable
+from groupbench.tracker import device_lock
 from groupbench.tracker.kernel_files import KernelFolder
 from groupbench.tracker.record import Code, Environment, Latency, Record, encode, read
 
@@ -93,6 +94,17 @@ def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -
     run(Session(commit="abcdef0123456789", branch="side"), [make()])
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "groupbench: test host · CPU (a CPU) · torch 2.13.0 · commit abcdef0123"
+
+
+def test_a_device_that_another_command_uses_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device_lock, "_is_locked", lambda path: True)
+    monkeypatch.setattr(device_lock, "_WARNED", set())
+    Session(commit="abcdef0123").open("test host", CPU, fleet=True)  # which holds the locks itself
+    assert capsys.readouterr().err == ""
+    Session(commit="abcdef0123").open("test host", CPU)
+    assert "tritonbench: cpu-" in (err := capsys.readouterr().err) and "both measurements will be noisy" in err
 
 
 def test_the_run_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

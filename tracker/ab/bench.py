@@ -43,6 +43,7 @@ from groupbench.tracker.ab.result import (
 )
 from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe
+from groupbench.tracker.device_lock import warn_if_shared
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.record import Timing
 
@@ -242,6 +243,7 @@ class Bench(Closing):
             if devices[0] != devices[1]:
                 self.close()
                 raise AbError(f"base would run on {devices[0]} and head on {devices[1]}: give --device")
+        warn_if_shared("groupbench", str(self.device), self._sides[0].facts["environment"].get("gpu_uuid"))
         return self._sides
 
 

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NoReturn
 
+from groupbench.tracker.device_lock import HELD
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
-
-HELD = "GROUPBENCH_ALONE"
-"""Environment variable with the lock file, set for processes that run under a device's lock."""
 
 PROGRAM = (sys.executable, "-m", "groupbench.operators")
 """The command of `tritonbench` in this environment."""

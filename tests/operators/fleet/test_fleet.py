@@ -25,6 +25,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive, host, local
 from groupbench.operators.fleet.batch import Before, Card
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Environment, Record, decode, encode, read
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -413,7 +414,7 @@ def test_a_card_is_locked_unless_the_night_around_holds_it(gpu: Card, monkeypatc
     local._lock(gpu)
     with pytest.raises(alone.Busy, match="GPU-x"):
         local._lock(gpu)
-    monkeypatch.setenv(alone.HELD, str(alone.lock_file("GPU-x")))
+    monkeypatch.setenv(HELD, str(lock_file("GPU-x")))
     local._lock(gpu)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
@@ -36,11 +37,12 @@ class Played:
 
     plays: ClassVar[dict[str, dict[str, Any]]] = {}
     asked: ClassVar[list[tuple[str, str]]] = []
+    gpu_uuid: ClassVar[str | None] = None
 
     def __init__(self, who: str, side: AbSide, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
-        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2"}}
+        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2", "gpu_uuid": self.gpu_uuid}}
         self._verb = ""
 
     def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
@@ -102,6 +104,17 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     assert result.is_worse == (word == "slower")
     told = json.loads(msgspec.json.encode(ab.as_json(result)))
     assert all(isinstance(told[name], float) for name in ("effect", "low", "high", "change"))
+
+
+def test_a_gpu_that_another_command_uses_is_named(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device_lock, "_is_locked", lambda path: "GPU-9" in path.name)
+    compare({}, {})
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(Played, "gpu_uuid", "GPU-9")
+    compare({}, {})
+    assert capsys.readouterr().err.startswith("groupbench: GPU-9 is also in use by another process: ")
 
 
 def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
