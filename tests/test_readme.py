@@ -92,7 +92,7 @@ def test_the_story_ends_with_the_culprit(tmp_path: Path) -> None:
 
 
 def test_your_own_repository_takes_few_commands_and_lines(tmp_path: Path) -> None:
-    commands = [line.partition("  #")[0].strip() for line in OWN.splitlines()]
+    commands = [line.partition("  #")[0].strip() for line in OWN.splitlines() if not line.startswith("#")]
     assert len(commands) <= 5
     for command in commands:
         name, *arguments = shlex.split(command)
