@@ -152,7 +152,7 @@ cells = _group(
         "precision",
         callback=_commas,
         metavar="NAME,...",
-        help="Data types: bf16, fp16, fp32, fp8. [bf16; fp16 on a CPU]",
+        help="Data types: bf16, fp16, fp32, fp8. [the operator's first; on a CPU fp16 if it has fp16]",
     ),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs."),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),

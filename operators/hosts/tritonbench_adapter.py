@@ -45,10 +45,10 @@ def _operators_of_tritonbench() -> list[str]:
 
 def _unknown_operator(setup: Setup) -> UsageError:
     """Return the error for an operator that neither groupbench nor a plugin nor TritonBench has."""
-    ours = [*operator_names(), *(operator.name for path in setup.plugins for operator in operators_in(path))]
-    theirs = _operators_of_tritonbench()
-    problem = unknown_operator(setup.op, [*ours, *theirs])
-    return UsageError(f"{problem}; there are: {', '.join(ours)}; TritonBench's: {', '.join(theirs)}")
+    names = [*operator_names(), *(operator.name for path in setup.plugins for operator in operators_in(path))]
+    of_tritonbench = _operators_of_tritonbench()
+    problem = unknown_operator(setup.op, [*names, *of_tritonbench])
+    return UsageError(f"{problem}; there are: {', '.join(names)}; TritonBench's: {', '.join(of_tritonbench)}")
 
 
 def _run(setup: Setup, arguments: list[str]) -> None:

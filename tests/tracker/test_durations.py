@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import click
 import pytest
@@ -10,6 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.operators.cli import command as tritonbench
+from groupbench.tracker.cli import COMMANDS, main
 from groupbench.tracker.durations import SECONDS, Duration, seconds
 
 GOOD = {
@@ -47,6 +51,30 @@ def test_texts_that_are_not_durations(text: str) -> None:
 @given(st.integers(0, 10**6), st.sampled_from(sorted(SECONDS)))
 def test_a_number_with_a_unit_is_as_many_of_it(number: int, unit: str) -> None:
     assert math.isclose(seconds(f"{number}{unit}"), number * SECONDS[unit])
+
+
+def options_by_unit() -> dict[str, set[str]]:
+    """Return the options that take a duration, as `command --option`, by the unit of a plain number."""
+    units: dict[str, set[str]] = {"minutes": set(), "seconds": set()}
+    commands = {name: main.get_command(click.Context(main), name) for name in COMMANDS}
+    for name, each in {"tritonbench": tritonbench, **commands}.items():
+        assert each is not None
+        for parameter in each.params:
+            if isinstance(parameter.type, Duration):
+                units["minutes" if parameter.type.unit == "m" else "seconds"].add(f"{name} {parameter.opts[0]}")
+    return units
+
+
+def test_the_table_of_durations_is_complete() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
+    for unit, options in options_by_unit().items():
+        (cell,) = re.findall(rf"^\| {unit} \| (.*) \|$", page, re.M)
+        name, listed = "", set()
+        for part in re.findall(r"`([^`]+)`", cell):
+            command, _, option = part.rpartition(" ")
+            name = command or name
+            listed.add(f"{name} {option}")
+        assert listed == options
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import recipe_of, this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
+from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, MIN_EFFECT_DEFAULT, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -83,7 +83,7 @@ def cell_options(command: Any) -> Any:
                 "dtypes",
                 multiple=True,
                 metavar="NAME",
-                help="Compare this dtype; may be repeated. Default: bf16 on a GPU, fp16 on a CPU.",
+                help=f"Compare this dtype; may be repeated. {DTYPE_DEFAULT}",
             ),
             click.option(
                 "--mode",
@@ -130,7 +130,7 @@ def cell_options(command: Any) -> Any:
     type=Percent(),
     metavar="PCT",
     help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
-    "Default: 0.3 on a GPU, 1 below 90 us and 2 below 40 us; 10 on a CPU.",
+    + MIN_EFFECT_DEFAULT,
 )
 @click.option(
     "--alpha",

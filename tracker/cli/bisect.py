@@ -14,6 +14,7 @@ from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
+    DTYPE_DEFAULT,
     OPERATOR,
     SHAPE,
     Percent,
@@ -60,7 +61,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     metavar="TEXT",
     help="Shape to measure, as `groupbench series` prints it or `tritonbench --shapes` takes it.",
 )
-@click.option(*DTYPE, metavar="NAME", help="Dtype: bf16, fp16 or fp32. Default: bf16 on a GPU, fp16 on a CPU.")
+@click.option(*DTYPE, metavar="NAME", help=f"Dtype, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
 @click.option("--mode", metavar="NAME", help="Mode: fwd, bwd or fwd_bwd. Default: fwd.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
 @click.option(
@@ -91,7 +92,13 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     show_default=True,
     help="Look for a regression, an improvement, or either.",
 )
-@click.option("--all", "all_", is_flag=True, help="Also search for the change that the first commit does not explain.")
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="If the commit found explains only a part of the change, search for the rest too. Default: only if the rest "
+    "may be larger.",
+)
 @click.option(
     "--repo",
     type=click.Path(path_type=Path),

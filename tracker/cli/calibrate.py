@@ -87,9 +87,10 @@ def calibrate(
 ) -> None:
     """Measure this machine's noise floor with A/A comparisons.
 
-    Compares the installed groupbench with itself on a few cells of each latency class. For each class, the table shows
-    how much blocks and bursts scatter, and the smallest change that `ab` detects in nine of ten comparisons within its
-    budget.
+    Compares the installed groupbench with itself on a few cells of each latency class: up to 0.03, 0.2 and 0.8 ms, and
+    longer. A burst is several timed calls in a row. A block is bursts of both sides in turns at the same addresses; the
+    next block uses other addresses. For each class, the table shows how much bursts and blocks scatter, and the
+    smallest change that `ab` detects in nine of ten comparisons within its budget.
 
     \b
     Exit codes:

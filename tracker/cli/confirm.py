@@ -55,8 +55,9 @@ def confirm(
     RUN is the start of a run's id. Default: the newest run.
 
     Each comparison is stored at once, and the gate judges by it: "different" becomes a regression or an improvement,
-    "same" becomes ok. Series that are incomparable only because they ran on another card of the same model are
-    measured too. Commits are checked out into temporary folders; --repo itself does not change.
+    "same" becomes ok. Series that are incomparable only because their earlier results are from another GPU of the same
+    kind, such as a second H100, are measured too. Commits are checked out into temporary folders; --repo itself does
+    not change.
 
     A change that came with another torch, Triton or Helion is measured with both toolchains. The old one needs an
     interpreter with its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that

@@ -8,7 +8,7 @@ import click
 
 from groupbench.tracker.cli.ab import progress_line
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, Percent
+from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SHAPE, Percent
 from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.option(
     "--suite", "suites", multiple=True, metavar="NAME", help="Measure the shapes of this suite; may be repeated."
 )
-@click.option(*DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help="Measure this dtype; may be repeated.")
+@click.option(
+    *DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help=f"Measure this dtype; may be repeated. {DTYPE_DEFAULT}"
+)
 @click.option(
     "--mode",
     default="fwd",
@@ -68,9 +70,9 @@ if TYPE_CHECKING:
     "--min-effect",
     type=Percent(),
     default="1",
-    show_default=True,
     metavar="PCT",
-    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same".',
+    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
+    "Default: 1 on every device.",
 )
 @click.option(
     "--timeout",

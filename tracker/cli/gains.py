@@ -34,11 +34,13 @@ COLUMNS = (
 @output_formats
 @click.pass_context
 def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
-    """List the problems of a run by the time that one call would gain at the speed of light.
+    """List the problems of a run by the time that an optimal kernel would save per call, most first.
 
-    Each problem counts with its fastest backend. The speed of light is the shortest time at the rates that the canaries
-    of the same run reached on the same card, so the run must include the operator `canary`. To see which product of a
-    model layer is worth the work, select its products with --operator, --shape and --where and compare `share`.
+    Each problem counts with its fastest backend. An optimal kernel needs the speed of light: the time to move the
+    bytes and compute the flops at the rates of the operator `canary` (a copy and a matrix product), which the same run
+    must have measured on the same GPU. `gap` is the latency divided by the speed of light. `share` is the problem's
+    part of the time that all listed problems could save, so select the products of a model's layer with --operator,
+    --shape and --where to see which of them is worth the work.
 
     Exit codes: 0 ok, 2 usage error, 3 no cell has a known speed of light.
     """

@@ -27,8 +27,9 @@ from groupbench.tracker.exits import ExitCode
 @series_filters
 @click.pass_context
 def league(context: click.Context, words: tuple[str, ...], as_json: bool, output: Path | None, **fields: Any) -> None:
-    """Rank the backends in a Markdown page, with accuracy, memory, routing, versions and losses.
+    """Rank the backends in a Markdown page, with their accuracy, memory, routing and versions.
 
+    The page lists every problem, so it also shows where a backend is slower than others.
     WHAT is as in `compare`: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.
     Backends are compared on the same problem, card, toolchain and commit.
 

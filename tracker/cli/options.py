@@ -80,12 +80,17 @@ class When(click.ParamType[datetime]):
             self.fail(error.message, param, ctx)
 
 
+DTYPE_DEFAULT = "Default: the operator's first; on a CPU fp16 if it has fp16."
+
+MIN_EFFECT_DEFAULT = "Default: 0.3 on a GPU, 1 below 90 us and 2 below 40 us; 10 on a CPU."
+
+
 def min_effect_option(command: F) -> F:
     return click.option(
         "--min-effect",
         type=Percent(),
         metavar="PCT",
-        help="Smallest relative change, in percent, that counts. Default: 1 on a GPU, 10 on a CPU.",
+        help=f"Smallest relative change, in percent, that counts. {MIN_EFFECT_DEFAULT}",
     )(command)
 
 

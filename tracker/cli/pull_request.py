@@ -15,7 +15,7 @@ import click
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
-from groupbench.tracker.cli.options import Percent
+from groupbench.tracker.cli.options import MIN_EFFECT_DEFAULT, Percent
 from groupbench.tracker.cli.output import say, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
@@ -51,7 +51,7 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
     type=Percent(),
     metavar="PCT",
     help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
-    "Default: as in `groupbench ab`.",
+    + MIN_EFFECT_DEFAULT,
 )
 @click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True,
               help="Wait up to this long for another run on the device to end. A plain number is minutes.")  # fmt: skip

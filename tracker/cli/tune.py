@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from groupbench.tracker.cli.options import DTYPE
+from groupbench.tracker.durations import Duration
 
 MODULE = "groupbench.operators.tuners"
 
@@ -39,9 +40,8 @@ MODULE = "groupbench.operators.tuners"
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Start no new problem after this many seconds.",
+    type=Duration(),
+    help="Start no new problem after this time. A plain number is seconds.",
 )
 def tune(
     kernels: tuple[str, ...],

@@ -23,7 +23,7 @@ _WORDS: tuple[tuple[type[inspect.Type], str], ...] = (
 
 
 def explain(error: msgspec.ValidationError, data: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:
-    """Return what is wrong with `data`, which msgspec did not convert to `kind`: the key and what it accepts."""
+    """Return the reason why msgspec could not convert `data` to `kind`: the key, and the values that it accepts."""
     path = _PATH.search(str(error))
     value: Any = data
     wanted: inspect.Type = inspect.type_info(kind)
