@@ -117,8 +117,13 @@ class Evaluator(Closing):
         chosen = [
             o for o in offered if operator in (None, o["operator"]) and (not backends or o["backend"] in backends)
         ]
+        if not offered:
+            raise AbError(
+                f"{candidate} adds no backend to those of the trusted plugins; write the candidate to a file that is "
+                "neither in `plugins` of groupbench.toml nor named by --plugin"
+            )
         if not chosen:
-            names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered) or "none"
+            names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered)
             raise AbError(f"{candidate} has no such backend; its backends: {names}")
         evaluations = []
         for offer in chosen:

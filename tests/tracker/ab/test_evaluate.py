@@ -106,6 +106,7 @@ def test_the_operators_that_a_candidate_imports_are_not_its_own(tmp_path: Path) 
 MISTAKES = {
     "no file": ("nowhere.py", {}, "no such file"),
     "no such backend": ("candidate.py:ALL", {"backends": ["nope"]}, "its backends: doubled/fast"),
+    "a file that is trusted already": ("doubled.py", {}, "adds no backend to those of the trusted plugins"),
     "nothing to compare with": ("candidate.py:ALL", {"against": "nope"}, "no backend 'nope'"),
     "no such shape": ("candidate.py:ALL", {"shapes": ["K=3"]}, "A shape is N=.."),
 }
