@@ -16,6 +16,12 @@ from groupbench.tracker.serve.parameters import Parameters
 WAITING = 3
 """Heavy requests that may wait; a further one is asked to come back."""
 
+WAIT_S = 2.0
+"""How long a heavy request may wait before it is asked to come back."""
+
+REST = 2
+"""How long the lane rests after a heavy request, as a multiple of the time that it worked."""
+
 REFUSED_S = 1.0
 """How long such a refusal is held back: a client that repeats refused requests without end is work too."""
 
@@ -27,6 +33,8 @@ A page gives the lock up for each row that it reads, and would wait 5 ms, Python
 
 _LONGEST_PART, _LONGEST_HISTORY = 50, 500
 _MOST_TERMS = 5
+
+ADVICE = "ask for less, or come back later"
 
 
 class CrowdedError(StoreError):
@@ -50,7 +58,7 @@ def _number(text: str) -> float:
 
 
 class Lane:
-    """Lets light requests pass and heavy ones take turns. After each, the lane rests for as long as it worked."""
+    """Lets light requests pass and heavy ones take turns, with a rest after each."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
@@ -64,10 +72,13 @@ class Lane:
             return
         if self._waiting >= WAITING:
             await asyncio.sleep(REFUSED_S)
-            raise CrowdedError(f"{WAITING} requests for long lists wait already; ask for less, or come back later")
+            raise CrowdedError(f"{WAITING} requests for long lists wait already; {ADVICE}")
         self._waiting += 1
         try:
-            await self._turn.acquire()
+            async with asyncio.timeout(WAIT_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise CrowdedError(f"other requests for long lists took more than {WAIT_S:g} s; {ADVICE}") from error
         finally:
             self._waiting -= 1
         loop = asyncio.get_running_loop()
@@ -75,4 +86,4 @@ class Lane:
         try:
             yield
         finally:
-            loop.call_later(loop.time() - began, self._turn.release)
+            loop.call_later(REST * (loop.time() - began), self._turn.release)

@@ -16,10 +16,10 @@ from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.lines import every_line, line_through
 from groupbench.tracker.query.points import find_point
-from groupbench.tracker.query.rows import HistoryRow, SeriesRow
+from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.report import figures
-from groupbench.tracker.report.histories import Context, histories, places, read_context
+from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.shown import Mark, ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Known
@@ -91,9 +91,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         verdict = _verdict(site, session, key)
         others = _other_backends(session, row)
         siblings = newest_data(session, others)
-        keys = queries.point_keys(session, [other.pk for other in others[:CHARTED]], [run.pk for run in runs])
-        other_points = [] if line is None else line.along(queries.points(session, keys))
-        other_histories = histories(other_points, places(runs), Context({}))
+        other_histories = _latency_histories(session, others[:CHARTED], runs)
     labels = [label_of(run) for run in runs]
     history = _with_verdict(own_histories[0], verdict, labels) if own_histories else None
     rows = changes(listed)[::-1]
@@ -116,9 +114,8 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
     if history is not None:
         if any(value is not None for value in history.ms):
             drawn["latency"] = figures.latency_history(history, labels)
-        timed = [other for other in other_histories if not other.interpreted and any(other.ms)]
-        if timed and not history.interpreted:
-            drawn["backends"] = figures.backend_latencies([history, *timed], labels)
+        if other_histories and not history.interpreted:
+            drawn["backends"] = figures.backend_latencies([history, *other_histories], labels)
         if any(value is not None for value in history.rms):
             drawn["accuracy"] = figures.accuracy_history(history, labels)
         for name in history.further:
@@ -126,6 +123,19 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         if history.bursts:
             drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
     return Page("series.html", data, {"path": f"/series/{key}", "asked": parameters, "figures": drawn})
+
+
+def _latency_histories(session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow]) -> list[ShownHistory]:
+    """Return the latencies that series have in these runs, without series whose newest latency is interpreted."""
+    latencies = queries.latencies(session, [row.pk for row in rows], [run.pk for run in runs])
+    shown = []
+    for row in rows:
+        points = [(place, *latencies[row.pk][run.pk]) for place, run in enumerate(runs) if run.pk in latencies[row.pk]]
+        if points and points[-1][2] != "interpreted":
+            at, ms = tuple(place for place, _, _ in points), tuple(ms for _, ms, _ in points)
+            unknown = (None,) * len(at)
+            shown.append(ShownHistory(row, at, ms, low=unknown, high=unknown, rms=unknown))
+    return shown
 
 
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:

@@ -97,6 +97,31 @@ def test_a_queue_that_is_full_refuses_and_recovers(monkeypatch: pytest.MonkeyPat
     run(scenario())
 
 
+@pytest.mark.parametrize(("rest", "refused"), [(0, False), (10**9, True)], ids=["no rest", "a long rest"])
+def test_a_heavy_request_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch, rest: int, refused: bool) -> None:
+    """For the request before it, and for the lane's rest after that."""
+    monkeypatch.setattr(lane, "WAIT_S", 0.02)
+    monkeypatch.setattr(lane, "REST", rest)
+
+    async def scenario() -> list[bool]:
+        taken, refusals = Lane(), []
+
+        async def heavy() -> None:
+            try:
+                async with taken.enter(HEAVY):
+                    refusals.append(False)
+            except CrowdedError:
+                refusals.append(True)
+
+        async with taken.enter(HEAVY):
+            await heavy()
+        await asyncio.sleep(0.001)
+        await heavy()
+        return refusals
+
+    assert run(scenario()) == [True, refused]
+
+
 def test_a_page_of_500_rows_is_refused_while_others_wait(
     serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
