@@ -151,7 +151,7 @@ def recent_points(
 def _by_run(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
     """Return every point of some series by run, for the runs on the line."""
     blocks = [_rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(keys))) for keys in chunks(series, _CHUNK)]
-    rows = np.concatenate(blocks) if blocks else _NOTHING
+    rows = np.concatenate([_NOTHING, *blocks])
     rows = rows[rank[rows["run"]] >= 0]
     rows = rows[np.argsort(rows["run"], kind="stable")]
     return {int(rows["run"][start]): rows[start:end] for start, end in pairwise(_starts(rows["run"]).tolist())}
@@ -198,7 +198,7 @@ def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
 
 
 def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
-    rows = np.concatenate(blocks) if blocks else _NOTHING
+    rows = np.concatenate([_NOTHING, *blocks], dtype=_ROW)  # the dtype spares a promotion for each block
     order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
     ordered = rows["series"][order]
     starts = _starts(ordered)

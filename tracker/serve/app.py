@@ -121,7 +121,7 @@ def _page(path: str, view: View) -> Route:
             page = await run_in_threadpool(view, site, parameters, **given)
             response = await run_in_threadpool(_response, request, page, person)
         if page.data.get("state") == "crowded":
-            await asyncio.sleep(lane.REFUSED_S)
+            await asyncio.sleep(lane.CROWDED_S)
         return response
 
     return Route(path, endpoint, methods=["GET"])

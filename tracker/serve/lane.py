@@ -25,6 +25,9 @@ REST = 2
 REFUSED_S = 1.0
 """How long such a refusal is held back: a client that repeats refused requests without end is work too."""
 
+CROWDED_S = 0.15
+"""The same for a comparison that finds the queue full. It is shorter, since a page for a reader comes back so too."""
+
 SWITCH_S = 0.0005
 """How long a thread may hold Python's lock while another waits for it.
 
