@@ -154,15 +154,15 @@ def _opens(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT version_num FROM alembic_version LIMIT 0")
-            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            our_tables = [table for table in Base.metadata.sorted_tables if table.name in names]
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            our_tables = [table for table in Base.metadata.sorted_tables if table.name in tables]
             revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
             if revision not in REVISIONS:
                 return False
             if revision == HEAD:
                 for table in Base.metadata.sorted_tables:
-                    columns = _quoted(*table.columns.keys())
-                    connection.execute(f"SELECT {columns} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608 # quoted
+                    names = table.columns.keys()
+                    connection.execute(f"SELECT {_quoted(*names)} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608
             return bool(our_tables)
     except (sqlite3.Error, UnicodeDecodeError, TypeError):
         return False
@@ -285,10 +285,10 @@ def _count(connection: sqlite3.Connection, database: str, table: str) -> int | N
 
 def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int | None:
     """Copy a table unless a page of it is damaged. Return the number of rows that it should have, None if unknown."""
-    name, columns = _quoted(table), _quoted(*names)
-    statement = f"INSERT OR IGNORE INTO main.{name} ({columns}) SELECT {columns} FROM damaged.{name} NOT INDEXED"  # nosec B608
+    insert = f"INSERT OR IGNORE INTO main.{_quoted(table)} ({_quoted(*names)})"
+    select = f"SELECT {_quoted(*names)} FROM damaged.{_quoted(table)} NOT INDEXED"  # nosec B608 # quoted
     with suppress(sqlite3.Error):
-        connection.execute(statement)
+        connection.execute(f"{insert} {select}")
     return _count(connection, "damaged", table)
 
 
@@ -315,12 +315,16 @@ def _copy_leaves(
         columns = layouts[name].names
         for length in {len(values) for _, values in rows}:
             connection.executemany(
-                f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) "
-                f"VALUES (?{', ?' * (length - 1)})",
+                f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) VALUES " + _places(length),
                 [(rowid, *values[1:]) for rowid, values in rows if len(values) == length],
             )
     connection.execute("COMMIT")
     return unreadable, sorted([*file.damaged, *lost])
+
+
+def _places(count: int) -> str:
+    """Return the places of values in a statement: (?, ?)."""
+    return f"({', '.join('?' * count)})"
 
 
 def _keep_what_holds(made: Path, done: Repaired) -> None:
