@@ -244,7 +244,7 @@ class Definition:
 
         Seeds the global generators of torch, NumPy and Python first; `seed` is for any other generator.
         """
-        _seed(seed)
+        seed_generators(seed)
         return self._named(self._call(shape, dtype, device, seed))
 
     def _call(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
@@ -285,7 +285,7 @@ class Definition:
     def _exact(self, inputs: Any) -> Any:
         """The reference's output: a tensor, or several by name."""
         assert self._reference is not None
-        out = _bound(self._reference, inputs, _wide)()
+        out = _bound(self._reference, inputs, widened)()
         if isinstance(out, Mapping):
             return {name: self._exact_part(part) for name, part in out.items()}
         if isinstance(out, (tuple, list)):
@@ -409,7 +409,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the generators of the modules that are imported."""
     random.seed(seed)
     if "torch" in sys.modules:
@@ -418,14 +418,14 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _wide(value: Any) -> Any:
+def widened(value: Any) -> Any:
     """Return `value` with its floating-point tensors and arrays, at any depth, in higher precision."""
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(map(_wide, value))
+        return type(value)(map(widened, value))
     if isinstance(value, dict):
-        return {name: _wide(part) for name, part in value.items()}
+        return {name: widened(part) for name, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _wide(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: widened(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
     tensor = tensor_of(value)
     if tensor is None or not tensor.is_floating_point() or str(tensor.dtype) == "torch.float64":

@@ -6,6 +6,8 @@ A plugin is named by an entry point of the groups `groupbench.operators` and `gr
     module                all operators and backends that are attributes of the module, except names with an underscore
                           in front
     folder/file.py        the same of a file; folder/file.py:attribute one attribute of it
+    folder/file.py        with `class Operator(BenchmarkOperator)`: an operator of TritonBench
+                          (problems/tritonbench_file.py)
     folder/file.json      a definition or solution of FlashInfer-Bench or SOL-ExecBench (problems/definition.py)
 """
 
@@ -29,10 +31,11 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import seal
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import Problem, read_json
+from groupbench.operators.problems.tritonbench_file import TritonBenchFile, is_operator_file
 
 MAX_NAME = 500  # characters, as in the record
 
-DEFINED = (Definition, Problem)
+DEFINED = (Definition, Problem, TritonBenchFile)
 """A class whose instances have an `operator`."""
 
 INSTALLED = "groupbench.operators", "groupbench.backends"
@@ -134,14 +137,19 @@ def _from_json(path: Path) -> Any:
     return read_json(path)
 
 
-def _attribute(module: ModuleType, attribute: str, path: str) -> Any:
+@cache  # as of a JSON file; TritonBench registers its benchmarks once
+def _tritonbench_file(source: Path) -> TritonBenchFile:
+    return TritonBenchFile(source)
+
+
+def _attribute(module: Any, attribute: str, path: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError as error:
         raise _does_not_load(path, error) from error
 
 
-def _from_file(file: str, path: str) -> ModuleType:
+def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
     """Import a file, under its own name if that name finds this file, so that other modules can import it too.
 
     More than one folder may have a `softmax.py`, and an `operator.py` exists in Python's library as well.
@@ -149,6 +157,13 @@ def _from_file(file: str, path: str) -> ModuleType:
     source = Path(file).resolve()
     if not source.is_file():
         raise UsageError(f"plugin {path!r}: there is no file {file}")
+    if is_operator_file(source):
+        try:
+            return _tritonbench_file(source)
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _does_not_load(path, error) from error
     if str(source.parent) not in sys.path:
         sys.path.append(str(source.parent))
     if _found_at(source.stem) == source:

@@ -11,7 +11,7 @@ from groupbench.operators.measure.texts import LONGEST, joined_lines, storable
 from groupbench.tracker.record import cut
 
 HERE = Path(__file__).parent
-HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"))
+HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"), f"{HERE.parent}/problems/")
 """Where frames are the harness's way to a backend."""
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory")

@@ -73,12 +73,13 @@ def solution_backend(solution: Solution) -> Backend:
         lambda inputs: _prepared(solution, inputs),
         (solution.description or f"a solution by {solution.author or 'unknown'}").partition("\n")[0],
         kind="triton" if triton else "torch",
-        unavailable=lambda target: reason or (_no_interpreted_bf16(target) if triton else None),
+        unavailable=lambda target: reason or (no_interpreted_bf16(target) if triton else None),
         operator=solution.definition,
     )
 
 
-def _no_interpreted_bf16(target: Target) -> str | None:
+def no_interpreted_bf16(target: Target) -> str | None:
+    """Return why a Triton kernel cannot run on a target, or None."""
     return "Triton's interpreter computes bf16 wrongly" if target.interpreted and target.dtype == "bf16" else None
 
 
