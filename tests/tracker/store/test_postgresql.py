@@ -170,3 +170,47 @@ def test_a_connection_that_is_lost_is_one_line(
     result = cli(*command, db=url)
     assert result.exit_code in ((0, 1, 2) if command == ["verify"] else (0, 2))
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ingest", "{more}"], ["gate", "--update"], ["prune", "--all", "1", "--apply"]],
+    ids=lambda command: command[0],
+)
+def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
+    cli: Cli, stored: Any, write: Any, make: Any, db: str, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """The server ends it at the n-th exchange, commits among them, for larger n until the command ends before."""
+    import psycopg
+
+    stored([make(night, backend=name, status="wrong" if night == 9 else "ok") for night in range(10) for name in "ab"])
+    more = write([make(night, backend=name) for night in (10, 11) for name in "ab"], "more.jsonl")
+    words = [word.format(more=more) for word in command]
+    tables = ("point", "run", "alert", "alert_event")
+    real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
+
+    def wait(self: Any, *args: Any, **named: Any) -> Any:
+        nonlocal exchanges
+        exchanges += 1
+        if exchanges == lost_at:
+            with psycopg.connect(self.info.dsn) as other:
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", [self.info.backend_pid])
+        return real(self, *args, **named)
+
+    def rows() -> list[int]:
+        assert cli("verify").exit_code == 0
+        with create_engine(db).connect() as connection:
+            return [connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0 for table in tables]
+
+    states = [rows()]
+    while len(states) == 1 or exchanges >= lost_at:
+        lost_at += 11 if len(states) > 1 else 0
+        exchanges = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.Connection, "wait", wait)
+            code = cli(*words).exit_code
+        states.append(rows())
+        assert code == 2 or states[-1] != states[0]
+    assert len(states) > 4
+    assert states == sorted(states, key=lambda each: each != states[0])  # once it is stored, it stays
+    assert len(set(map(tuple, states))) == 2
