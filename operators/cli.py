@@ -127,6 +127,8 @@ def _rivals(options: dict[str, Any]) -> dict[str, Any]:
 def _checked(options: dict[str, Any]) -> bool:
     """Return whether TritonBench measures. Raises UsageError for options that do not go together."""
     context = click.get_current_context()
+    if options["plan"] is None and options["plan_name"]:
+        raise UsageError("--plan-name needs --plan FILE")
     if options["plan"] is None and not options["ops"]:
         raise UsageError("nothing to measure: add --op NAME (see --list-operators) or --plan FILE")
     if options["resume"] and options["records"] is None:
@@ -275,7 +277,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
     plugins = tuple(options["plugins"])
     if options["plan"] is not None:
         contents = plan.read_plan(options["plan"], device, plugins)
-        session.plan = contents.name
+        session.plan = options["plan_name"] or contents.name
         session.budget_s = options["budget"] or contents.budget_s or math.inf
         return contents.selections
     if options["baseline"]:

@@ -156,6 +156,7 @@ cells = _group(
     ),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs."),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
+    click.option("--plan-name", metavar="NAME", help="Name of the plan in the records. Default: `name` of the file."),
     click.option(
         "--rivals",
         type=click.Choice(["installed", "all"]),

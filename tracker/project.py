@@ -84,7 +84,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     benchmarks  files and folders to copy from this checkout into commits that predate them
     budget      time for measuring; confirm: time for suspects; wait: time to wait for another run on the device
     database    a file or a URL; records and artifacts are folders; report is a file
-    toolchains  requirement files (*.txt) and interpreters by name, with which `confirm` measures older toolchains
+    toolchains  requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`
     """
 
     measure: tuple[PlanEntry, ...] = ()

@@ -98,6 +98,7 @@ def confirm(
     repo: Path,
     budget_s: float,
     recipe: Recipe = AS_IT_IS,
+    python: str = sys.executable,
     base_python: Path | None = None,
     interpreters: Interpreters | None = None,
     plugins: Sequence[str] = (),
@@ -108,7 +109,7 @@ def confirm(
 ) -> Confirmed:
     """Measure the suspects of a run, and store each comparison at once, unless both sides fail.
 
-    Commits are measured with this interpreter, or the base with `base_python`. If a change came with another toolchain,
+    Commits are measured with `python`, or the base with `base_python`. If a change came with another toolchain,
     the base is also measured with both toolchains, by interpreters that have their packages.
 
     Raises QueryError, and WorktreeError if `repo` is not a clone.
@@ -119,7 +120,7 @@ def confirm(
     pairs, inconclusive = _plan(judged.suspects, earlier, again)
     if pairs:
         resolve(repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
-    others = [] if base_python is None else [base_python]
+    others = [Path(python), *([] if base_python is None else [base_python])]
     interpreters = interpreters or Interpreters({}, repo, others, say=say)
     end = clock() + budget_s
     done: list[tuple[Judged, Compared]] = []
@@ -132,7 +133,7 @@ def confirm(
         say(f"A/B of {pair.text}: {len(pair.rows)} series")
         remaining = list(pair.rows)
         try:
-            pythons = _pythons(pair, interpreters, base_python)
+            pythons = _pythons(pair, interpreters, python, base_python)
             with _bench(repo, pair, recipe, pythons) as bench:
                 while remaining and clock() < end:
                     bench.budget_s = min(CELL_S, end - clock())
@@ -187,13 +188,13 @@ def _ends(compared: Compared) -> tuple[str, ...]:
     return (compared.base, compared.head, *(compared.toolchains or ()))
 
 
-def _pythons(pair: _Pair, interpreters: Interpreters, base_python: Path | None) -> tuple[str, str]:
+def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:
     """Return the interpreters of base and head. Raises AbError if no interpreter has a toolchain's packages."""
     if pair.toolchains is None:
-        return str(base_python or sys.executable), sys.executable
+        return str(base_python or python), python
     pythons = [interpreters.find(each) for each in pair.toolchains]
-    for which, python, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
-        if python is None:
+    for which, found, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
+        if found is None:
             versions = [f"{name} {getattr(wanted, name)}" for name in PACKAGES if getattr(wanted, name)]
             raise AbError(
                 f"no interpreter has the packages of the {which} toolchain ({', '.join(versions)}): name one in "

@@ -21,11 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.ab.side import AbError, AbSide, SideFailure, SideProcess
+from groupbench.tracker.ab.side import AbError, AbSide, SideFailure, SideProcess, python_path
 from groupbench.tracker.environment import software_identity
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
 from groupbench.tracker.record import Environment
+from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.text.wording import closest
 
 PACKAGES = ("torch", "triton", "helion")
 """Packages of a toolchain that are in a package index."""
@@ -33,6 +36,8 @@ PACKAGES = ("torch", "triton", "helion")
 Say = Callable[[str], None]
 
 _START_S = 300.0
+_STARTS = "import torch, groupbench.operators.cli"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class ToolchainError(TrackerError):
@@ -55,6 +60,33 @@ def interpreter(location: str, folder: Path, say: Say = lambda text: None) -> Pa
     needed = _needed(pins(path))
     name = _name(path.read_bytes(), *needed, sys.version, sys.base_prefix)
     return _kept(name, f"toolchain {location}", say, lambda home: _install_all(home, path, needed))
+
+
+def interpreter_of(name: str, project: Project, say: Say = lambda text: None) -> str:
+    """Return the interpreter of a toolchain that groupbench.toml names, and check that groupbench starts in it.
+
+    Raises ProjectError if the file does not name it, ToolchainError if it is not available.
+    """
+    named = project.settings.toolchains
+    if name not in named:
+        meant = closest(name, named)
+        known = f"it names {', '.join(named)}" if named else "it has no [toolchains]"
+        suggestion = f" (did you mean {meant!r}?)" if meant else ""
+        raise ProjectError(f"{project.file or NAME}: no toolchain {name!r}{suggestion}; {known}")
+    if not _FILE_NAME.fullmatch(name):  # it names a folder of results
+        raise ProjectError(f"toolchain {name!r}: use only letters, digits, dots, dashes and underscores in its name")
+    python = str(interpreter(named[name], project.folder, say))
+    with Scratch("toolchain") as folder:
+        try:
+            _run([python, "-P", "-c", _STARTS], f"toolchain {name}", module_path(folder))
+        except ToolchainError as error:
+            raise ToolchainError(f"{error.message}; {python} needs the packages of 'groupbench[measure]'") from None
+    return python
+
+
+def module_path(folder: Path) -> list[str]:
+    """Return the folders in which an interpreter without groupbench finds this one's. Links are made in `folder`."""
+    return python_path(AbSide("toolchain"), folder)
 
 
 def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
@@ -260,9 +292,10 @@ def _pip() -> list[str]:
     return [str(python), "-m", "pip"]
 
 
-def _run(command: Sequence[str], what: str) -> str:
-    """Return the output of a command. Raises ToolchainError with its last error line."""
+def _run(command: Sequence[str], what: str, path: Sequence[str] = ()) -> str:
+    """Return the output of a command, whose PYTHONPATH is `path`. Raises ToolchainError with its last error line."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    environment = add_to_path(path, environment)
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
     except OSError as error:

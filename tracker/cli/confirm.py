@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
               help="Stop after this time and list unmeasured suspects. A plain number is minutes.")  # fmt: skip
 @click.option("--setup", metavar="COMMAND", help="Run this command in each checkout before measuring it.")
 @click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
-              help="Measure the earlier commits with this interpreter. Default: this one.")  # fmt: skip
+              help="Measure the earlier commits with this interpreter. Default: that of the run's commit.")  # fmt: skip
+@click.option("--toolchain", metavar="NAME",
+              help="Measure with this toolchain of groupbench.toml. Default: this interpreter.")  # fmt: skip
 @click.option(
     "--plugin",
     "plugins",
@@ -46,6 +49,7 @@ def confirm(
     budget: float,
     setup: str | None,
     base_python: Path | None,
+    toolchain: str | None,
     plugins: tuple[str, ...],
     install: bool,
     again: bool,
@@ -66,7 +70,7 @@ def confirm(
     Exit codes: 0 everything decided or nothing to do, 2 usage error, 3 suspects left undecided.
     """
     from groupbench.tracker.ab import confirm as confirming
-    from groupbench.tracker.ab.toolchains import Interpreters
+    from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
     from groupbench.tracker.store.engine import open_store
 
     project = this_project(context)
@@ -81,7 +85,8 @@ def confirm(
         commits = f"{compared.base[:10]}..{compared.head[:10]}"
         click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason}"))
 
-    others = [] if base_python is None else [base_python]
+    python = sys.executable if toolchain is None else interpreter_of(toolchain, project, say)
+    others = [Path(python), *([] if base_python is None else [base_python])]
     toolchains = project.settings.toolchains
     interpreters = Interpreters(toolchains, project.folder, others, install=install, say=say)
     with open_store(context.obj, create=False) as store:
@@ -91,6 +96,7 @@ def confirm(
             repo=repo or project.folder,
             budget_s=budget,
             recipe=recipe_of(context, setup),
+            python=python,
             base_python=base_python,
             interpreters=interpreters,
             plugins=project.plugins(plugins),

@@ -18,6 +18,7 @@ from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
+from groupbench.tracker.text.scratch import Scratch
 
 if TYPE_CHECKING:
     from groupbench.tracker.night.files import NightFiles
@@ -35,6 +36,7 @@ ARTIFACTS = {
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
 OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
+               "--plan-name": "set `name` in groupbench.toml",
                "--plan": "name another groupbench.toml with `groupbench --config FILE night`",
                "--resume": "an interrupted run is always continued"}  # fmt: skip
 """Options of `tritonbench` that `night` sets itself, each with the alternative."""
@@ -57,16 +59,27 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
     type=Duration("m", most=6e6),
     help="Spend up to this long on confirming suspects; 0 skips it. A plain number is minutes. Default: 30m.",
 )
+@click.option(
+    "--toolchain",
+    metavar="NAME",
+    help="Measure with this toolchain of groupbench.toml. Default: this interpreter.",
+)
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
 @click.pass_context
 def night(
-    context: click.Context, device: str | None, wait: float | None, confirm: float | None, rest: tuple[str, ...]
+    context: click.Context,
+    device: str | None,
+    wait: float | None,
+    confirm: float | None,
+    toolchain: str | None,
+    rest: tuple[str, ...],
 ) -> None:
     """Measure everything in groupbench.toml, store it, confirm suspects, judge, report and post.
 
     \b
     groupbench night
     groupbench night --budget 2h --device cpu
+    groupbench night && groupbench night --toolchain nightly
 
     Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
     within a day. Cells that the budget left out are measured first in the next run. Only one run at a time measures on
@@ -76,9 +89,13 @@ def night(
     places and times, set fields of groupbench.toml or GROUPBENCH_DB, _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES,
     _WAIT_MINUTES, _POST and _WEBHOOK.
 
+    With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is
+    PLAN@NAME, so its comment is another one, and its cells are compared with its own previous run.
+
     Exit codes: those of the gate (0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete, 4 not comparable),
     75 another run holds this device, 130 interrupted.
     """
+    from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.files import NightFiles
     from groupbench.tracker.night.measuring import ensure_alone
 
@@ -87,13 +104,17 @@ def night(
     settings = project.settings
     wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", wait, settings.wait)
     device = device or settings.device
+    python = None
+    if toolchain is not None:  # before the device is locked: an environment takes minutes to install
+        python = interpreter_of(toolchain, project, say)
     lock = ensure_alone(device, wait_s, sys.argv[1:])
     signal.signal(signal.SIGTERM, interrupt)
-    places = Places.of(context, project)
+    places = Places.of(context, project, toolchain)
     os.chdir(project.folder)
     places.make()
     places.clear()
-    run = Night(context, project, places, NightFiles(places.records, lock.stem), ["--device", device, *rest])
+    files = NightFiles(places.records, lock.stem, toolchain)
+    run = Night(context, project, places, files, ["--device", device, *rest], toolchain, python)
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)
     try:
         code = run(confirm_s)
@@ -166,8 +187,11 @@ class Places:
         self.database, self.records, self.artifacts, self.report = database, records, artifacts, report
 
     @classmethod
-    def of(cls, context: click.Context, project: Project) -> Places:
-        """Return the paths that environment variables name, else those of the file."""
+    def of(cls, context: click.Context, project: Project, toolchain: str | None = None) -> Places:
+        """Return the paths that environment variables name, else those of the file.
+
+        toolchain  its verdict and report get a folder of their own in `artifacts`
+        """
 
         def named(variable: str, field: str) -> str:
             path = os.environ.get(variable)
@@ -178,12 +202,12 @@ class Places:
             database = settings.database
         elif "://" not in database and Path.cwd() != project.folder:
             database = str(Path(database).absolute())
-        return cls(
-            database,
-            Path(named("GROUPBENCH_RECORDS", settings.records)),
-            Path(named("GROUPBENCH_ARTIFACTS", settings.artifacts)),
-            named("GROUPBENCH_REPORT", settings.report),
-        )
+        artifacts = Path(named("GROUPBENCH_ARTIFACTS", settings.artifacts))
+        report = named("GROUPBENCH_REPORT", settings.report)
+        if toolchain is not None:
+            artifacts /= toolchain
+            report = str(artifacts / Path(report).name)
+        return cls(database, Path(named("GROUPBENCH_RECORDS", settings.records)), artifacts, report)
 
     def make(self) -> None:
         """Create the folders for records and database. Raises ProjectError."""
@@ -207,13 +231,23 @@ class Places:
 
 
 class Night:
-    """One run, from measuring to its comment."""
+    """One run, from measuring to its comment.
+
+    toolchain  name of the toolchain in groupbench.toml, and `python` its interpreter; None for this interpreter
+    """
 
     def __init__(
-        self, context: click.Context, project: Project, places: Places, files: NightFiles, options: list[str]
+        self,
+        context: click.Context,
+        project: Project,
+        places: Places,
+        files: NightFiles,
+        options: list[str],
+        toolchain: str | None = None,
+        python: str | None = None,
     ) -> None:
         self._context, self._project, self._places, self._files = context, project, places, files
-        self._options = options
+        self._options, self._toolchain, self._python = options, toolchain, python
         self._new = False
 
     def __call__(self, confirm_s: float) -> int:
@@ -224,7 +258,7 @@ class Night:
         run = self._store(file)
         if confirm_s > 0:
             with self._errors_printed():  # the gate reports undecided suspects
-                self.step("confirm", run, "--budget", f"{confirm_s}s")
+                self.step("confirm", run, "--budget", f"{confirm_s}s", *self._of_toolchain("--toolchain"))
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         reported = False
         with self._errors_printed():  # the run is judged: a report that cannot be made does not change the verdict
@@ -265,6 +299,7 @@ class Night:
         return self._files.begin()
 
     def _tritonbench(self, file: Path) -> int:
+        from groupbench.tracker.ab.toolchains import module_path
         from groupbench.tracker.night.measuring import interrupted, measure
 
         assert self._project.file is not None
@@ -272,10 +307,21 @@ class Night:
         environment = add_to_path(self._project.python_path(), dict(os.environ))
         options = ["--plan", str(self._project.file), "--trigger", "nightly", "--records", str(file), "--resume"]
         options += ["--previous", str(previous)] if previous is not None else []
-        code = measure([*options, *self._options], Path.cwd(), environment)
+        options += self._of_toolchain("--plan-name", f"{self._project.settings.name}@")
+        options += self._options
+        if self._python is None:
+            code = measure(options, Path.cwd(), environment)
+        else:
+            with Scratch("toolchain") as folder:
+                environment = add_to_path(module_path(folder), environment)
+                code = measure(options, Path.cwd(), environment, python=self._python)
         if interrupted(code):
             raise KeyboardInterrupt
         return code
+
+    def _of_toolchain(self, option: str, before: str = "") -> list[str]:
+        """Return an option with the toolchain's name after `before`, or nothing for this interpreter."""
+        return [] if self._toolchain is None else [option, before + self._toolchain]
 
     def _store(self, file: Path) -> str:
         """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""

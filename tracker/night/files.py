@@ -1,7 +1,7 @@
 """The record files of nightly runs: the unfinished one, and the newest finished one.
 
-Each device has two pointer files that hold their names. An interrupted run continues in its file, and the next run
-begins with the cells that the newest finished run left out.
+Each device and toolchain has two pointer files that hold their names. An interrupted run continues in its file, and the
+next run begins with the cells that the newest finished run left out.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from groupbench.tracker.record import RecordError, decode
 
 
 class NightFiles:
-    """The record files of one device in a folder.
+    """The record files of one device in a folder; with a toolchain of groupbench.toml, of that toolchain.
 
     `begin` raises IngestError if the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, toolchain: str | None = None) -> None:
+        whose = device if toolchain is None else f"{device}@{toolchain}"
         self._folder = folder
-        self._unfinished = folder / f".unfinished-{device}"
-        self._newest = folder / f".newest-{device}"
+        self._unfinished = folder / f".unfinished-{whose}"
+        self._newest = folder / f".newest-{whose}"
 
     @property
     def unfinished(self) -> Path | None:

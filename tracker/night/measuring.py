@@ -36,10 +36,12 @@ def measure(
     folder: Path,
     environment: dict[str, str],
     listen: Callable[[str], None] | None = None,
+    python: str | None = None,
 ) -> int:
     """Run `tritonbench` in a folder and return its exit code.
 
     listen  called with each line of its standard error, which is also printed
+    python  interpreter that runs it; None for this one
 
     An interrupt of this process ends `tritonbench`, which keeps its results so far. Then KeyboardInterrupt is raised.
     """
@@ -53,7 +55,7 @@ def measure(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
-            [*PROGRAM, *arguments],
+            [python or PROGRAM[0], *PROGRAM[1:], *arguments],
             cwd=folder,
             env=environment,
             preexec_fn=end_with_parent,

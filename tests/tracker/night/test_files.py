@@ -18,6 +18,7 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path: Path, make: Callable[...,
     file = files.begin()
     assert NightFiles(tmp_path / "records", "cpu").unfinished == file
     assert NightFiles(tmp_path / "records", "gpu").unfinished is None  # each device has its own
+    assert NightFiles(tmp_path / "records", "cpu", "stable").unfinished is None  # and each toolchain
     file.write_bytes(encode(make(1)))
     assert run_of(file) == "run-001"
     files.end()

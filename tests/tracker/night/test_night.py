@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from groupbench.tracker.ab.confirm import Confirmed
+from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
+from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.night import measuring
+from groupbench.tracker.project import load
 from groupbench.tracker.record import Record, encode
 
 PROJECT = """
@@ -32,9 +38,13 @@ class Tritonbench:
         self.codes: list[int] = []
         self.asked: list[list[str]] = []
         self.paths: list[str] = []
+        self.pythons: list[str | None] = []
 
-    def __call__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> int:
+    def __call__(
+        self, arguments: list[str], folder: Path, environment: dict[str, str], python: str | None = None
+    ) -> int:
         self.asked.append(list(arguments))
+        self.pythons.append(python)
         self.paths.append(environment.get("PYTHONPATH", ""))
         file = Path(arguments[arguments.index("--records") + 1])
         with file.open("ab") as stream:
@@ -205,6 +215,91 @@ def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
     assert (ended, "no/folder" in output) == (code, True), output
     assert Path("artifacts/verdict.json").is_file()
     assert not list(Path("records").glob(".unfinished*"))
+
+
+TOOLCHAINS = """
+[toolchains]
+nightly = "other/python"
+missing = "requirements-missing.txt"
+"../x" = "other/python"
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Return an interpreter without groupbench, as `nightly` in groupbench.toml. It needs only what importing needs."""
+    python = tmp_path / "other" / "python"
+    python.parent.mkdir()
+    folders = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folders}" exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "groupbench.toml").write_text(PROJECT + TOOLCHAINS)
+    return python
+
+
+def test_toolchains_have_runs_and_verdicts_of_their_own(
+    tritonbench: Tritonbench, make: Callable[..., Record], other: Path, tmp_path: Path
+) -> None:
+    new = {"environment": {"triton": "3.8.0"}}
+    tritonbench.records, tritonbench.codes = [[make(1)], [make(2, plan="nightly@nightly", **new)]], [0, 130, 0]
+    assert run("night")[0] == 0
+    with pytest.raises(KeyboardInterrupt):
+        run("night", "--toolchain", "nightly")
+    tritonbench.records = [[make(3)], []]
+    assert run("night")[0] == 0  # does not continue the interrupted run of the other
+    code, output = run("night", "--toolchain", "nightly", "--samples", "3")
+    assert code == 0, output
+    assert tritonbench.pythons == [None, str(other), None, str(other)]
+    files = [asked[asked.index("--records") + 1] for asked in tritonbench.asked]
+    assert files[1] == files[3] and len({*files}) == 3
+    assert [asked[-2:] for asked in tritonbench.asked][1] == ["--device", "auto"]
+    assert [asked.count("nightly@nightly") for asked in tritonbench.asked] == [0, 1, 0, 1]
+    assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-003"
+    assert json.loads((tmp_path / "artifacts/nightly/verdict.json").read_text())["run"] == "run-002"
+    assert (tmp_path / "artifacts/nightly/report.html").is_file()
+    layout, project = tritonbench.paths[1].split(os.pathsep)[:2]
+    assert project == str(tmp_path) and layout not in tritonbench.paths[0] and not Path(layout).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "code"),
+    [
+        ("nigthly", r"no toolchain 'nigthly' \(did you mean 'nightly'\?\); it names nightly, missing", 2),
+        ("missing", r"toolchain requirements-missing\.txt: no such file", 3),
+        ("nightly", r"toolchain nightly: .*broken here.* needs the packages of 'groupbench\[measure\]'", 3),
+        ("../x", r"use only letters", 2),
+    ],
+)
+def test_a_toolchain_that_is_not_available(
+    tritonbench: Tritonbench, other: Path, name: str, message: str, code: int
+) -> None:
+    other.write_text("#!/bin/sh\necho broken here >&2; exit 1\n")
+    with pytest.raises(TrackerError, match=message) as raised:
+        run("night", "--toolchain", name)
+    assert raised.value.exit_code == code and not tritonbench.asked
+
+
+def test_an_interpreter_without_groupbench_imports_this_one(tritonbench: Tritonbench, other: Path) -> None:
+    code = "import groupbench.operators.cli as cli; print(cli.__file__)"
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run([other, "-P", "-c", code], check=True, capture_output=True)
+    assert interpreter_of("nightly", load()) == str(other)
+
+
+def test_suspects_are_confirmed_with_the_toolchain(
+    tritonbench: Tritonbench, make: Callable[..., Record], other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def confirmed(*args: Any, python: str, **more: Any) -> Confirmed:
+        given.append(python)
+        return Confirmed((), (), (), ())
+
+    monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", confirmed)
+    tritonbench.records = [[make(1)], [make(2)]]
+    run("night")
+    run("night", "--toolchain", "nightly")
+    assert given == [sys.executable, str(other)]
 
 
 def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
