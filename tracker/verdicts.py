@@ -73,27 +73,37 @@ class Verdict(StrEnum):
         self.severity = len(cls.__members__)
         return self
 
-    WRONG = _Facts("wrong", BAD, "its result is outside the tolerance table", ExitCode.FAILED, of_sides=True)
+    WRONG = _Facts(
+        "wrong", BAD, "its error exceeds the tolerance, or another check failed", ExitCode.FAILED, of_sides=True
+    )
     REGRESSED = _Facts("regressed", BAD, "it got worse", ExitCode.FAILED, changed=True, of_sides=True)
     MISSING = _Facts(
-        "missing", WARN, "an earlier run measured it, this one did not", ExitCode.INCOMPLETE, of_sides=True
+        "missing",
+        WARN,
+        "it failed, or the run before measured it and this one did not",
+        ExitCode.INCOMPLETE,
+        of_sides=True,
     )
     UNRESOLVED = _Facts(
-        "unresolved", WARN, "it changed, and an A/B could not decide", ExitCode.INCOMPLETE, changed=True
+        "unresolved",
+        WARN,
+        "it may have changed; an A/B did not decide, or the machine may be the cause",
+        ExitCode.INCOMPLETE,
+        changed=True,
     )
     SUSPECT = _Facts("suspect", WARN, "it may have changed; an A/B can decide", ExitCode.INCOMPLETE, changed=True)
     INCOMPARABLE = _Facts(
-        "incomparable", WARN, "it has no history on this machine", ExitCode.INCOMPARABLE, of_sides=True
+        "incomparable", WARN, "it changed on a machine that is new to it", ExitCode.INCOMPARABLE, of_sides=True
     )
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
     NOISY = _Facts(
         "noisy", FAINT, "its bursts vary too much to judge the latency", strict=ExitCode.INCOMPLETE, quiet=True
     )
-    OK = _Facts("ok", GOOD, "it did not change", quiet=True, of_sides=True)
+    OK = _Facts("ok", GOOD, "it did not change, or not because of the code", quiet=True, of_sides=True)
     NEW = _Facts("new", FAINT, "it has no earlier result", strict=ExitCode.INCOMPLETE, quiet=True, of_sides=True)
     INSUFFICIENT = _Facts("insufficient", FAINT, "too few earlier results", strict=ExitCode.INCOMPLETE, quiet=True)
     UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
-    UNKNOWN = _Facts("~", FAINT, "it cannot be judged", quiet=True, of_sides=True)
+    UNKNOWN = _Facts("~", FAINT, "`groupbench compare` cannot judge it", quiet=True, of_sides=True)
 
     @property
     def fails(self) -> bool:

@@ -127,7 +127,8 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
     if several or not culprit.named:
         yield f"    {change_text(culprit.finding, metric)} than {short(culprit.parent)}"
     yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
-    yield f"    probability that it is {'this' if culprit.named else 'one of these'}: {_chance(culprit.confidence)}"
+    which = f"this {history.noun}" if culprit.named else "one of these"
+    yield f"    probability that {which} is the cause: {_chance(culprit.confidence)}"
     for text in (cause(culprit.finding), culprit.note):
         if text:
             yield f"    {text}"

@@ -122,7 +122,7 @@ def test_the_commit_is_named(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str
     first, second = result.stdout.splitlines()[:2]
     assert first.startswith(f"{hashes['c6'][:10]} made grouped_gemm triton_pointer fwd fp16 2,64,32,16 2.02 % slower")
     assert second == f"  {hashes['c6']} Change c6 (A. Uthor)"
-    assert "above 99.9 %" in result.stdout
+    assert "probability that this commit is the cause: above 99.9 %" in result.stdout
     assert "the compiled kernel differs" in result.stdout
     assert "15 commits on the first-parent line; 3 steps, 5 comparisons, 50 s of measuring" in result.stdout
     assert "15 commits on the first-parent line, 7 of which change kernels" in result.stderr
