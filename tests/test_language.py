@@ -41,7 +41,7 @@ UNSWEPT = {
     "tests/ci": 33,
     "tests/data": 1,
     "tests/kernels": 124,
-    "tests/operators": 308,
+    "tests/operators": 305,
     "tests/tracker": 212,
     "tracker": 29,
     "tracker/compare": 2,

@@ -71,9 +71,9 @@ class InputShape:
 
 
 class TritonBenchFile:
-    """The operator of one file. `operator` is what hosts measure.
+    """The operator of one file. Hosts measure its `operator`.
 
-    Raises UsageError if TritonBench is not installed, or what the file raises when it is imported.
+    Raises UsageError if TritonBench is not installed, and any error of the file when it is imported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +163,7 @@ class TritonBenchFile:
         for shape in shapes:
             if shape.text == text:
                 return shape
-        raise ValueError(f"shape {text!r} is none of the {len(shapes)} inputs, such as {shapes[0]}")
+        raise ValueError(f"shape {text!r} is not one of the {len(shapes)} inputs, such as {shapes[0]}")
 
     # --- inputs and output ---
 
@@ -171,12 +171,14 @@ class TritonBenchFile:
         """Return the arguments of the backends. The instance that made them is `_op`: it may hold weights too."""
         op = self._instance(device, None if dtype == self._listed[1][0] else dtype)
         seed_generators(seed)
-        given = next(islice(self._inputs(op), shape.number, None), None)
-        if given is None:
+        arguments = next(islice(self._inputs(op), shape.number, None), None)
+        if arguments is None:
             raise UsageError(f"{self.path}: get_input_iter yields no input {shape.number} on {device}")
-        by_name = given if isinstance(given, dict) else dict(zip(self._names(len(given)), given, strict=True))
-        inputs = make_dataclass("Inputs", list(by_name))(**by_name)
-        inputs._op, inputs._by_keyword = op, isinstance(given, dict)
+        by_keyword = isinstance(arguments, dict)
+        if not by_keyword:
+            arguments = dict(zip(self._names(len(arguments)), arguments, strict=True))
+        inputs = make_dataclass("Inputs", list(arguments))(**arguments)
+        inputs._op, inputs._by_keyword = op, by_keyword
         return inputs
 
     def exact(self, inputs: Any) -> Any:
@@ -274,11 +276,11 @@ def launches_triton(function: Callable[..., Any]) -> bool:
         if isinstance(item, type):
             waiting += vars(item).values() if _may_launch(item) else ()
         elif isinstance(code := getattr(item, "__code__", None), CodeType) and _may_launch(item):
-            known = item.__globals__
+            module_names = item.__globals__
             names = list(_names_in(code))
             waiting += _closure(item)
-            waiting += (known[name] for name in names if name in known)
-            modules = [known[name] for name in names if isinstance(known.get(name), ModuleType)]
+            waiting += (module_names[name] for name in names if name in module_names)
+            modules = [module_names[name] for name in names if isinstance(module_names.get(name), ModuleType)]
             waiting += (vars(m)[name] for m in modules for name in names if name in vars(m))
     return False
 
@@ -303,7 +305,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _function(inputs: Any, name: str, change: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Call a backend's method on the inputs and return what it returns: the function to time, or None."""
+    """Call a backend's method on the inputs, and return the function to time, or None."""
     values = {field.name: change(getattr(inputs, field.name)) for field in fields(inputs)}
     method = getattr(inputs._op, name)
     return method(**values) if inputs._by_keyword else method(*values.values())

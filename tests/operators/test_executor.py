@@ -1,4 +1,4 @@
-"""Cells end to end through their processes: what one does to itself, no other feels."""
+"""Cells end to end through their processes: the faults of one do not reach another."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dic
 
 
 def test_no_process_outlives_its_cell(records: dict[str, Record]) -> None:
-    """Nor does what a backend started: it would hold memory and time of the next cells, and this command's pipes."""
-    mine = f"4242.{forkserver._forkserver._forkserver_pid}".encode()
-    assert not [process for process in Path("/proc").glob("[0-9]*") if mine in _words(process)]
+    """Nor do processes of a backend: they would hold memory and time of the next cells, and this command's pipes."""
+    marker = f"4242.{forkserver._forkserver._forkserver_pid}".encode()
+    assert not [process for process in Path("/proc").glob("[0-9]*") if marker in _words(process)]
 
 
 def _words(process: Path) -> list[bytes]:
-    with contextlib.suppress(OSError):  # over meanwhile
+    with contextlib.suppress(OSError):  # it has ended
         return (process / "cmdline").read_bytes().split(b"\0")
     return []
 
@@ -444,7 +444,7 @@ if __name__ == "__main__":
 def test_dynamo_is_imported_where_it_is_asked_for_alone(
     preloaded: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
-    """It takes every process that imports it for seconds, and torch's dispatch modes do unless told not to."""
+    """It takes every process that imports it for seconds, and torch's dispatch modes do by default."""
     script = tmp_path / "imports.py"
     script.write_text(IMPORTS)
     said = subprocess.run([sys.executable, script, *preloaded], capture_output=True, text=True, check=True)
