@@ -3,8 +3,8 @@
 A plugin is named by an entry point of the groups `groupbench.operators` and `groupbench.backends`, or by `--plugin`:
 
     module.attribute      an operator, a backend, several of them, or a function that returns backends
-    module                all operators and backends that are attributes of the module, except names with an underscore
-                          in front
+    module                all operators and backends that are attributes of the module or in its lists and tuples,
+                          except names with an underscore in front
     folder/file.py        the same of a file; folder/file.py:attribute one attribute of it
     folder/file.py        with `class Operator(BenchmarkOperator)`: an operator of TritonBench
                           (problems/tritonbench_file.py)
@@ -221,9 +221,10 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
 
 def _parts(loaded: Any) -> list[Any] | None:
     if isinstance(loaded, ModuleType):
-        public = {name: value for name, value in vars(loaded).items() if not name.startswith("_")}
-        unlike = {id(value): value for value in public.values()}.values()
-        loaded = [value for value in unlike if isinstance(value, (Backend, Operator, *DEFINED))]
+        public = [value for name, value in vars(loaded).items() if not name.startswith("_")]
+        listed = [part for value in public if isinstance(value, (list, tuple)) for part in value]
+        parts = (part for part in (*public, *listed) if isinstance(part, (Backend, Operator, *DEFINED)))
+        loaded = list({id(part): part for part in parts}.values())
     elif callable(loaded) and not isinstance(loaded, (Backend, Operator, *DEFINED)):
         loaded = loaded()
     if isinstance(loaded, (Backend, Operator, *DEFINED)):

@@ -140,7 +140,11 @@ def read(path: str) -> Plugin:
 
     Raises UsageError.
     """
-    return _without_imported(plugin_sources.read(path))
+    plugin = plugin_sources.read(path)
+    own = _without_imported(plugin)
+    if plugin.operators and not own.operators and not own.backends:
+        raise UsageError(f"plugin {path!r} adds nothing: it imports operators of groupbench, and has no Backend")
+    return own
 
 
 def _without_imported(plugin: Plugin) -> Plugin:

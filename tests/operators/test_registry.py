@@ -204,16 +204,23 @@ def test_a_plugin_replaces_its_namesake() -> None:
     assert get_operator("grouped_gemm").backend("torch_loop").source != "in its place"
 
 
-def test_a_plugin_may_import_an_operator_of_groupbench(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["copy = {}", "BACKENDS = ({},)", "BACKENDS = [{}]"])
+def test_a_plugin_may_import_an_operator_of_groupbench(form: str, tmp_path: Path) -> None:
     """A candidate often takes a kernel of the catalog as its start."""
-    (tmp_path / "a_copy.py").write_text(
+    backend = "Backend('copy', _loop.prepare, 'the same', operator='grouped_gemm')"
+    (tmp_path / "candidate.py").write_text(
         "from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM\n"
         "from groupbench.operators.operator import Backend\n"
-        "_loop = GROUPED_GEMM.backend('torch_loop')\n"
-        "copy = Backend('copy', _loop.prepare, 'the same', operator='grouped_gemm')\n"
+        "_loop = GROUPED_GEMM.backend('torch_loop')\n" + form.format(backend)
     )
-    assert added("a_copy.py") == ["copy"]
-    assert get_operator("grouped_gemm", ["a_copy.py"]).baseline == get_operator("grouped_gemm").baseline
+    assert added("candidate.py") == ["copy"]
+    assert get_operator("grouped_gemm", ["candidate.py"]).baseline == get_operator("grouped_gemm").baseline
+
+
+def test_a_plugin_that_only_imports_adds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "imports.py").write_text("from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM\n")
+    with pytest.raises(UsageError, match="imports operators of groupbench, and has no Backend"):
+        get_operator("grouped_gemm", ["imports.py"])
 
 
 BAD = {
