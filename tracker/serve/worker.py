@@ -134,7 +134,7 @@ def _serve(pipe: Connection) -> None:
     """Answer jobs until the pipe closes: the entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the server's to handle
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(10)  # pages come first
+        os.nice(5)  # pages come first
     _end_with_parent()
     _limit_memory()
     while True:
