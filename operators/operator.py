@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from groupbench.operators.catalog.trace import Step
+    from groupbench.operators.catalog.trace import TraceStep
     from groupbench.operators.tolerances import Tolerance
 
 
@@ -132,7 +132,7 @@ class Operator:
     output_dtype: Callable[[str], str] = lambda dtype: dtype
     decode: Callable[[Any], Any] | None = None
     from_tritonbench: Callable[..., Example] | None = None
-    on_trace: Callable[[Any, Step], Any] | None = None
+    on_trace: Callable[[Any, TraceStep], Any] | None = None
     moves: tuple[str, ...] = ()
     reroute: Callable[[Any, Any, int], bool] | None = None
     backward: Backward | None = None

@@ -172,7 +172,7 @@ def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any
     return [shapes[i] for i in input_ids(len(shapes), selection.input_ids, selection.num_inputs)]
 
 
-def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.Step]) -> list[Any]:
+def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.TraceStep]) -> list[Any]:
     """Return the shapes with the rows of each step. Raises UsageError without routing, or if no step has rows."""
     if operator.on_trace is None:
         raise UsageError(f"--routing-trace: {operator.name} has no routing; remove the option")

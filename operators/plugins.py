@@ -30,12 +30,12 @@ from groupbench.operators.define import Definition
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import seal
 from groupbench.operators.operator import KINDS, Backend, Operator
-from groupbench.operators.problems.definition import Problem, read_json
+from groupbench.operators.problems.definition import PublishedProblem, read_json
 from groupbench.operators.problems.tritonbench_file import TritonBenchFile, is_operator_file
 
 MAX_NAME = 500  # characters, as in the record
 
-DEFINED = (Definition, Problem, TritonBenchFile)
+DEFINED = (Definition, PublishedProblem, TritonBenchFile)
 """A class whose instances have an `operator`."""
 
 INSTALLED = "groupbench.operators", "groupbench.backends"

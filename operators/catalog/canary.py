@@ -1,8 +1,8 @@
-"""Canaries: a copy for bandwidth and a cuBLAS product for compute, measured beside everything else.
+"""Canaries: a copy for bandwidth and a cuBLAS product for compute, measured along with everything else.
 
-They tell that the machine is ill (a slower copy on the same card is no kernel's fault); they are no normaliser, since
-the noise of different kernels is not correlated. A product of any size is the ceiling for a grouped GEMM of as many
-operations: one matrix in place of many.
+They show that something is wrong with the machine: a slower copy on the same card is not the fault of a kernel. Do not
+normalise by them, since the noise of different kernels is not correlated. A product of any size is the ceiling for a
+grouped GEMM with the same number of operations: one matrix instead of many.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ SHAPES_HELP = "copy,N=SIZE, matmul,N=SIZE or matmul,M=SIZE,N=SIZE,K=SIZE (,W=nk)
 
 @dataclass(frozen=True)
 class CanaryShape:
-    """A copy of N x N elements, or the product of [M, K] and [K, N], both N where they are not given.
+    """A copy of N x N elements, or a product of [M, K] and [K, N].
 
-    nk  the second matrix is stored as [N, K], as layers keep weights
+    M, K  0 means N
+    nk    the second matrix is stored as [N, K], as layers store weights
     """
 
     kind: str
@@ -41,7 +42,7 @@ class CanaryShape:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """(M, N, K)"""
+        """M, N, K, with N in place of a missing M or K."""
         return self.M or self.N, self.N, self.K or self.N
 
     def __str__(self) -> str:
@@ -58,13 +59,14 @@ class CanaryInputs:
 
 
 def parse_shape(text: str) -> CanaryShape:
+    """Parse a shape of one of the forms in SHAPES_HELP. Raises ValueError."""
     kind, *fields = text.split(",")
     nk = fields[-1:] == ["W=nk"]
     pairs = [field.partition("=") for field in (fields[:-1] if nk else fields)]
     letters = "".join(letter for letter, _, _ in pairs)
     square = letters == "N" and not nk
     if not ((kind == "copy" and square) or (kind == "matmul" and (square or letters == "MNK"))):
-        raise ValueError(f"shape {text!r} is none of {SHAPES_HELP}")
+        raise ValueError(f"shape {text!r} is not of the form {SHAPES_HELP}")
     try:
         sizes = [size(letter, value, MAX_SIZE) for letter, _, value in pairs]
     except ValueError as error:

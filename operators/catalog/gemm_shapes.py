@@ -1,9 +1,9 @@
-"""Plain matrix products, their text, their inputs: what the operators of one product share.
+"""Shapes, their text and inputs for operators that compute one matrix product.
 
-out = a @ b with a [M, K] and b [K, N]. A shape's text names the whole problem and is what the database keeps:
+out = a @ b with a [M, K] and b [K, N]. The text of a shape names the whole problem; the database stores this text:
 
     M=16,N=4096,K=4096            row-major operands
-    M=16,N=4096,K=4096,W=nk       b stored as [N, K], as layers keep weights, and handed on transposed
+    M=16,N=4096,K=4096,W=nk       b stored as [N, K], as layers store weights, and passed on transposed
     M=64,N=64,K=32768,A=km        a stored as [K, M]
 """
 
@@ -42,7 +42,7 @@ class GemmShape:
         for letter, value in self.dims.items():
             within(letter, value, MAX_SIZE)
         if 2 * self.M * self.N * self.K >= 2**63:
-            raise ValueError("more operations than 64 bits count")
+            raise ValueError("the number of operations does not fit in 64 bits")
 
     @property
     def dims(self) -> dict[str, int]:
@@ -60,7 +60,7 @@ class GemmInputs:
 
 
 def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmShape]:
-    """The operator's `parse_shape`. It raises ValueError, saying what a shape is and which suites there are."""
+    """Return the operator's `parse_shape`. It raises ValueError that names the form of a shape and the suites."""
 
     def parse(text: str) -> GemmShape:
         try:
@@ -87,7 +87,7 @@ def _parse(text: str) -> GemmShape:
             raise ValueError(f"field {key!r} is unknown or given twice")
         fields[key] = value
     if missing := {"M", "N", "K"} - fields.keys():
-        raise ValueError(f"it needs {', '.join(sorted(missing))}")
+        raise ValueError(f"missing {', '.join(sorted(missing))}")
     for key, value in (("A", "km"), ("W", "nk")):
         if fields.get(key, value) != value:
             raise ValueError(f"{key}={fields[key]} is not {key}={value}")
@@ -96,7 +96,7 @@ def _parse(text: str) -> GemmShape:
 
 
 def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInputs:
-    """Standard normal operands."""
+    """Draw standard normal operands, a [M, K] and b [K, N]."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -110,7 +110,7 @@ def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInp
 
 
 def reference(x: GemmInputs) -> Tensor:
-    """In fp64: a long sum in fp32 is off by as much as what it is to judge."""
+    """Return the product [M, N] in fp64: a long sum in fp32 has errors as large as those of the backends."""
     return x.a.double() @ x.b.double()
 
 
@@ -131,7 +131,10 @@ def prepare_torch_mm(x: GemmInputs) -> Run:
 def product(
     name: str, torch_mm: str, backends: tuple[Backend, ...], suites: dict[str, tuple[GemmShape, ...]]
 ) -> Operator:
-    """An operator of one product: cuBLAS, described by `torch_mm`, is its baseline, before the other backends."""
+    """Return an operator that computes one product. Its first backend, the baseline, is cuBLAS.
+
+    torch_mm  describes that baseline
+    """
     return Operator(
         name=name,
         baseline="torch_mm",

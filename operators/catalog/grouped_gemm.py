@@ -1,8 +1,8 @@
 """Grouped GEMM: C[rows of g] = A[rows of g] @ B[g], the product in every mixture-of-experts layer.
 
-Inputs are what a layer has at hand: A with the rows of all experts packed, one B for each expert, and the offset at
-which each expert's rows end, on the device. Backends import their kernels when they are prepared, so that listing them
-needs no torch.
+Inputs are those of a layer: A with the rows of all experts packed, one B for each expert, and the offset at which each
+expert's rows end, on the device. Backends import their kernels when they are prepared, so listing them does not need
+torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupedInputs:
-    """rows is the host's copy of what offs says; a shared B has stride 0 over groups."""
+    """The operands of a grouped GEMM. `rows` follows from `offs`, on the host; a shared B has stride 0 over groups."""
 
     a: Tensor  # [M, K]
     b: Tensor  # [G, K, N], any strides
@@ -35,10 +35,10 @@ class GroupedInputs:
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
-    """Random inputs of a shape: standard normal, distinct weights for each expert.
+    """Draw the inputs of a shape: standard normal values, distinct weights for each expert.
 
-    With `shape.shared`, TritonBench's instead: one B for all groups and uniform values in [0, 1), which are all
-    positive, draw less power and so run at other clocks.
+    With `shape.shared` they are those of TritonBench: one B for all groups and uniform values in [0, 1). Positive
+    values draw less power, so the GPU runs at other clocks.
     """
     import torch
 
@@ -61,7 +61,7 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Grou
 def from_tritonbench(
     group_a: Sequence[Tensor], group_b: Sequence[Tensor], w: Tensor | None = None, split: Tensor | None = None
 ) -> Example:
-    """TritonBench's lists of matrices as our inputs: A is packed, a B that repeats is kept once."""
+    """Convert TritonBench's lists of matrices to an example: A is packed, a B that repeats is kept once."""
     import torch
 
     rows = tuple(a.shape[0] for a in group_a)
@@ -79,12 +79,15 @@ def _ends(rows: tuple[int, ...], device: str) -> Tensor:
 
 
 def group_bounds(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """(g, first row, row past the last) of each group."""
+    """Return (g, first row, last row + 1) of each group."""
     return [(g, end - row, end) for g, (row, end) in enumerate(zip(rows, accumulate(rows), strict=True))]
 
 
 def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
-    """Write the offsets of another routing of as many rows. False where none would make a difference."""
+    """Write the offsets of another routing of the same number of rows. Return whether they differ from the shape's.
+
+    Groups that share one B are not rerouted, since the result would not change.
+    """
     if shape.shared:
         return False
     rows = other_rows(shape.rows, seed)
@@ -93,7 +96,7 @@ def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
 
 
 def other_rows(rows: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    """As many rows in as many groups: the sizes in another order, a part of each handed on to the next group."""
+    """Return other group sizes with the same sum: the sizes in another order, part of each moved to the next group."""
     draw = random.Random(seed)
     sizes = draw.sample(rows, len(rows))
     for g in range(len(sizes) - 1):
@@ -113,12 +116,12 @@ def flops(shape: GroupedShape) -> int:
 
 
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
-    """A once, B once for each expert that has rows (once in all where it is shared), C once."""
+    """Count A once, B once for each expert that has rows (once in total if it is shared), C once."""
     return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * BYTES[dtype]
 
 
 def _weights_read(shape: GroupedShape) -> int:
-    """Elements of B that its users have rows for."""
+    """Return the number of elements in the matrices of B whose groups have rows."""
     active = 1 if shape.shared else sum(row > 0 for row in shape.rows)
     return active * shape.K * shape.N
 
@@ -128,15 +131,15 @@ def _weights_read(shape: GroupedShape) -> int:
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """What the forward has saved, and the gradient of its output."""
+    """The tensors saved by the forward pass, and the gradient of its output."""
 
     x: GroupedInputs
     dc: Tensor  # [M, N]
-    nk: bool  # the weights are stored as [G, N, K], and their gradient will be
+    nk: bool  # the weights and their gradient are stored as [G, N, K]
 
 
 def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> BackwardInputs:
-    """The forward's inputs, and a standard normal gradient."""
+    """Draw the inputs of the forward pass, and a standard normal gradient."""
     import torch
 
     x = make_inputs(shape, dtype, device, seed)
@@ -146,7 +149,7 @@ def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int
 
 
 def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
-    """{"dA": [M, K], "dB": [G, K, N]}; a shared B has a gradient for each group."""
+    """Return {"dA": [M, K], "dB": [G, K, N]} in fp32 or better; a shared B has a gradient for each group."""
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, grouped_gemm_wgrad_reference
 
     return {
@@ -156,13 +159,13 @@ def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
 
 
 def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
-    """A, dC and what is used of B once; dA and every group's dB once."""
+    """Count A, dC and the used matrices of B once; dA and every group's dB once."""
     M, N, K = shape.M, shape.N, shape.K
     return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * BYTES[dtype]
 
 
 def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
-    """Two torch.matmul for each group that has rows; others' gradients are zero."""
+    """Call torch.matmul twice for each group that has rows; the gradients of other groups are zero."""
     import torch
 
     problems = [(g, slice(start, end)) for g, start, end in group_bounds(x.x.rows)]
@@ -186,7 +189,7 @@ def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
 
 
 def prepare_torch_grouped_mm_bwd(x: BackwardInputs) -> Run:
-    """torch's own derivative of F.grouped_mm, whose forward runs here."""
+    """Prepare torch's own derivative of F.grouped_mm. The forward pass runs here."""
     import torch
     import torch.nn.functional as F
 
@@ -274,9 +277,9 @@ def prepare_torch_compile(x: GroupedInputs) -> Run:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM asks for (stride 0 included).
+    """Return `x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM requires, stride 0 included.
 
-    The copy is kept equal to `x`: whoever calls a kernel has its operands in memory that suits it.
+    The copy follows the values of `x`. Making it is not timed: a caller allocates its operands with suitable strides.
     """
     step = 16 // x.element_size()
     inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
@@ -389,7 +392,7 @@ GROUPED_GEMM = Operator(
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
         returns="(dA [M, K], dB [G, K, N])",
-        moves=("dc",),  # the forward has saved the rest
+        moves=("dc",),  # the rest was saved by the forward pass
         suites=shapes.weight_gradient_suites(),
     ),
 )

@@ -1,9 +1,9 @@
-"""Grouped GEMM, bias, elementwise operand and permuted output: permute((A @ B.T + D) * E) for groups of unlike sizes.
+"""Grouped GEMM, bias, elementwise operand and permuted output: permute((A @ B.T + D) * E) for groups of any sizes.
 
 The problem of Composable Kernel's example 28_grouped_gemm_bias_e_permute; maths and layout are in
-kernels/bias_add_permute/problem.py. E is multiplied (as its README has it), added, or not there (as in its code). The
-first suites are that example's own eight groups, which is what its `rand()` gives in glibc, and others by its rules.
-Inputs are standard normal, each operand an allocation of its own; outputs are one tensor a group.
+kernels/bias_add_permute/problem.py. E is multiplied (as in its README), added, or absent (as in its code). The first
+suite has the eight groups of that example, as drawn by `rand()` in glibc; the second draws others by its rules. Inputs
+are standard normal, each operand in its own allocation. The output is one tensor per group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_TEXT = 20_000  # characters, as in the record
 _GROUP = re.compile(r"(\d{1,30})x(\d{1,30})x(\d{1,30}):(\d{1,30})x(\d{1,30}):(\d{1,30})", re.ASCII)
 MAX_SIZE = 2**31 - 1  # rows, columns and K of a group: the kernels count them in 32 bits
 HELP = (
-    "G=2,groups=M0xM1xM2:N0xN1:K|M0xM1xM2:N0xN1:K,E=mul (or E=add, E=none; one group listed stands for G alike), "
+    "G=2,groups=M0xM1xM2:N0xN1:K|M0xM1xM2:N0xN1:K,E=mul (or E=add, E=none; one group listed is used G times), "
     "G=8,groups=random(SEED),E=mul by the rules of Composable Kernel's example, or example_mul, example_add, "
     "example_none"
 )
@@ -42,7 +42,7 @@ HELP = (
 
 @dataclass(frozen=True)
 class GroupSize:
-    """A [M0*M1*M2, K], B [N0*N1, K], output [M0, N0, M1, N1, M2]."""
+    """The sizes of one group: A [M0*M1*M2, K], B [N0*N1, K], output [M0, N0, M1, N1, M2]."""
 
     m: tuple[int, int, int]
     n: tuple[int, int]
@@ -52,7 +52,7 @@ class GroupSize:
         if min(*self.m, *self.n, self.K) < 0:
             raise ValueError(f"{self}: a size is negative")
         if max(self.M, self.N, self.K, *self.m, *self.n) > MAX_SIZE:
-            raise ValueError(f"{self}: {MAX_SIZE} rows, columns and K at most")
+            raise ValueError(f"{self}: rows, columns and K are at most {MAX_SIZE}")
 
     @property
     def M(self) -> int:
@@ -68,24 +68,24 @@ class GroupSize:
 
 @dataclass(frozen=True)
 class FusedShape:
-    """The groups' sizes, and what is done with E: "mul", "add" or "none". Raises ValueError."""
+    """The sizes of the groups, and the operation on E: "mul", "add" or "none". Raises ValueError."""
 
     groups: tuple[GroupSize, ...]
     op: str = "mul"
 
     def __post_init__(self) -> None:
         if not self.groups:
-            raise ValueError("there is no group")
+            raise ValueError("a shape needs at least one group")
         if self.op not in OPS:
-            raise ValueError(f"E={self.op} is none of {', '.join(OPS)}")
+            raise ValueError(f"E={self.op} is not one of {', '.join(OPS)}")
         if len(str(self)) > MAX_TEXT:
             raise ValueError(f"its text is longer than {MAX_TEXT} characters")
         if 3 * sum(group.M * group.N * (group.K + 1) for group in self.groups) >= 2**63:
-            raise ValueError("more operations than 64 bits count")
+            raise ValueError("the number of operations does not fit in 64 bits")
 
     @property
     def dims(self) -> dict[str, int]:
-        """M: rows of all groups; N, K: the largest."""
+        """The sizes by name: G groups, M rows in total, the largest N and K."""
         N, K = max(group.N for group in self.groups), max(group.K for group in self.groups)
         return {"G": len(self.groups), "M": sum(group.M for group in self.groups), "N": N, "K": K}
 
@@ -95,7 +95,7 @@ class FusedShape:
         return f"G={len(self.groups)},groups={listed},E={self.op}"
 
 
-# What example 28 draws in glibc, where rand() that nobody seeds starts as if from srand(1).
+# The draws of example 28 in glibc, where an unseeded rand() starts as if from srand(1).
 @cache
 def example_groups() -> tuple[GroupSize, ...]:
     return (
@@ -111,7 +111,7 @@ def example_groups() -> tuple[GroupSize, ...]:
 
 
 def parse_shape(text: str) -> FusedShape:
-    """The shape of a text, see HELP. Raises ValueError, saying what is wrong and what would be right."""
+    """Parse a shape of the form in HELP. Raises ValueError that names the fault and the right form."""
     text = text.strip()
     if text in EXAMPLES:
         return FusedShape(example_groups(), EXAMPLES[text])
@@ -129,7 +129,7 @@ def _parse_fields(text: str) -> FusedShape:
             raise ValueError(f"field {key!r} is unknown or given twice")
         fields[key] = value
     if missing := {"G", "groups"} - fields.keys():
-        raise ValueError(f"it lacks {' and '.join(sorted(missing))}")
+        raise ValueError(f"missing {' and '.join(sorted(missing))}")
     G, op, listed = size("G", fields["G"], MAX_TEXT), fields.get("E", "mul"), fields["groups"]
     if listed.startswith("random(") and listed.endswith(")"):
         return FusedShape(random_groups(G, whole("random", listed[len("random(") : -1])), op)
@@ -148,13 +148,13 @@ def _parse_group(text: str) -> GroupSize:
 
 
 def random_groups(G: int, seed: int) -> tuple[GroupSize, ...]:
-    """G groups by the example's rules: M0, M1, N0 of 4 to 16 by 4, M2 = 256, N1 = 128, K of 64 to 256 by 64."""
+    """Draw G groups by the example's rules: M0, M1, N0 of 4 to 16 by 4, M2 = 256, N1 = 128, K of 64 to 256 by 64."""
     draws = random.Random(seed)
     return example_rules(G, lambda: int(4 * draws.random()))
 
 
 def example_rules(G: int, draw: Callable[[], int]) -> tuple[GroupSize, ...]:
-    """The example's order of draws; `draw` gives 0 to 3."""
+    """Return G groups, drawn in the example's order. `draw` returns 0 to 3."""
     groups = []
     for _ in range(G):
         M0, M1, N0, K = (4 * (draw() + 1), 4 * (draw() + 1), 4 * (draw() + 1), 64 * (draw() + 1))
@@ -165,11 +165,11 @@ def example_rules(G: int, draw: Callable[[], int]) -> tuple[GroupSize, ...]:
 @dataclass(frozen=True)
 class FusedInputs:
     groups: tuple[Group, ...]  # with a [M, K], b [N, K], d [N], e [M, N] or None; m is M0, M1, M2 and n is N0, N1
-    op: str  # what is done with e: none, add or mul
+    op: str  # the operation on e: none, add or mul
 
 
 def make_inputs(shape: FusedShape, dtype: str, device: str, seed: int) -> FusedInputs:
-    """Standard normal values."""
+    """Draw standard normal operands."""
     import torch
 
     from groupbench.kernels.bias_add_permute.problem import Group
@@ -196,22 +196,22 @@ def make_inputs(shape: FusedShape, dtype: str, device: str, seed: int) -> FusedI
 
 
 def reference(x: FusedInputs) -> dict[str, Tensor]:
-    """{"F0": [M0 * N0, M1 * N1 * M2], ...}, rows as `decode` makes them."""
+    """Return {"F0": [M0 * N0, M1 * N1 * M2], ...}, with rows as `decode` returns them."""
     from groupbench.kernels.bias_add_permute.problem import bias_add_permute_reference
 
     return {f"F{g}": _rows(out) for g, out in enumerate(bias_add_permute_reference(x.groups, x.op))}
 
 
 def decode(output: Any) -> tuple[Tensor, ...]:
-    """Outputs [M0, N0, M1, N1, M2] with the last three dimensions as one. Raises TypeError if they are no such.
+    """Return outputs [M0, N0, M1, N1, M2] as matrices [M0 * N0, M1 * N1 * M2]. Raises TypeError for other outputs.
 
-    Errors are looked at by row, and one of M2 elements may have a single one: no mean of its rounding is near the
-    expected one then.
+    Errors are judged by row, and a row of M2 elements can be a single element. The mean of so few rounding errors may
+    be far from the expected one, so rows must be longer.
     """
     import torch
 
     if not isinstance(output, (tuple, list)) or not all(isinstance(x, torch.Tensor) and x.dim() == 5 for x in output):
-        raise TypeError("the backend returned no tuple of tensors [M0, N0, M1, N1, M2]")
+        raise TypeError(f"the backend returned {type(output).__name__}, not a tuple of tensors [M0, N0, M1, N1, M2]")
     if len({x.dtype for x in output}) > 1:
         raise TypeError(f"the backend returned outputs of {', '.join(sorted({str(x.dtype) for x in output}))}")
     return tuple(map(_rows, output))
@@ -222,13 +222,13 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def flops(shape: FusedShape) -> int:
-    """Of the product, the bias and, where there is one, the elementwise operation."""
+    """Count the operations of the product, of the bias and of the elementwise operation, if any."""
     after = 1 if shape.op == "none" else 2
     return sum(group.M * group.N * (2 * group.K + after) for group in shape.groups)
 
 
 def min_bytes(shape: FusedShape, dtype: str) -> int:
-    """Of each group that has an output: A, B, D and E read once, the output written once."""
+    """Count A, B, D, E and the output once for each group that has an output."""
     matrices = 1 if shape.op == "none" else 2
     elements = 0
     for group in shape.groups:
@@ -241,7 +241,7 @@ def min_bytes(shape: FusedShape, dtype: str) -> int:
 
 
 def steps(group: Group, op: str) -> Tensor:
-    """One group, a step a line, as a torch user writes it: [M0, N0, M1, N1, M2]."""
+    """Compute one group as a torch user would, one operation per line: [M0, N0, M1, N1, M2]."""
     c = group.a @ group.b.t()
     c = c + group.d
     if group.e is not None:
@@ -254,7 +254,7 @@ def prepare_torch_unfused(x: FusedInputs) -> Run:
 
 
 def prepare_torch_linear(x: FusedInputs) -> Run:
-    """The bias goes with the product, and the last operation writes through the permutation."""
+    """Add the bias in the product, and write the last operation's result through the permuted view."""
     import torch
     import torch.nn.functional as F
 
@@ -262,19 +262,19 @@ def prepare_torch_linear(x: FusedInputs) -> Run:
 
     def of(group: Group) -> Tensor:
         out = group.a.new_empty(group.permuted)
-        seen = out.permute(0, 2, 4, 1, 3)  # as [M0, M1, M2, N0, N1]
-        c = F.linear(group.a, group.b, group.d).view(seen.shape)
+        view = out.permute(0, 2, 4, 1, 3)  # as [M0, M1, M2, N0, N1]
+        c = F.linear(group.a, group.b, group.d).view(view.shape)
         if group.e is None:
-            seen.copy_(c)
+            view.copy_(c)
         else:
-            last[x.op](c, group.e.view(seen.shape), out=seen)
+            last[x.op](c, group.e.view(view.shape), out=view)
         return out
 
     return lambda: tuple(map(of, x.groups))
 
 
 def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
-    """All groups in one compiled function; what is compiled for is these sizes."""
+    """Compile one function for all groups and these sizes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -282,11 +282,11 @@ def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
     compiled = torch.compile(
         lambda groups: tuple(steps(group, x.op) for group in groups), options=options, dynamic=False, fullgraph=True
     )
-    torch._dynamo.reset()  # else earlier shapes' compilations count against the limit of recompilations
+    torch._dynamo.reset()  # else compilations for earlier shapes count against the recompilation limit
     compiled(x.groups)
 
     def run() -> tuple[Tensor, ...]:
-        # Under a dispatch mode, such as accuracy's that poisons memory, Dynamo would not run what it compiled.
+        # Under a dispatch mode, such as the one that poisons memory, Dynamo would not run its compiled code.
         with _disable_current_modes():
             outputs: tuple[Tensor, ...] = compiled(x.groups)
         return outputs
@@ -302,7 +302,7 @@ def prepare_triton_fused(x: FusedInputs) -> Run:
 
 def no_gpu_to_compile_for(target: Target) -> str | None:
     if target.device != "cuda":
-        return "what torch.compile fuses for a CPU says nothing of a GPU, and takes a C++ compiler"
+        return "torch.compile for a CPU needs a C++ compiler, and its fusions do not predict those on a GPU"
     return None
 
 
@@ -310,7 +310,7 @@ def _listed(*texts: str) -> tuple[GroupSize, ...]:
     return tuple(map(_parse_group, texts))
 
 
-# Edges: nothing is a multiple of a tile; empty groups by rows and by columns; one row; no sum.
+# Edge cases: no size is a multiple of a tile; groups without rows, without columns; one row; K = 0.
 @cache
 def corners() -> dict[str, tuple[GroupSize, ...]]:
     return {
@@ -346,12 +346,12 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
         Backend(
             "torch_unfused",
             prepare_torch_unfused,
-            "for each group a product, an addition, E, and a copy of the permuted view: torch's own operations",
+            "torch's own operations per group: a product, an addition, E, and a copy of the permuted view",
         ),
         Backend(
             "torch_linear",
             prepare_torch_linear,
-            "for each group torch.nn.functional.linear, and E with its output in the permuted view: least passes",
+            "torch.nn.functional.linear per group, then E written to the permuted view: the fewest passes",
         ),
         Backend(
             "torch_compile",
@@ -362,13 +362,13 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
         Backend(
             "torch_compile_max",
             lambda x: prepare_torch_compile(x, max_autotune=True),
-            "the same with max_autotune: Triton products with the rest behind them where those are faster",
+            "the same with max_autotune: Triton products with the rest as epilogue if those are faster",
             unavailable=no_gpu_to_compile_for,
         ),
         Backend(
             "triton_fused",
             prepare_triton_fused,
-            "one launch for all groups, sweeps over tiles, a table of pointers, TMA, product transposed for the store",
+            "one launch sweeps over the tiles of all groups; table of pointers, TMA, product transposed for the store",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

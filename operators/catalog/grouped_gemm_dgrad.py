@@ -1,8 +1,8 @@
 """Gradient of a grouped GEMM's rows: dA[rows of g] = dC[rows of g] @ B[g].T.
 
-The forward's maths with the other layout of B, so the forward's backends serve as they are, on dC and B transposed. A
-shape is the layer's: G=8,M=...,N=...,K=...,W=nk has weights stored as [G, N, K], which a forward reads along K and this
-gradient along N.
+This is the forward product with the other layout of B, so the forward's backends compute it unchanged, from dC and B
+transposed. Shapes are those of the layer: G=8,M=...,N=...,K=...,W=nk has weights stored as [G, N, K], which the forward
+pass reads along K and this gradient along N.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from groupbench.operators.operator import Operator
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of the forward's: those that take weights in either layout as they are.
+# The forward's backends that take weights in either layout without a copy.
 BACKENDS = (
     "torch_loop",
     "torch_grouped_mm",
@@ -31,7 +31,7 @@ BACKENDS = (
 
 @dataclass(frozen=True)
 class DgradInputs(GroupedInputs):
-    """As the forward's, in whose places they are."""
+    """The operands of the gradient, under the names of the forward's operands."""
 
     a: Tensor  # [M, N], dC
     b: Tensor  # [G, N, K], B transposed, any strides
@@ -40,7 +40,7 @@ class DgradInputs(GroupedInputs):
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> DgradInputs:
-    """dC is standard normal."""
+    """Draw a standard normal dC, and the forward's weights and offsets."""
     y = make_backward_inputs(shape, dtype, device, seed)
     return DgradInputs(y.dc, y.x.b.transpose(1, 2), y.x.offs, y.x.rows)
 

@@ -1,9 +1,10 @@
 """Grouped GEMM of fp8 (e4m3fn) with scales, in the two recipes of kernels/grouped_gemm/quantize.py.
 
-`grouped_gemm_fp8` has a scale for each row of activations and weights, `grouped_gemm_fp8_blockwise` one for 1 x 128 of
-activations and 128 x 128 of weights (DeepSeek-V3). Inputs are quantised beforehand, from standard normal values;
-quantising is an operator of its own, quantize_fp8. Outputs are bf16, and the reference multiplies the same fp8 values:
-an error is the kernel's, not the quantisation's. Weights are [G, N, K], the one layout that fp8 tensor cores take.
+`grouped_gemm_fp8` has one scale per row of activations and weights, `grouped_gemm_fp8_blockwise` one per 1 x 128 of
+activations and 128 x 128 of weights (DeepSeek-V3). Inputs are quantised before the clock starts, from standard normal
+values; quantize_fp8 is the operator that measures quantising. Outputs are bf16. The reference multiplies the same fp8
+values, so an error comes from the kernel, not from quantisation. Weights are [G, N, K], the only layout that fp8 tensor
+cores take.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from groupbench.operators.relayout import laid_out
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 128  # of the block-wise recipe
-CHUNK = 8192  # rows that are quantised at once: what is in fp32 meanwhile stays small
+BLOCK = 128  # elements with one scale in the block-wise recipe
+CHUNK = 8192  # rows quantised at once, to keep the values in fp32 small
 
 
 @dataclass(frozen=True)
 class Fp8Inputs:
-    """The scales' dimensions say the recipe; rows is the host's copy of what offs says."""
+    """The operands and their scales, whose dimensions tell the recipe. `rows` follows from `offs`, on the host."""
 
     a: Tensor  # [M, K] e4m3fn
     scale_a: Tensor  # [M] fp32, or [M, K/128] with strides 1, M
@@ -41,7 +42,10 @@ class Fp8Inputs:
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Inputs:
-    """Quantised standard normal values, distinct weights for each expert. Rows of a and b start at 16 bytes."""
+    """Draw standard normal values and quantise them; each expert has its own weights.
+
+    Rows of a and b start at multiples of 16 bytes.
+    """
     import torch
 
     from groupbench.kernels.grouped_gemm import quantize as q
@@ -76,7 +80,7 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
 
 
 def parse_shape(text: str) -> GroupedShape:
-    """As grouped_gemm has them, always W=nk. Raises ValueError."""
+    """Parse a shape as grouped_gemm does, always with W=nk. Raises ValueError."""
     shape = shapes.parse(text)
     if shape.shared:
         raise ValueError(f"shape {text!r}: fp8 weights differ by expert; leave B=shared out")
@@ -90,7 +94,7 @@ def reference(x: Fp8Inputs) -> Tensor:
 
 
 def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
-    """a once, b once for each expert that has rows, their scales, the output in bf16 once."""
+    """Count a once, b once for each expert that has rows, their scales, and the output in bf16 once."""
     active = sum(row > 0 for row in shape.rows)
     M, N, K = shape.M, shape.N, shape.K
     blocks = math.ceil(K / BLOCK)
@@ -102,7 +106,7 @@ def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
 
 
 def prepare_torch_loop(x: Fp8Inputs) -> Run:
-    """Copies each group's scales: cuBLASLt refuses those that do not start at 16 bytes."""
+    """Call cuBLASLt for each group, on a copy of its scales: they have to start at a multiple of 16 bytes."""
     import torch
 
     _require_multiples_of_16(x)
@@ -142,7 +146,7 @@ def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> R
 
 
 def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
-    """Copies what cuBLASLt wants otherwise: each group's scales on their own, its rows a multiple of 4."""
+    """Call cuBLASLt for each group, on copies in its layout: separate scales, rows padded to a multiple of 4."""
     import torch
     import torch.nn.functional as F
 
@@ -151,7 +155,9 @@ def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
         raise Unavailable(f"torch {torch.__version__} has no torch.nn.functional.scaled_mm")
     cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
     if cuda < (12, 9):
-        raise Unavailable(f"cuBLASLt has block-wise scales from CUDA 12.9 on, this torch is of {torch.version.cuda}")
+        raise Unavailable(
+            f"cuBLASLt has block-wise scales from CUDA 12.9 on; this torch was built for {torch.version.cuda}"
+        )
     recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
     problems = []
     for g, start, end in _groups(x):
@@ -183,7 +189,7 @@ def prepare_triton_flat(x: Fp8Inputs, fast_accum: bool = False) -> Run:
 
 
 def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
-    """(g, first row, row past the last) of each group that has rows."""
+    """Return (g, first row, last row + 1) of each group that has rows."""
     return [(g, start, end) for g, start, end in group_bounds(x.rows) if start < end]
 
 
@@ -196,17 +202,21 @@ def _empty_output(x: Fp8Inputs) -> Tensor:
 def _require_multiples_of_16(x: Fp8Inputs) -> None:
     N, K = x.b.shape[1:]
     if x.a.is_cuda and (N % 16 or K % 16):
-        raise Unavailable(f"torch's fp8 products take N and K that are multiples of 16, not N={N}, K={K}")
+        raise Unavailable(f"torch's fp8 products need N and K to be multiples of 16, not N={N}, K={K}")
 
 
-def _needs(low: tuple[int, int], high: tuple[int, int], what: str, cpu: bool = False) -> Callable[[Target], str | None]:
-    """A backend for GPUs of capability low up to, not including, high."""
+def _needs(low: tuple[int, int], high: tuple[int, int], need: str, cpu: bool = False) -> Callable[[Target], str | None]:
+    """Return the `unavailable` of a backend for GPUs of capability low up to, not including, high.
+
+    need  the reason, a clause that begins the message
+    cpu   the backend runs on a CPU as well
+    """
 
     def reason(target: Target) -> str | None:
         if target.device == "cpu":
-            return None if cpu else f"{what}, and torch has it for no CPU"
+            return None if cpu else f"{need}, and torch does not have it for a CPU"
         if target.capability is not None and not low <= target.capability < high:
-            return f"{what}, and this GPU is of capability {target.capability[0]}.{target.capability[1]}"
+            return f"{need}, and this GPU has capability {target.capability[0]}.{target.capability[1]}"
         return None
 
     return reason
@@ -221,7 +231,7 @@ _FAST = "bf16_fast_accum"
 
 
 def _rowwise(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
-    """grouped_gemm's shapes, with weights [G, N, K] and none shared."""
+    """Return grouped_gemm's shapes with weights [G, N, K], not shared."""
     return tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values()))
 
 

@@ -1,7 +1,7 @@
-"""Gradient of a grouped GEMM's weights: dB[g] = A[rows of g].T @ dC[rows of g], in the layout that B has.
+"""Gradient of a grouped GEMM's weights: dB[g] = A[rows of g].T @ dC[rows of g], in the layout of B.
 
-A shape is the layer's, as in grouped_gemm. The sum runs over each group's rows, so tiles of different groups cost
-differently, and the output has a matrix for each group, those without rows included.
+Shapes are those of the layer, as in grouped_gemm. The sum runs over each group's rows, so tiles of different groups
+differ in cost. The output has a matrix for each group, those without rows included.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WgradInputs:
-    """rows is the host's copy of what offs says."""
+    """The operands of the gradient. `rows` follows from `offs`, on the host."""
 
     a: Tensor  # [M, K]
     dc: Tensor  # [M, N]
     offs: Tensor  # [G] int32, where each group's rows end
     rows: tuple[int, ...]  # M_g on the host
-    nk: bool  # the weights are stored as [G, N, K], and their gradient will be
+    nk: bool  # the weights and their gradient are stored as [G, N, K]
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> WgradInputs:
-    """A as the forward has it, and a standard normal gradient of the output."""
+    """Draw the forward's A, and a standard normal gradient of the output."""
     y = make_backward_inputs(shape, dtype, device, seed)
     return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
 
 
 def reference(x: WgradInputs) -> Tensor:
-    """[G, K, N]"""
+    """Return the gradient [G, K, N] in fp32 or better."""
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
 
     return grouped_gemm_wgrad_reference(x.a, x.dc, x.offs)
 
 
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
-    """A and dC once, every group's gradient once; a shared B has one for each group too."""
+    """Count A and dC once, and every group's gradient once; a shared B has one for each group too."""
     elements = shape.M * (shape.K + shape.N) + shape.G * shape.K * shape.N
     return elements * BYTES[dtype]
 
@@ -100,7 +100,7 @@ def prepare_helion_jagged(x: WgradInputs) -> Run:
 
 
 def _by_layout(x: WgradInputs, a: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-    """(left, right) of which left.T @ right is the gradient as it is stored."""
+    """Return (left, right), such that left.T @ right is the gradient as it is stored."""
     return (dc, a) if x.nk else (a, dc)
 
 
@@ -121,7 +121,7 @@ GROUPED_GEMM_WGRAD = Operator(
         Backend(
             "triton_flat",
             prepare_triton_flat,
-            "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first where that pays",
+            "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first if that is faster",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

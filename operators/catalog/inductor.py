@@ -1,9 +1,8 @@
-"""grouped_mm as torch.compile makes it: Inductor's Triton template, tuned for the problem, and proof that it ran.
+"""grouped_mm through torch.compile: Inductor's Triton template, tuned for the problem, with proof that it ran.
 
-Inductor has a Triton template for grouped_mm beside torch's own kernel, and takes whichever it measures to be faster,
-provided that it may tune at all. Here the template is all that it may take. The settings go with the one function that
-is compiled: a patch around the call would be gone when compiling starts, which is at the first call, or would reach
-what else the process compiles.
+Inductor has two choices for grouped_mm, torch's own kernel and a Triton template. If it may tune, it takes the faster
+one; here it may take the template alone. The options are passed with the one function that is compiled. A patch around
+the call would end before compiling starts, at the first call, or would affect other functions of the process.
 
 Conditions as in torch/_inductor/kernel/mm_grouped.py (torch 2.11): max_autotune, backend TRITON, Hopper or newer.
 """
@@ -31,9 +30,9 @@ def prepare_grouped_mm(
     b: Tensor,  # [G, K, N]
     offs: Tensor,  # [G], int32 end offsets
 ) -> Callable[[], Tensor]:  # [M, N]
-    """Compile and tune; the callable runs what was compiled.
+    """Compile and tune grouped_mm; the callable runs the compiled code.
 
-    Raises Unavailable, naming what was compiled instead, where that is not the template.
+    Raises Unavailable if the compiled code does not launch the template; the message names the kernels it launches.
     """
     import torch
     import torch.nn.functional as F
@@ -48,17 +47,17 @@ def prepare_grouped_mm(
         _, sources = run_and_get_code(compiled, a, b, offs)
     except torch._inductor.exc.InductorError as error:
         if "NoValidChoices" in str(error):
-            raise Unavailable(f"Inductor's Triton template takes no such grouped_mm: {_line(error)}") from error
+            raise Unavailable(f"Inductor's Triton template does not take this grouped_mm: {_line(error)}") from error
         raise
     ran = launched("\n".join(sources))
     foreign = [name for name in ran if not name.startswith("triton_")]
     if foreign or not any(TEMPLATE.match(name) for name in ran):
-        raise Unavailable(f"Inductor's Triton template did not run, but {', '.join(ran) or 'nothing that is known'}")
+        raise Unavailable(f"Inductor's Triton template did not run; the code calls {', '.join(ran) or 'nothing known'}")
     return lambda: compiled(a, b, offs)
 
 
 def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
-    """Return why grouped_mm cannot be compiled for such operands, though it may run: torch 2.11 traces bf16 alone."""
+    """Return why grouped_mm cannot be compiled for these operands, or None. Torch 2.11 runs others but traces bf16."""
     import torch
     import torch.nn.functional as F
 
@@ -71,7 +70,7 @@ def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
 
 
 def launched(source: str) -> list[str]:
-    """Kernels that the code Inductor generated calls: its own by name, others as extern_kernels.x or torch.ops.x."""
+    """Return the kernels that Inductor's code calls: its own by name, others as extern_kernels.x or torch.ops.x."""
     names = re.findall(r"^\s+(?:\w+\s*=\s*)?((?:extern_kernels|torch\.ops)\.[\w.]+)\(", source, re.M)
     names += re.findall(r"^\s+(\w+)\.run\(", source, re.M)
     names += re.findall(r"^\s+(cpp_fused_\w+)\(", source, re.M)

@@ -1,9 +1,9 @@
-"""A small routing trace from a law: `python -m groupbench.operators.catalog.make_trace -o trace.npy`.
+"""Make a small routing trace: `python -m groupbench.operators.catalog.make_trace -o trace.npy`.
 
-A router's loads follow a routing (routing.py), such as zipf(1.2), and drift: the logarithm of each expert's popularity
-makes a random walk over steps, so that neighbouring steps are alike and distant ones are not. A token's k experts are
-drawn by their popularity, none twice, which is the k largest of log popularity plus Gumbel noise (Kool, van Hoof and
-Welling, "Stochastic beams and where to find them", ICML 2019).
+The loads follow a routing (routing.py), such as zipf(1.2), and drift: the logarithm of each expert's popularity does a
+random walk over steps, so neighbouring steps are similar and distant ones are not. A token's k experts are drawn by
+popularity without replacement. They are the k largest of log popularity plus Gumbel noise (Kool, van Hoof and Welling,
+"Stochastic beams and where to find them", ICML 2019).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make(
     experts: int, k: int, tokens: int, steps: int, routing: str, drift: float, seed: int
 ) -> np.ndarray:  # [steps, T, k] int32
-    """Draw the experts of every token at every step. Equal arguments give equal traces."""
+    """Return the experts of every token at every step. Equal arguments give equal traces."""
     import numpy as np
 
     random = np.random.RandomState(seed)
@@ -43,18 +43,24 @@ def make(
 @click.option("--k", type=click.IntRange(1, 4096), default=8, show_default=True, help="Experts of each token.")
 @click.option("--tokens", type=click.IntRange(1, 65_536), default=256, show_default=True, help="Tokens of each step.")
 @click.option("--steps", type=click.IntRange(1, 10_000), default=32, show_default=True)
-@click.option("--routing", default="zipf(1.2)", show_default=True, help="The law of the loads at the first step.")
-@click.option("--drift", type=click.FloatRange(0, 10), default=0.1, show_default=True, help="Of log loads, each step.")
+@click.option("--routing", default="zipf(1.2)", show_default=True, help="Loads at the first step.")
+@click.option(
+    "--drift",
+    type=click.FloatRange(0, 10),
+    default=0.1,
+    show_default=True,
+    help="Standard deviation of the change of log loads per step.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write this .npy.")
 def command(experts: int, k: int, tokens: int, steps: int, routing: str, drift: float, seed: int, output: Path) -> None:
-    """Write a routing trace, for `tritonbench --routing-trace`, that follows a law of loads."""
+    """Write a routing trace for `tritonbench --routing-trace`, with loads that follow a routing and drift."""
     import numpy as np
 
     if k > experts:
         raise UsageError(f"--k {k}: a token's experts are all different, and there are {experts}")
     if output.suffix != ".npy":
-        raise UsageError(f"{output}: the name of a trace's file ends in .npy")
+        raise UsageError(f"{output}: the name of a trace file must end in .npy")
     try:
         routings.check(routing, experts)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""One matrix product, out = a @ b, by plain tiled code (kernels/outer_k.py) beside cuBLAS.
+"""One matrix product, out = a @ b, by plain tiled code (kernels/outer_k.py) and by cuBLAS.
 
-A canary for compute: what a simple kernel reaches moves with the compiler and the clocks, and with nothing of ours.
+A canary for compute: the speed of a simple kernel changes with the compiler and the clocks, not with our own code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MATMUL_OUTER_K = gemm_shapes.product(
         Backend(
             "triton_outer_k",
             prepare_triton_outer_k,
-            "a tile a program, K in the outer loop, masked, not tuned; after gpu-mode/triton-tutorials",
+            "one tile per program, K in the outer loop, masked, not tuned; after gpu-mode/triton-tutorials",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

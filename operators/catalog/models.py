@@ -1,7 +1,8 @@
-"""Mixture-of-experts models as published, and the traffic that serving and training them makes.
+"""Mixture-of-experts models as published, and the traffic of serving and training them.
 
-Sizes are those of each model's config.json, named beside it. How many ranks share the experts is a choice, so that one
-rank's weights fit on a GPU of 80 GB; a rank holds the first experts of the drawn order, and its rows vary with the law.
+Sizes come from each model's config.json, whose source is named with it. The number of ranks is our choice: the weights
+of one rank fit on a GPU of 80 GB. A rank has the first experts in the drawn order; its number of rows varies with the
+routing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 class Model:
     """One model's layer of experts.
 
-    experts, k  experts in all, and of each token
+    experts, k  number of experts in total, and per token
     H, F        hidden size, expert size
-    ranks       over which the experts are spread: each has experts / ranks of them
-    source      where the sizes are published
+    ranks       number of ranks; each has experts / ranks of the experts
+    source      page that publishes the sizes
     """
 
     name: str
@@ -29,7 +30,7 @@ class Model:
 
     @property
     def local(self) -> int:
-        """Experts of one rank."""
+        """Number of experts on one rank."""
         return self.experts // self.ranks
 
 
@@ -48,7 +49,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Phase:
-    """Tokens of each rank in one step, and how they fall to experts (routing.py)."""
+    """Number of tokens of each rank in one step, and how they are routed to experts (routing.py)."""
 
     tokens: int
     routing: str
@@ -59,9 +60,9 @@ PHASES = {
     "prefill": Phase(4096, "zipf(0.8)"),
     "training": Phase(4096, "uniform(0.7,1.3)"),  # balanced by a loss or by biases
 }
-"""Suites. Loads are skewed where a model serves, and nearly balanced in training; the exponents are our choice."""
+"""Phases by suite name. Loads are skewed in serving and nearly balanced in training; the exponents are our choice."""
 
 SWEEP_TOKENS = tuple(2**i for i in range(17))
-"""1 to 65,536 tokens."""
+"""Numbers of tokens in suite sweep_batch: 1 to 65,536."""
 
 SWEEP_SKEW = ("balanced", "multinomial", *(f"zipf({s / 10:g})" for s in range(2, 21, 3)))

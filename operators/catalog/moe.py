@@ -1,11 +1,11 @@
 """Problems of a mixture-of-experts layer: shapes, their text, and which experts each token goes to.
 
     T=8192,k=8,G=128,H=2048,F=768,routing=zipf(1.2)    T tokens, each to k of G experts; hidden size H, expert size F
-    T=8192,k=8,G=32,H=7168,F=2048,E=256,...            expert parallelism: G of E experts are here, choices of others
-                                                       have the id -1 and no row
+    T=8192,k=8,G=32,H=7168,F=2048,E=256,...            expert parallelism: G of E experts are local; a choice of
+                                                       another expert has the id -1 and no row
     T=8192,k=8,G=128,H=2048,routing=balanced           permutations have no F
 
-A token's experts are all different. They are drawn once and for all: the same text gives the same ids.
+The experts of a token are all different. The ids depend on the text alone: the same text gives the same ids.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from groupbench.operators.catalog.trace import Step
+    from groupbench.operators.catalog.trace import TraceStep
 
 MAX_EXPERTS = 4096
 MAX_CHOICES = 1 << 26
-"""Drawing them takes the host some 30 bytes each."""
+"""Limit of T * k. Drawing a choice takes about 30 bytes on the host."""
 MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
 class MoeShape:
-    """A layer, or the permutation of one where F is 0.
+    """A layer, or only its permutation if F is 0.
 
-    T, k     tokens, experts of each
-    G, E     experts that are here, experts in all
+    T, k     number of tokens, and of experts per token
+    G, E     number of local experts, and of all experts
     H, F     hidden size, expert size
-    routing  how often each of the E experts is chosen (routing.py); balanced is exactly so
+    routing  how often each of the E experts is chosen (routing.py); balanced is exact
     """
 
     T: int
@@ -48,14 +48,14 @@ class MoeShape:
     G: int
     H: int
     F: int = 0
-    E: int = 0  # 0: as many as G
+    E: int = 0  # 0: equal to G
     routing: str = "balanced"
 
     def __post_init__(self) -> None:
         if self.E == self.G:
             object.__setattr__(self, "E", 0)  # one text for one problem
         if not 1 <= self.G <= self.experts <= MAX_EXPERTS:
-            raise ValueError(f"G={self.G}, E={self.experts}: 1 to {MAX_EXPERTS} experts, no more here than in all")
+            raise ValueError(f"G={self.G}, E={self.experts}: 1 to {MAX_EXPERTS} experts, and G at most E")
         for letter, value in (("H", self.H), ("F", self.F)):
             if not (0 if letter == "F" else 1) <= value <= MAX_SIZE:
                 raise ValueError(f"{letter}={value}: 1 to {MAX_SIZE}")
@@ -71,12 +71,12 @@ class MoeShape:
 
     @property
     def choices(self) -> int:
-        """T * k: the rows that are allocated, since how many have an expert here is known on the device alone."""
+        """T * k, the number of allocated rows: only the device knows how many choices have a local expert."""
         return self.T * self.k
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Rows of each of the G experts."""
+        """Number of rows of each of the G experts."""
         import numpy as np
 
         ids = choose(self)
@@ -84,7 +84,7 @@ class MoeShape:
 
     @property
     def M(self) -> int:
-        """Rows in all."""
+        """Total number of rows."""
         return sum(self.rows)
 
     @property
@@ -98,10 +98,10 @@ class MoeShape:
 
 @cache
 def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert that is not among the first G
-    """Draw every token's experts. numpy's legacy generator is frozen by its own promise (NEP 19).
+    """Return the experts of every token. NEP 19 promises that the stream of numpy's legacy generator does not change.
 
-    A token's k experts are the k largest of log(load) + Gumbel noise: chosen one after the other in proportion to their
-    loads, none twice. balanced: round and round through all experts, over tokens in any order.
+    A token's k experts are the k largest of log(load) + Gumbel noise. That is a choice in proportion to the loads,
+    without replacement. With routing `balanced`, the tokens take the experts in turn, in a random order.
     """
     import numpy as np
 
@@ -116,7 +116,7 @@ def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert tha
         for start in range(0, shape.T, 4096):
             part = ids[start : start + 4096]
             noise = -np.log(-np.log(random.random_sample((len(part), E)) + 1e-300) + 1e-300)
-            # An expert without load comes last, and in only where the others are too few.
+            # An expert without load comes last, and is chosen only if there are fewer than k others.
             keys = np.log(np.maximum(loads, 1e-20)) + noise
             part[:] = np.argsort(-keys, axis=1, kind="stable")[:, : shape.k]
     ids = np.where(ids < shape.G, ids, -1).astype(np.int64)
@@ -125,16 +125,16 @@ def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert tha
 
 
 def ids_of(shape: MoeShape, device: str) -> Tensor:
-    """[T, k] int64, as torch.topk gives them."""
+    """Return the experts of every token, [T, k] int64, as torch.topk does."""
     import torch
 
     return torch.from_numpy(choose(shape).copy()).to(device)
 
 
 def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
-    """Give the tokens each other's experts, under other numbers, in place. False where nothing changed.
+    """Permute the experts among tokens, and their numbers, in place. Return whether any id changed.
 
-    As many choices as before have an expert here, and each token's are all different.
+    The number of choices with a local expert stays the same, and the experts of a token stay different.
     """
     import torch
 
@@ -149,8 +149,8 @@ def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
 # --- suites -----------------------------------------------------------------------------------------------------------
 
 
-# Sizes of public models: Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, DeepSeek-V3. ep8 sees all tokens of its 8 ranks
-# (all-gather), ep32 the rows that were sent to it (all-to-all: one expert a row).
+# Sizes of public models: Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, DeepSeek-V3. ep8 has all tokens of its 8 ranks
+# (all-gather), ep32 the rows that were sent to it (all-to-all: one expert per row).
 def _models() -> dict[str, MoeShape]:
     return {
         "qwen30b": MoeShape(8192, 8, 128, 2048, 768, routing="zipf(1.2)"),
@@ -171,10 +171,11 @@ def _decode() -> dict[str, MoeShape]:
     }
 
 
-def on_trace(shape: MoeShape, step: Step) -> MoeShape:
-    """The shape with a step's tokens, drawn in proportion to its loads: as many choices, not the same tokens' together.
+def on_trace(shape: MoeShape, step: TraceStep) -> MoeShape:
+    """Return the shape with the number of tokens and the loads of a step.
 
-    A step of which loads alone are known has the shape's k.
+    The number of choices is that of the step, but they are drawn again in proportion to its loads, so the choices of
+    one token differ from the trace. The shape's k is used for a step with loads alone.
     """
     experts = max(shape.experts, len(step.rows), step.experts)
     k = step.k or shape.k
@@ -184,7 +185,7 @@ def on_trace(shape: MoeShape, step: Step) -> MoeShape:
 
 
 def _phase(name: str) -> dict[str, MoeShape]:
-    """One step of each published model, on a rank that sees the tokens of all."""
+    """Return one step of each published model, on a rank that has the tokens of all ranks."""
     phase = models.PHASES[name]
     return {
         f"{m.name}_{name}": MoeShape(phase.tokens * m.ranks, m.k, m.local, m.H, m.F, E=m.experts, routing=phase.routing)
@@ -213,13 +214,13 @@ def _smoke() -> dict[str, MoeShape]:
 
 
 def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
-    """The layers' permutations, each once."""
-    found: dict[str, MoeShape] = {}
+    """Return the permutations of the layers, each once."""
+    permutations: dict[str, MoeShape] = {}
     for name, shape in shapes.items():
         permutation = MoeShape(shape.T, shape.k, shape.G, shape.H, E=shape.E, routing=shape.routing)
-        if permutation not in found.values():
-            found[name] = permutation
-    return found
+        if permutation not in permutations.values():
+            permutations[name] = permutation
+    return permutations
 
 
 LAYER_SUITES: Suites[dict[str, MoeShape]] = Suites(
@@ -236,7 +237,7 @@ PERMUTE_SUITES = LAYER_SUITES.each(without_f)
 
 
 def shape_fields(layer: bool) -> dict[str, Any]:
-    """What an operator of layers, or of their permutations, says of its shapes."""
+    """Return the fields of an Operator that concern shapes: of layers, or of their permutations."""
     return {
         "suites": (LAYER_SUITES if layer else PERMUTE_SUITES).each(lambda suite: tuple(suite.values())),
         "parse_shape": partial(parse, layer=layer),
@@ -251,7 +252,7 @@ def help_text(layer: bool) -> str:
 
 
 def parse(text: str, layer: bool) -> MoeShape:
-    """The shape of a text. Raises ValueError, saying what is wrong and what would be right."""
+    """Parse a shape's text or name. Raises ValueError that names the fault and the right form."""
     text = text.strip()
     try:
         if "=" not in text:

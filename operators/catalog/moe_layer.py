@@ -4,8 +4,8 @@
 
     x [T, H]   ids, weights [T, k]   w_gate_up [G, 2F, H]   w_down [G, H, F]   out [T, H]
 
-Modes: fwd without gradients; bwd, the gradients of x, weights and both matrices, given what the forward has saved;
-fwd_bwd, the two together as a training step has them.
+Modes: fwd without gradients; bwd, the gradients of x, weights and both matrices, from tensors saved by the forward
+pass; fwd_bwd, both together as in a training step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Of a layer and one step of its training."""
+    """The tensors of a layer and of one step of its training."""
 
     x: Tensor  # [T, H]
     ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
@@ -42,16 +42,16 @@ class LayerInputs:
     w_gate_up: Tensor  # [G, 2F, H]
     w_down: Tensor  # [G, H, F]
     dout: Tensor  # [T, H], the gradient of the output
-    rows: int  # choices with an expert here, counted for the host
+    rows: int  # number of choices with a local expert, on the host
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What has gradients, in the order of GRADIENTS."""
+        """The tensors that have gradients, in the order of GRADIENTS."""
         return self.x, self.weights, self.w_gate_up, self.w_down
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInputs:
-    """Standard normal rows and gradients; weights of deviation 1/sqrt(H) and 1/sqrt(F), as layers begin with."""
+    """Draw standard normal rows and gradients, and weights of deviation 1/sqrt(H) and 1/sqrt(F), as in new layers."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -76,14 +76,14 @@ def reroute(shape: MoeShape, x: LayerInputs, seed: int) -> bool:
 
 
 def reference(x: LayerInputs) -> Tensor:
-    """[T, H], expert by expert."""
+    """Return the output [T, H], computed expert by expert in a wider dtype."""
     return _reference(x, gradients=False)["out"]
 
 
 def reference_backward(x: LayerInputs) -> dict[str, Tensor]:
-    """By name, in the form that `decode` gives."""
-    found = _reference(x, gradients=True)
-    return {name: found[name] for name in GRADIENTS}
+    """Return the gradients by name, in the form that `decode` returns."""
+    outputs = _reference(x, gradients=True)
+    return {name: outputs[name] for name in GRADIENTS}
 
 
 def reference_both(x: LayerInputs) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ def reference_both(x: LayerInputs) -> dict[str, Tensor]:
 
 
 def _reference(x: LayerInputs, gradients: bool) -> dict[str, Tensor]:
-    """Expert by expert in a wider dtype, each with its own gradients: the weights are widened one expert at a time."""
+    """Compute the output, and gradients if wanted, in a wider dtype, with one expert's weights widened at a time."""
     import torch
 
     from groupbench.kernels.grouped_gemm.reference import without_tf32
@@ -125,12 +125,12 @@ def _reference(x: LayerInputs, gradients: bool) -> dict[str, Tensor]:
 
 
 def decode(output: Any) -> Any:
-    """The output, or several of them in a form whose rows are worth comparing. Raises TypeError.
+    """Return the output, or several outputs in a form whose rows can be compared. Raises TypeError.
 
-    A check looks at every row and every block of 64 x 64 by itself. A token's few routing weights may all have
-    gradients close to nothing, all the more where most of its experts are elsewhere: theirs are 64 long rows, or fewer
-    where 64 do not divide them. So may one column of an expert with a single token, a row of dw_gate_up, which is
-    transposed.
+    The accuracy check judges every row and every block of 64 x 64 separately. All gradients of a token's few routing
+    weights may be close to zero, in particular if most of its experts are on other ranks. dweights is therefore
+    reshaped to 64 long rows, or fewer if 64 does not divide its size. A row of dw_gate_up may be close to zero too if
+    its expert has a single token, so dw_gate_up is transposed.
     """
     import torch
 
@@ -145,11 +145,11 @@ def decode(output: Any) -> Any:
     return tuple(outputs)
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- operations and bytes ---------------------------------------------------------------------------------------------
 
 
 def flops(shape: MoeShape) -> int:
-    """Three products of [M, H] with [H, F], or their transposes."""
+    """Count the operations of three products of [M, H] with [H, F], or their transposes."""
     return 6 * shape.M * shape.H * shape.F
 
 
@@ -158,19 +158,19 @@ def _weights_read(shape: MoeShape) -> int:
 
 
 def min_bytes(shape: MoeShape, dtype: str) -> int:
-    """x, the weights of experts that have rows, ids and routing weights once; the output once. Nothing in between."""
+    """Count x, ids, routing weights, the weights of experts that have rows, and the output once; no intermediates."""
     elements = 2 * shape.T * shape.H + _weights_read(shape) + shape.choices
     return elements * BYTES[dtype] + 8 * shape.choices
 
 
 def min_bytes_backward(shape: MoeShape, dtype: str) -> int:
-    """x, dout and used weights once; dx, and every expert's gradients, once."""
+    """Count x, dout and the used weights once; dx and the gradients of all experts once."""
     elements = 3 * shape.T * shape.H + _weights_read(shape) + 3 * shape.G * shape.H * shape.F + 2 * shape.choices
     return elements * BYTES[dtype] + 8 * shape.choices
 
 
 def min_bytes_both(shape: MoeShape, dtype: str) -> int:
-    """As the backward, and the output."""
+    """Count the bytes of the backward pass, and the output."""
     return min_bytes_backward(shape, dtype) + shape.T * shape.H * BYTES[dtype]
 
 
@@ -178,10 +178,10 @@ def min_bytes_both(shape: MoeShape, dtype: str) -> int:
 
 
 def torch_layer(x: LayerInputs) -> Layer:
-    """A layer of torch's parts, with torch's derivatives and no host sync.
+    """Build a layer from torch's operations, with torch's derivatives and no host sync.
 
-    A stable sort of the ids and index_select there, grouped_mm with what lies between, index_select into the order of
-    tokens, multiply and sum back. Derivatives of index_select add by atomics; those of x[...] would sort.
+    It sorts the ids (stable), selects rows, calls grouped_mm twice with SwiGLU in between, selects rows in the order of
+    tokens, multiplies and sums. The derivative of index_select uses atomic adds; that of x[...] would sort.
     """
     import torch
     import torch.nn.functional as F
@@ -194,7 +194,7 @@ def torch_layer(x: LayerInputs) -> Layer:
     drops = rows < x.ids.numel()
 
     def layer(tokens: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
-        tokens, w_gate_up, w_down = pad_sizes(tokens, w_gate_up, w_down)  # what grouped_mm takes
+        tokens, w_gate_up, w_down = pad_sizes(tokens, w_gate_up, w_down)  # sizes that grouped_mm takes
         flat = x.ids.flatten()
         if drops:
             flat = flat.masked_fill(flat < 0, G)
@@ -205,7 +205,7 @@ def torch_layer(x: LayerInputs) -> Layer:
         gate, up = F.grouped_mm(a, w_gate_up.transpose(1, 2), offs=offs).chunk(2, -1)
         y = F.grouped_mm(F.silu(gate) * up, w_down.transpose(1, 2), offs=offs)
         if drops:
-            # Only some choices have rows: theirs are weighted and added.
+            # Only some choices have rows: weight and add these.
             weighted = y * weights.flatten().index_select(0, order)[:, None]
             return torch.zeros_like(tokens).index_add(0, order // k, weighted)[:, :H]
         position = torch.empty_like(order).scatter_(0, order, row)
@@ -233,10 +233,10 @@ def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
 
 
 def no_forward(x: LayerInputs) -> Run:
-    raise Unavailable("differs from triton in a backward pass alone: see mode fwd_bwd")
+    raise Unavailable("differs from triton only in the backward pass: see mode fwd_bwd")
 
 
-# --- modes, of any layer ----------------------------------------------------------------------------------------------
+# --- the modes of any layer -------------------------------------------------------------------------------------------
 
 
 def forward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
@@ -276,7 +276,7 @@ def _leaves(x: LayerInputs) -> tuple[Tensor, ...]:
 
 
 def no_compiler(target: Target) -> str | None:
-    return "torch.compile of the layer is for a GPU" if target.device != "cuda" else None
+    return "torch.compile of the layer needs a GPU" if target.device != "cuda" else None
 
 
 def _trainable(suite: dict[str, MoeShape]) -> tuple[MoeShape, ...]:
@@ -284,7 +284,7 @@ def _trainable(suite: dict[str, MoeShape]) -> tuple[MoeShape, ...]:
 
 
 TRAINING_SUITES = moe.LAYER_SUITES.without("decode", "prefill").each(_trainable)
-"""The suites without decode, which nobody trains with, and without shapes whose gradient is too large to check."""
+"""The suites without inference (decode, prefill), and without shapes whose gradient is too large to check."""
 
 
 MOE_LAYER = Operator(
@@ -301,7 +301,7 @@ MOE_LAYER = Operator(
         Backend(
             "torch_compile",
             partial(forward, compiled_layer),
-            "torch.compile of the same: Inductor fuses what is not a product or a sort",
+            "torch.compile of the same: Inductor fuses all but the products and the sort",
             unavailable=no_compiler,
             prepare_fwd_bwd=partial(both, compiled_layer),
         ),
@@ -317,7 +317,7 @@ MOE_LAYER = Operator(
         Backend(
             "triton_recompute",
             no_forward,
-            "the same, permuting the rows again in the backward pass in place of keeping them",
+            "the same, but permutes the rows again in the backward pass instead of saving them",
             kind="triton",
             unavailable=no_interpreted_bf16,
             prepare_fwd_bwd=partial(both, partial(triton_layer, recompute=True)),
@@ -336,7 +336,7 @@ MOE_LAYER = Operator(
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
-        moves=("dout",),  # the forward has saved the rest
+        moves=("dout",),  # the rest was saved by the forward pass
         returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),

@@ -1,10 +1,11 @@
-"""Tokens into the order of their experts, the first step of a mixture-of-experts layer.
+"""Permutation of tokens into the order of their experts, the first step of a mixture-of-experts layer.
 
     x [T, H], ids [T, k]  ->  rows [T*k, H], offs [G], position [T, k]
 
-`position[t, j]` is the row of token t's choice j, -1 where the id is none of 0..G-1. Rows are sorted by expert, and in
-one expert by token and choice, so that there is one right answer. Rows from offs[-1] on are nobody's and not compared;
-a backend may leave them out. All three are needed to compute with the rows and to bring them back.
+`position[t, j]` is the row of token t's choice j, or -1 if its id is not in 0..G-1. Rows are sorted by expert, and
+within an expert by token and choice, so there is exactly one right result. Rows from offs[-1] on belong to no choice;
+they are not compared, and a backend may leave them out. A layer needs all three outputs to compute with the rows and to
+return them to their tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 class PermuteInputs:
     x: Tensor  # [T, H]
     ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
-    G: int  # experts here
-    rows: int  # choices with an expert here, counted for the host
+    G: int  # number of local experts
+    rows: int  # number of choices with a local expert, on the host
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteInputs:
-    """Standard normal rows."""
+    """Draw standard normal rows and the experts of every token."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -50,11 +51,14 @@ def reference(x: PermuteInputs) -> dict[str, Tensor]:
 
 
 def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows, those of nobody zero; offs and position as bits). Raises TypeError if they are no such three."""
+    """Return (rows, offs as bits, position as bits); rows that belong to no choice are zero.
+
+    Raises TypeError if the output does not consist of these three tensors, or its indices are not int32.
+    """
     import torch
 
     if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(x, torch.Tensor) for x in output):
-        raise TypeError(f"the backend returned {type(output).__name__}, not the three of rows, offs, position")
+        raise TypeError(f"the backend returned {type(output).__name__}, not three tensors (rows, offs, position)")
     rows, offs, position = output
     if (offs.dtype, position.dtype) != (torch.int32, torch.int32):
         raise TypeError(f"the backend returned offs in {offs.dtype} and position in {position.dtype}, not int32")
@@ -65,7 +69,7 @@ def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_bits(numbers: Tensor) -> Tensor:
-    """[n, 32] of 0 and 1 in fp32: indices are right or wrong, and a tolerance is for values."""
+    """Return the 32 bits of each number, [n, 32] fp32 of 0 and 1: a tolerance must not accept a wrong index."""
     import torch
 
     shifts = torch.arange(32, device=numbers.device)
@@ -73,12 +77,12 @@ def as_bits(numbers: Tensor) -> Tensor:
 
 
 def min_bytes(shape: MoeShape, dtype: str) -> int:
-    """Each token's row and ids read once, each row, position and offset written once."""
+    """Count each token's row and ids read once, and each row, position and offset written once."""
     return (shape.T + shape.M) * shape.H * BYTES[dtype] + shape.choices * (8 + 4) + 4 * shape.G
 
 
 def prepare_torch(x: PermuteInputs) -> Run:
-    """A stable sort, a search in what it sorted, index_select; no host sync."""
+    """Prepare a stable sort, a search in the sorted ids and index_select, without host sync."""
     import torch
 
     k, drops = x.ids.size(1), x.rows < x.ids.numel()
@@ -121,18 +125,18 @@ MOE_PERMUTE = Operator(
         Backend(
             "torch",
             prepare_torch,
-            "stable sort of the ids, searchsorted, index_select and scatter; the number of rows known to the host",
+            "stable sort of the ids, searchsorted, index_select and scatter; number of rows known on the host",
         ),
         Backend(
             "triton",
             prepare_triton,
-            "counting sort in one launch or three that overlap, then each token's row read once and stored k times",
+            "counting sort in one launch or three that overlap, then each token's row is read once and stored k times",
             kind="triton",
         ),
         Backend(
             "helion",
             prepare_helion,
-            "the same copy in Helion, behind the counting sort in Triton",
+            "counting sort in Triton, then the copy in Helion",
             kind="helion",
         ),
     ),
@@ -142,7 +146,7 @@ MOE_PERMUTE = Operator(
     min_bytes=min_bytes,
     returns=(
         "(rows [T*k, H], sorted by expert; offs [G] int32, where each expert's rows end; "
-        "position [T, k] int32, the row of each choice, -1 without one)"
+        "position [T, k] int32, the row of each choice, or -1)"
     ),
     decode=decode,
     reroute=reroute,

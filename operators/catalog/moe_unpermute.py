@@ -1,8 +1,8 @@
-"""Rows of experts back to their tokens, each times its weight: the last step of a mixture-of-experts layer.
+"""Weighted sum of expert rows for each token, the last step of a mixture-of-experts layer.
 
     out[t] = sum over j of weights[t, j] * y[position[t, j]]       y [T*k, H]   position, weights [T, k]   out [T, H]
 
-A choice at position -1 adds nothing. Rows that are no choice's hold NaN, and a backend that reads them shows it.
+A choice at position -1 adds nothing. Rows that belong to no choice are NaN, so a backend that reads them is wrong.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnpermuteInputs:
-    """rows and order are what torch's ways back want; both come out of a permutation by sorting."""
+    """The rows and their tokens. torch's backends need `order` and `rows`, which a permutation by sorting returns."""
 
     y: Tensor  # [T*k, H]
-    position: Tensor  # [T, k] int32, the row of each choice, -1 without one
+    position: Tensor  # [T, k] int32, the row of each choice, or -1
     weights: Tensor  # [T, k]
-    order: Tensor  # [rows] int64: the flat choice of each row
-    rows: int  # choices that have a row, counted for the host
+    order: Tensor  # [rows] int64, the flat index of each row's choice
+    rows: int  # number of choices that have a row, on the host
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> UnpermuteInputs:
-    """Standard normal rows, weights that sum to 1 over a token's choices."""
+    """Draw standard normal rows, and weights that sum to 1 over a token's choices."""
     import torch
 
     from groupbench.kernels.moe.routing import route_reference
@@ -57,7 +57,7 @@ def reroute(shape: MoeShape, x: UnpermuteInputs, seed: int) -> bool:
 
 
 def routing_weights(shape: MoeShape, dtype: str, device: str, generator: object) -> Tensor:  # [T, k]
-    """The softmax of normal scores."""
+    """Return the softmax of standard normal scores."""
     import torch
 
     scores = torch.randn(shape.T, shape.k, generator=generator, device=device)  # type: ignore[call-overload]
@@ -78,27 +78,27 @@ def flops(shape: MoeShape) -> int:
 
 
 def min_bytes(shape: MoeShape, dtype: str) -> int:
-    """Each row, position and weight read once, each token written once."""
+    """Count each row, position and weight read once, and each token written once."""
     return (shape.T + shape.M) * shape.H * BYTES[dtype] + shape.choices * (4 + BYTES[dtype])
 
 
 def prepare_torch(x: UnpermuteInputs) -> Run:
-    """Rows in the order of tokens, times weights, summed over k."""
+    """Prepare a gather of rows in the order of tokens, their product with the weights, and a sum over k."""
     T, k = x.position.shape
     at = x.position.flatten().clamp_min(0)
-    nobody = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
+    without_row = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
 
     def run() -> Tensor:
         rows = x.y.index_select(0, at).view(T, k, x.y.shape[1])
-        if nobody is not None:
-            rows = rows.masked_fill(nobody, 0)
+        if without_row is not None:
+            rows = rows.masked_fill(without_row, 0)
         return (rows * x.weights[:, :, None]).sum(1)
 
     return run
 
 
 def prepare_torch_index_add(x: UnpermuteInputs) -> Run:
-    """Rows times weights, added to their tokens by atomics: in any order, and rounded at each addition."""
+    """Prepare an index_add of weighted rows: atomic adds in any order, with rounding at each addition."""
     T, k = x.position.shape
     token = x.order // k
 
@@ -133,13 +133,13 @@ MOE_UNPERMUTE = Operator(
         Backend(
             "torch_index_add",
             prepare_torch_index_add,
-            "multiply, then index_add_ into zeros: atomics, another rounding at each addition",
+            "multiply, then index_add_ into zeros: atomics, with rounding at each addition",
             tolerance=_SUMMED,
         ),
         Backend(
             "triton",
             prepare_triton,
-            "a token a program: k rows gathered and summed in fp32, j after j",
+            "one program per token: k rows gathered and summed in fp32, in the order of j",
             kind="triton",
         ),
         Backend("helion", prepare_helion, "the same in Helion", kind="helion"),

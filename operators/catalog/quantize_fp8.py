@@ -1,7 +1,7 @@
-"""Quantisation to fp8 (e4m3fn): what a layer pays before a scaled grouped GEMM, measured by itself.
+"""Quantisation to fp8 (e4m3fn), the step before a scaled grouped GEMM, measured separately.
 
-Recipes `rowwise` and `blockwise` (1 x 128) of kernels/grouped_gemm/quantize.py. The reference is the input: the error
-is that of rounding to 3 bits of mantissa, 2.7 % RMS for normal values, and a kernel that cuts off has twice that.
+Recipes `rowwise` and `blockwise` (1 x 128) of kernels/grouped_gemm/quantize.py. The reference is the input itself.
+Rounding to 3 bits of mantissa has an error of 2.7 % RMS for normal values; a kernel that truncates has twice that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELP = "rowwise,M=ROWS,K=COLUMNS or blockwise,M=ROWS,K=COLUMNS"
 
 @dataclass(frozen=True)
 class QuantizeShape:
-    """[M, K], with a scale for each row or for 128 columns of one."""
+    """A matrix [M, K], with one scale per row or per 128 columns of a row."""
 
     recipe: str
     M: int
@@ -41,11 +41,11 @@ class QuantizeShape:
 @dataclass(frozen=True)
 class QuantizeInputs:
     x: Tensor  # [M, K]
-    blockwise: bool  # a scale for 128 of a row, not for the row
+    blockwise: bool  # one scale per 128 columns of a row, not per row
 
 
 def parse_shape(text: str) -> QuantizeShape:
-    """Raises ValueError."""
+    """Parse a shape of one of the forms in HELP. Raises ValueError."""
     recipe, *parts = text.strip().split(",")
     fields = dict(part.partition("=")[::2] for part in parts)
     if recipe not in RECIPES or len(parts) != 2 or fields.keys() != {"M", "K"}:
@@ -69,7 +69,7 @@ def reference(inputs: QuantizeInputs) -> Tensor:
 
 
 def decode(output: Any) -> Tensor:
-    """(q, scale) as the values they stand for. Raises TypeError if they are no such pair."""
+    """Return the values that the pair (q, scale) represents. Raises TypeError for any other output."""
     import torch
 
     from groupbench.kernels.grouped_gemm.quantize import dequantize
@@ -83,7 +83,7 @@ def decode(output: Any) -> Tensor:
 
 
 def min_bytes(shape: QuantizeShape, dtype: str) -> int:
-    """The input read once, values and scales written once."""
+    """Count the input read once, and values and scales written once."""
     scales = shape.M * (math.ceil(shape.K / 128) if shape.recipe == "blockwise" else 1)
     return shape.M * shape.K * (BYTES[dtype] + 1) + 4 * scales
 
@@ -110,7 +110,7 @@ QUANTIZE_FP8 = Operator(
     baseline="torch",
     backends=(
         Backend("torch", prepare_torch, "absolute maximum, scale, multiply, clamp, cast: torch's own operations"),
-        Backend("triton", prepare_triton, "a row, or 32 x 128 values, in one program: read once", kind="triton"),
+        Backend("triton", prepare_triton, "one program per row, or per 32 x 128 values: read once", kind="triton"),
     ),
     suites={
         "moe": _both((1024, 7168), (16384, 4096), (32768, 7168), (32768, 2048), (65536, 2048)),
@@ -121,7 +121,7 @@ QUANTIZE_FP8 = Operator(
     reference=reference,
     flops=lambda shape: 0,
     min_bytes=min_bytes,
-    returns="(q [M, K] e4m3fn, scale fp32: [M], or [M, K/128] of blocks)",
+    returns="(q [M, K] e4m3fn, scale fp32: [M], or [M, K/128] if block-wise)",
     output_dtype=lambda dtype: "fp8",
     decode=decode,
     shapes_help=HELP,

@@ -1,9 +1,9 @@
-"""Rows per expert: the loads of a mixture-of-experts router, drawn once and stored.
+"""Rows per expert: the loads of a mixture-of-experts router, as a function of a text.
 
-A routing is text, so that a shape can carry it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)`, `multinomial`, each with
-`+empty(0.1)` behind it where a tenth of the experts get nothing; or the loads themselves, `loads(5|0|3)`. The
-same text, G and M always give the same rows: numpy's legacy generator is frozen by its own promise
-(NEP 19), unlike the newer one.
+A routing is text, so that a shape can contain it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)` or `multinomial`.
+`+empty(0.1)` may follow each of these: then a tenth of the experts get no rows. `loads(5|0|3)` gives the loads
+themselves. The same text, G and M always give the same rows: NEP 19 promises that the stream of numpy's legacy
+generator does not change, unlike that of the newer one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHA
 
 
 def check(text: str, groups: int | None = None) -> None:
-    """Raises ValueError if `text` is no routing, or its loads are not of as many experts as `groups`."""
+    """Check that `text` is a routing, and its loads, if any, are those of `groups` experts. Raises ValueError."""
     name, args, _ = _parse(text)
     if name == "loads" and groups not in (None, len(args)):
         raise ValueError(f"routing loads(...) has {counted(len(args), 'expert')}, and the shape {groups}")
 
 
 def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
-    """Rows of each of `groups` experts, `total` in all.
+    """Return the number of rows of each of `groups` experts; they sum to `total`. Raises ValueError.
 
     balanced       total / groups, the remainder over the first experts
     uniform(a,b)   loads drawn from U(a, b) times the mean
     zipf(s)        each row goes to the expert of rank r with probability ~ r^-s; ranks are shuffled over experts
-    multinomial    each row goes to any expert alike
+    multinomial    each row goes to any expert with the same probability
     loads(a|b|c)   in proportion to a, b and c
     +empty(share)  that share of the experts, chosen at random, get no row
     """
@@ -67,8 +67,8 @@ def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
 
 
 def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
-    if found := _LOADS.fullmatch(text):
-        loads = tuple(float(load) for load in found["loads"].split("|"))
+    if listed := _LOADS.fullmatch(text):
+        loads = tuple(float(load) for load in listed["loads"].split("|"))
         if not any(loads):
             raise ValueError(f"routing {text!r}: all loads are 0")
         return "loads", loads, 0.0
@@ -87,7 +87,7 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
 
 
 def _apportion(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to `total`, in proportion: the largest remainders are rounded up."""
+    """Return whole numbers in proportion to the weights that sum to `total`: the largest remainders are rounded up."""
     import numpy as np
 
     exact = weights / weights.sum() * total

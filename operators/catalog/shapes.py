@@ -1,9 +1,9 @@
 """Grouped-GEMM problems, their text, and the named suites.
 
 C[rows of g] = A[rows of g] @ B[g] for g in 0..G-1, with A [M, K], B [G, K, N], C [M, N]. M is the sum of all groups'
-rows M_g. A shape's text names the whole problem and is what the database keeps:
+rows M_g. The text of a shape names the whole problem; the database stores this text:
 
-    G=4,M_g=1024,N=1024,K=1024,B=shared           TritonBench's: four groups alike, one B for all
+    G=4,M_g=1024,N=1024,K=1024,B=shared           TritonBench's: four equal groups, one B for all
     G=3,M_g=0|1|129,N=96,K=64                     rows listed
     G=8,M=32768,N=4096,K=7168,routing=zipf(1.2),W=nk   rows drawn; weights stored as [G, N, K]
 """
@@ -20,7 +20,7 @@ from groupbench.operators.sizes import counted, size, whole, within
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
-    from groupbench.operators.catalog.trace import Step
+    from groupbench.operators.catalog.trace import TraceStep
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32
@@ -28,7 +28,7 @@ MAX_TEXT = 20_000  # characters, as in the record
 HELP = (
     "G,M,N,K with M rows in each of G groups (as TritonBench's --shapes), a shape's full text such as "
     "G=3,M_g=0|1|129,N=96,K=64 or G=8,M=4096,N=512,K=256,routing=zipf(1.2),W=nk, or a name of a suite; with "
-    "E=256,rank=3 the G experts of one rank, M being the rows of all E"
+    "E=256,rank=3 the G experts of one rank, where M is the rows of all E"
 )
 
 
@@ -36,10 +36,10 @@ HELP = (
 class GroupedShape:
     """One grouped GEMM.
 
-    G, M, N, K  groups, rows in all, columns, reduction
-    routing     how rows fall to groups (routing.py), where they are not listed in `listed`
-    listed      rows of each group, or () where routing says them
-    nk          weights are stored [G, N, K] (a transposed view is handed on) rather than [G, K, N]
+    G, M, N, K  groups, total rows, columns, reduction
+    routing     distribution of rows over groups (routing.py), if `listed` is empty
+    listed      rows of each group, or () if the routing determines them
+    nk          weights are stored as [G, N, K], not [G, K, N], and passed on as a transposed view
     shared      TritonBench's inputs: one B for all groups, uniform values in [0, 1)
     """
 
@@ -62,7 +62,7 @@ class GroupedShape:
             if value > MAX_SIZE:
                 raise ValueError(f"{letter} is too large: {MAX_SIZE} at most")
         if 2 * self.M * self.N * self.K >= 2**63:
-            raise ValueError("more operations than 64 bits count")
+            raise ValueError("the number of operations does not fit in 64 bits")
         if self.listed and (len(self.listed) != self.G or sum(self.listed) != self.M or min(self.listed) < 0):
             raise ValueError(
                 f"M_g lists {len(self.listed)} groups with {sum(self.listed)} rows for G={self.G}, M={self.M}"
@@ -70,13 +70,13 @@ class GroupedShape:
         if not self.listed:
             routings.check(self.routing, self.G)
         elif self.routing != "balanced":
-            raise ValueError("M_g lists the rows, so routing has no say")
+            raise ValueError("M_g lists the rows: leave routing out")
         if len(str(self)) > MAX_TEXT:
             raise ValueError(f"its text is longer than {MAX_TEXT} characters")
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """M_g of each group."""
+        """Number of rows M_g of each group."""
         return self.listed or routings.rows(self.routing, self.G, self.M)
 
     @property
@@ -100,31 +100,31 @@ class GroupedShape:
 
 
 def uniform(G: int, M_g: int, N: int, K: int, **options: Any) -> GroupedShape:
-    """G groups of M_g rows each."""
+    """Return the shape of G groups of M_g rows each."""
     return GroupedShape(G, G * M_g, N, K, listed=(M_g,) * min(G, MAX_GROUPS), **options)
 
 
 def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShape:
-    """Groups of the given rows."""
+    """Return the shape of groups with these numbers of rows."""
     return GroupedShape(len(rows), sum(rows), N, K, listed=rows, **options)
 
 
 def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **options: Any) -> GroupedShape:
-    """The G experts of one rank of E / G, where M rows fall to all E experts by the routing: its total varies."""
+    """Return the shape of one rank of E / G, with G experts. The routing spreads M rows over all E experts."""
     if E % G or not 1 <= G <= E <= MAX_GROUPS:
-        raise ValueError(f"E={E}: experts in all, a multiple of G={G}, {MAX_GROUPS} at most")
+        raise ValueError(f"E={E}: the number of all experts is a multiple of G={G}, at most {MAX_GROUPS}")
     if not 0 <= rank < E // G:
         raise ValueError(f"rank={rank}: 0 to {E // G - 1}")
     return listed(routings.rows(routing, E, M)[rank * G : (rank + 1) * G], N, K, **options)
 
 
-def on_trace(shape: GroupedShape, step: Step) -> GroupedShape:
-    """The shape with the rows of a step: of its first G experts, so those of one rank where the trace has more.
+def on_trace(shape: GroupedShape, step: TraceStep) -> GroupedShape:
+    """Return the shape with the rows of a step's first G experts: one rank's, if the trace has more experts.
 
     Raises ValueError if the shape has one B for all groups.
     """
     if shape.shared:
-        raise ValueError("TritonBench's shapes have one B for all groups, and traffic is of experts")
+        raise ValueError("TritonBench's shapes have one B for all groups; a routing trace needs one per expert")
     rows = step.loads(max(shape.G, len(step.rows)))[: shape.G]
     return listed(rows, shape.N, shape.K, nk=shape.nk)
 
@@ -133,7 +133,7 @@ def _moe(G: int, M: int, N: int, K: int, routing: str) -> GroupedShape:
     return GroupedShape(G, M, N, K, routing=routing, nk=True)
 
 
-# Expert counts and sizes of public models, `gu` the gate-up and `dn` the down projection; ep64 is one rank's share
+# Expert counts and sizes of public models: `gu` is the gate-up and `dn` the down projection, ep64 one rank's share
 # of 256 experts over 64 ranks. Sources: DeepSeek-V3, Mixtral, Qwen3-MoE, Llama 4, gpt-oss model cards; DeepGEMM's test
 # shapes (dg_*); SonicMoE's default; torchtitan's contiguous grouped GEMM (titan).
 def _models() -> dict[str, GroupedShape]:
@@ -189,24 +189,24 @@ def _tritonbench() -> dict[str, GroupedShape]:
 
 
 def _phase(name: str) -> dict[str, GroupedShape]:
-    """One step of each model: `gu` the gate-up and `dn` the down projection of the first rank."""
+    """Return one step of each model: the gate-up (`gu`) and down (`dn`) projections of the first rank."""
     phase = models.PHASES[name]
-    found = {}
+    by_name = {}
     for model in models.MODELS:
         rows = phase.tokens * model.ranks * model.k
         for part, N, K in (("gu", 2 * model.F, model.H), ("dn", model.H, model.F)):
             shape = of_rank(model.local, model.experts, 0, rows, N, K, phase.routing, nk=True)
-            found[f"{model.name}_{name}_{part}"] = shape
-    return found
+            by_name[f"{model.name}_{name}_{part}"] = shape
+    return by_name
 
 
 def _sweep_batch() -> dict[str, GroupedShape]:
-    """The gate-up projection of Qwen3-30B, 1 to 65,536 tokens."""
+    """Return the gate-up projection of Qwen3-30B for 1 to 65,536 tokens."""
     return {f"tokens{T}": _moe(128, 8 * T, 1536, 2048, "multinomial") for T in models.SWEEP_TOKENS}
 
 
 def _sweep_skew() -> dict[str, GroupedShape]:
-    """The gate-up projection of Qwen3-30B, 4096 tokens, from balanced to most rows at one expert."""
+    """Return the gate-up projection of Qwen3-30B for 4096 tokens, from balanced to most rows on one expert."""
     return {f"skew_{routing}": _moe(128, 32768, 1536, 2048, routing) for routing in models.SWEEP_SKEW}
 
 
@@ -221,11 +221,11 @@ SUITES: Suites[dict[str, GroupedShape]] = Suites(
         "sweep_skew": _sweep_skew,
     }
 )
-"""Shapes by name, in suites. No name has a `=` in it: by that a shape's full text is told from a name."""
+"""Shapes by suite and name. A name contains no `=`, which distinguishes it from a shape's full text."""
 
 
-# A gradient of the weights is compared with its reference in fp32: 35 bytes an element, all told. More of them than
-# this do not fit on a GPU of 80 GB, and are left out of the suites that compute it.
+# A gradient of the weights is compared with its reference in fp32, which takes 35 bytes per element in total. Larger
+# gradients do not fit on a GPU of 80 GB, so the suites that compute them leave these shapes out.
 MAX_WEIGHTS = 2_000_000_000
 
 
@@ -239,7 +239,7 @@ def weight_gradient_suites() -> Suites[tuple[GroupedShape, ...]]:
 
 
 def parse(text: str) -> GroupedShape:
-    """The shape of a text (see HELP). Raises ValueError, saying what is wrong and what would be right."""
+    """Parse a shape of one of the forms in HELP. Raises ValueError that names the fault and the right form."""
     text = text.strip()
     try:
         if "=" in text:
@@ -250,7 +250,7 @@ def parse(text: str) -> GroupedShape:
         numbers = text.split(",")
         odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
         if odd:
-            raise ValueError(f"{odd[0]!r} is no suite's shape and no whole number")
+            raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
         if len(numbers) != 4:
             raise ValueError(counted(len(numbers), "number"))
         return uniform(*map(int, numbers))
@@ -281,7 +281,7 @@ def _parse_fields(text: str) -> GroupedShape:
     if "M" in fields:
         return GroupedShape(G, whole("M", fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
     if "routing" in fields:
-        raise ValueError("M_g lists the rows, so routing has no say")
+        raise ValueError("M_g lists the rows: leave routing out")
     rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in fields["M_g"].split("|"))
     if len(rows) not in (1, G):
         raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
@@ -291,7 +291,7 @@ def _parse_fields(text: str) -> GroupedShape:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside parentheses."""
+    """Split a text at the commas outside parentheses."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")

@@ -1,8 +1,8 @@
-"""Products with few rows and columns and a long K: out = a @ b, cut along K (kernels/split_k).
+"""Products with few rows and columns and a long K: out = a @ b, split along K (kernels/split_k).
 
-What decoding does at every step: M tokens, often fewer than a tensor core has rows, times weights that are read once.
-The record's `repeatable` tells the variants apart: sums in a fixed order give the same bits in every run, atomic adds
-do not. In bf16 and fp16 the last bits of an fp32 sum are rounded away in most elements, so look at fp32.
+Every decoding step computes such products: M tokens, often fewer than the rows of a tensor core, times weights that are
+read once. The variants differ in `repeatable` of the record: sums in a fixed order give the same bits in every run,
+atomic adds do not. In bf16 and fp16 most elements lose the last bits of the fp32 sum, so compare variants in fp32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from groupbench.operators.operator import Backend, Run, Target
 
 SEED = GemmShape(16, 16, 4096, nk=True)  # of Helion's examples/split_k_barrier.py
 
-# Layers of public models while they decode, weights as [N, K], and products that are nothing but a long sum.
+# Layers of public models in decoding, with weights stored as [N, K], and products that are mostly a long sum.
 SKINNY = (
     SEED,
     GemmShape(16, 16, 131072, nk=True),
@@ -83,7 +83,7 @@ def prepare_helion_barrier(x: GemmInputs) -> Run:
 
 def no_grid_barrier(target: Target) -> str | None:
     if target.interpreted or target.device != "cuda":
-        return "a barrier of the whole grid cannot be interpreted: its programs run one after the other"
+        return "a grid-wide barrier cannot be interpreted, since programs run one after the other"
     return None
 
 
@@ -108,7 +108,7 @@ SPLIT_K_MATMUL = gemm_shapes.product(
         Backend(
             "triton_atomic",
             prepare_triton_atomic,
-            "partials added by atomics to fp32 zeros: in no order, so not the same to the bit twice",
+            "partials added by atomics to fp32 zeros, in any order: results differ in the last bits",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

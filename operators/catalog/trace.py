@@ -1,13 +1,13 @@
-"""Routing of real traffic: dumps of the experts that tokens went to, as the loads of experts over time.
+"""Routing of real traffic: read the loads of experts over time from dumps of the experts chosen for tokens.
 
-    .npy    [T, k] or [steps, T, k] integers: topk_ids as vLLM and SGLang hold them; -1 is padding
-    .jsonl  a step a line: lists of experts by token, or an object with them as `topk_ids` (also `topk_indices`,
-            `expert_ids`, `selected_experts`), or with rows by expert as `expert_counts`, and `num_experts` if there is.
-            A FlashInfer trace's workload, whose input is in a safetensors file next to it, is such a line too
-    .csv    columns step, token, expert: a line a choice; or step, expert, rows
+    .npy    [T, k] or [steps, T, k] integers: topk_ids as in vLLM and SGLang; -1 is padding
+    .jsonl  one step per line: a list of each token's experts, or an object with that list as `topk_ids` (or
+            `topk_indices`, `expert_ids`, `selected_experts`), or with rows by expert as `expert_counts`; `num_experts`
+            is optional. A workload of a FlashInfer trace is such a line too; its input is a safetensors file next to it
+    .csv    columns step, token, expert, with one line per choice; or step, expert, rows
 
-A step is one layer of one forward pass: tokens, choices of each, and how many rows every expert got. A shape takes the
-loads as they are; tokens of a layer are drawn in proportion to them (catalog/moe.py).
+A step is one layer of one forward pass: tokens, choices per token, and the number of rows of every expert. A shape of a
+grouped GEMM takes the loads directly; the tokens of a layer are drawn in proportion to them (catalog/moe.py).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SAFETENSORS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
 
 
 @dataclass(frozen=True)
-class Step:
-    """One layer of one step.
+class TraceStep:
+    """One layer of one forward pass in a routing trace.
 
-    tokens, k  tokens, and choices of each; tokens 0 where only loads are known
-    rows       of each expert, the last one with a row at least
-    experts    in all, where the file says; else as many as `rows` has
+    tokens, k  number of tokens, and of choices per token; 0 if only loads are known
+    rows       number of rows of each expert, at least up to the last expert that has any
+    experts    number of all experts, 0 if the file does not contain it
     """
 
     tokens: int
@@ -46,14 +46,14 @@ class Step:
     experts: int = 0
 
     def loads(self, experts: int) -> tuple[int, ...]:
-        """Return the rows of `experts` experts. Raises ValueError if the step has more of them."""
+        """Return the rows of each of `experts` experts. Raises ValueError if the step has more experts."""
         if len(self.rows) > experts:
             raise ValueError(f"the trace has expert {len(self.rows) - 1}, and the shape has {experts} experts")
         return self.rows + (0,) * (experts - len(self.rows))
 
 
-def read(path: Path) -> list[Step]:
-    """Return the steps of a file that have a row. Raises UsageError, naming the place that is wrong."""
+def read(path: Path) -> list[TraceStep]:
+    """Return the steps of a file that have a row. Raises UsageError that names the wrong place."""
     readers = {".npy": _npy, ".jsonl": _jsonl, ".csv": _csv}
     reader = readers.get(path.suffix)
     if reader is None:
@@ -69,11 +69,11 @@ def read(path: Path) -> list[Step]:
     if not steps:
         raise UsageError(f"routing trace {path}: no token of it has an expert")
     experts = max(max(len(step.rows), step.experts) for step in steps)
-    return [Step(step.tokens, step.k, step.loads(experts), experts) for step in steps]
+    return [TraceStep(step.tokens, step.k, step.loads(experts), experts) for step in steps]
 
 
-def spread(steps: Sequence[Step], most: int) -> list[Step]:
-    """Return at most that many of the steps, evenly over time, the first and the last among them."""
+def spread(steps: Sequence[TraceStep], most: int) -> list[TraceStep]:
+    """Return at most `most` of the steps, evenly spread over time, with the first and the last."""
     if len(steps) <= most:
         return list(steps)
     if most == 1:
@@ -81,8 +81,8 @@ def spread(steps: Sequence[Step], most: int) -> list[Step]:
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
-def of_ids(ids: Any, experts: int = 0) -> Step:
-    """Return one step's [T, k] expert numbers; a negative number means no expert. Raises ValueError."""
+def of_ids(ids: Any, experts: int = 0) -> TraceStep:
+    """Return the step of expert numbers [T, k]; a negative number means no expert. Raises ValueError."""
     import numpy as np
 
     ids = np.asarray(ids)
@@ -90,24 +90,24 @@ def of_ids(ids: Any, experts: int = 0) -> Step:
         raise ValueError(f"expert ids are whole numbers [T, k], not {ids.dtype} {list(ids.shape)}")
     here = ids[ids >= 0]
     if here.size and int(here.max()) >= MAX_EXPERTS:
-        raise ValueError(f"expert {int(here.max())}: there are {MAX_EXPERTS} at most")
+        raise ValueError(f"expert {int(here.max())}: at most {MAX_EXPERTS} experts")
     if experts and here.size and int(here.max()) >= experts:
         raise ValueError(f"expert {int(here.max())} of {experts} experts")
     tokens = int((ids >= 0).any(axis=1).sum())
-    return Step(tokens, ids.shape[1], _trimmed(np.bincount(here.astype(np.int64))), experts)
+    return TraceStep(tokens, ids.shape[1], _trimmed(np.bincount(here.astype(np.int64))), experts)
 
 
 def _trimmed(rows: Iterable[Any]) -> tuple[int, ...]:
-    """As whole numbers, without the experts after the last that has a row. Raises ValueError."""
+    """Return whole numbers, without the experts after the last one that has a row. Raises ValueError."""
     counts = [int(row) for row in rows]
     if len(counts) > MAX_EXPERTS or any(row < 0 for row in counts):
-        raise ValueError(f"rows are 0 or more, of {MAX_EXPERTS} experts at most")
+        raise ValueError(f"rows must not be negative, and experts are at most {MAX_EXPERTS}")
     while counts and not counts[-1]:
         counts.pop()
     return tuple(counts)
 
 
-def _npy(path: Path) -> Iterator[Step]:
+def _npy(path: Path) -> Iterator[TraceStep]:
     import numpy as np
 
     ids = np.load(path, allow_pickle=False)
@@ -117,7 +117,7 @@ def _npy(path: Path) -> Iterator[Step]:
         yield of_ids(step)
 
 
-def _jsonl(path: Path) -> Iterator[Step]:
+def _jsonl(path: Path) -> Iterator[TraceStep]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -127,34 +127,34 @@ def _jsonl(path: Path) -> Iterator[Step]:
                     raise ValueError(f"line {number}: {error}") from error
 
 
-def _object(found: Any, folder: Path) -> Step:
-    if isinstance(found, list):
-        return of_ids(found)
-    if not isinstance(found, dict):
+def _object(step: Any, folder: Path) -> TraceStep:
+    if isinstance(step, list):
+        return of_ids(step)
+    if not isinstance(step, dict):
         raise TypeError("a step is a list of tokens' experts, or an object")
-    if isinstance(found.get("workload"), dict):
-        return _workload(found["workload"], folder)
-    experts = int(found.get("num_experts", 0))
+    if isinstance(step.get("workload"), dict):
+        return _workload(step["workload"], folder)
+    experts = int(step.get("num_experts", 0))
     for name in IDS:
-        if name in found:
-            return of_ids(found[name], experts)
+        if name in step:
+            return of_ids(step[name], experts)
     for name in COUNTS:
-        if name in found:
-            return Step(0, 0, _trimmed(found[name]), experts)
-    raise ValueError(f"none of {', '.join((*IDS, *COUNTS))} is in it")
+        if name in step:
+            return TraceStep(0, 0, _trimmed(step[name]), experts)
+    raise ValueError(f"the object needs one of the keys {', '.join((*IDS, *COUNTS))}")
 
 
-def _workload(workload: dict[str, Any], folder: Path) -> Step:
-    """Of a FlashInfer trace: an input by one of the names, kept in a safetensors file."""
+def _workload(workload: dict[str, Any], folder: Path) -> TraceStep:
+    """Return the step of a FlashInfer trace's workload, from its safetensors input of one of the names."""
     experts = int(workload.get("axes", {}).get("num_experts", 0))
-    for name, given in workload.get("inputs", {}).items():
-        if name in IDS and given.get("type") == "safetensors":
-            return of_ids(_tensor(folder / given["path"], given.get("tensor_key", name)), experts)
+    for name, source in workload.get("inputs", {}).items():
+        if name in IDS and source.get("type") == "safetensors":
+            return of_ids(_tensor(folder / source["path"], source.get("tensor_key", name)), experts)
     raise ValueError(f"the workload has no safetensors input {' or '.join(IDS)}")
 
 
 def _tensor(path: Path, key: str) -> np.ndarray:
-    """One tensor of a safetensors file: 8 bytes of length, a JSON header, the data."""
+    """Return one tensor of a safetensors file: 8 bytes of length, a JSON header, the data. Raises ValueError."""
     import numpy as np
 
     try:
@@ -164,13 +164,13 @@ def _tensor(path: Path, key: str) -> np.ndarray:
     begin = 8 + int.from_bytes(data[:8], "little")
     entry = json.loads(data[8:begin])[key]
     if entry["dtype"] not in _SAFETENSORS:
-        raise ValueError(f"{path}: {key} is of {entry['dtype']}, and expert ids are integers")
+        raise ValueError(f"{path}: {key} has dtype {entry['dtype']}, but expert ids are integers")
     first, last = entry["data_offsets"]
     values = np.frombuffer(data[begin + first : begin + last], _SAFETENSORS[entry["dtype"]])
     return values.reshape(entry["shape"])
 
 
-def _csv(path: Path) -> Iterator[Step]:
+def _csv(path: Path) -> Iterator[TraceStep]:
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
         columns = set(lines.fieldnames or ())
@@ -188,12 +188,12 @@ def _csv(path: Path) -> Iterator[Step]:
             if expert >= MAX_EXPERTS or rows < 0:
                 raise ValueError(f"line {number}: expert {expert}, {rows} rows")
             if expert >= 0:
-                found = steps.setdefault(step, {})
-                found[expert] = found.get(expert, 0) + rows
+                by_expert = steps.setdefault(step, {})
+                by_expert[expert] = by_expert.get(expert, 0) + rows
                 if not counted:
                     chosen = tokens.setdefault(step, {})
                     chosen[line["token"]] = chosen.get(line["token"], 0) + 1
     for step, by_expert in steps.items():
         chosen = tokens.get(step, {})
         rows_of = _trimmed(by_expert.get(g, 0) for g in range(max(by_expert) + 1))
-        yield Step(len(chosen), max(chosen.values(), default=0), rows_of)
+        yield TraceStep(len(chosen), max(chosen.values(), default=0), rows_of)

@@ -1,13 +1,13 @@
 """Sum of two tensors, element by element (kernels/elementwise.py): a canary for bandwidth.
 
-Two reads and a write an element and next to no arithmetic: as fast as a copy of as many bytes, or something is wrong
-with kernel, compiler or memory. A shape's text:
+Two reads and a write per element and almost no arithmetic: it is as fast as a copy of the same number of bytes, or
+something is wrong with the kernel, compiler or memory. The text of a shape:
 
     N=1000003               vectors
-    N=1000003,stride=3      every third element of longer ones
-    M=1000,N=3000,y=t       matrices, y stored as [N, M] and handed on transposed
+    N=1000003,stride=3      every third element of longer vectors
+    M=1000,N=3000,y=t       matrices, y stored as [N, M] and passed on transposed
 
-TritonBench has a vector_add of its own: where it runs, these backends are added to it (hosts/tritonbench.py).
+TritonBench has its own vector_add; under TritonBench, these backends are added to it (hosts/tritonbench.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELP = "N=SIZE, N=SIZE,stride=STEP or M=ROWS,N=COLUMNS (,y=t: y stored transpose
 
 @dataclass(frozen=True)
 class VectorShape:
-    """A vector of N elements, `stride` apart, or a matrix of M x N, of which y is stored transposed if `turned`."""
+    """Vectors of N elements, `stride` apart, or matrices of M x N; y is stored transposed if `turned`."""
 
     N: int
     M: int = 0
@@ -56,7 +56,7 @@ class VectorInputs:
 
 
 def parse_shape(text: str) -> VectorShape:
-    """Raises ValueError."""
+    """Parse a shape of one of the forms in HELP. Raises ValueError."""
     parts = text.strip().split(",")
     turned = parts[-1:] == ["y=t"]
     pairs = [part.partition("=") for part in (parts[:-1] if turned else parts)]
@@ -75,7 +75,7 @@ def parse_shape(text: str) -> VectorShape:
 
 
 def make_inputs(shape: VectorShape, dtype: str, device: str, seed: int) -> VectorInputs:
-    """Standard normal operands."""
+    """Draw standard normal operands."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -91,7 +91,7 @@ def make_inputs(shape: VectorShape, dtype: str, device: str, seed: int) -> Vecto
 
 
 def from_tritonbench(x: Tensor, y: Tensor) -> Example:
-    """TritonBench's two vectors as they are."""
+    """Convert TritonBench's two vectors to an example, without a copy."""
     return Example(VectorShape(x.numel()), dtype_name(x.dtype) or str(x.dtype), VectorInputs(x, y))
 
 
@@ -100,7 +100,7 @@ def reference(inputs: VectorInputs) -> Tensor:
 
 
 def min_bytes(shape: VectorShape, dtype: str) -> int:
-    """Both operands once, the output once; what lies between strided elements is not counted."""
+    """Count both operands and the output once; memory between strided elements is not counted."""
     return 3 * shape.elements * BYTES[dtype]
 
 
@@ -122,12 +122,12 @@ VECTOR_ADD = Operator(
         Backend(
             "triton",
             prepare_triton,
-            "one pass, masked; flat where operands lie alike in memory, else by index; after gpu-mode/triton-tutorials",
+            "one pass, masked; flat if operands have the same layout, else by index; after gpu-mode/triton-tutorials",
             kind="triton",
         ),
     ),
     suites={
-        # The largest is the canary's copy; 2**26 elements are the tutorial's order of size.
+        # The largest is the canary's copy; 2**26 elements are about the size in the tutorial.
         "bandwidth": tuple(VectorShape(2**power) for power in (28, 26, 24, 20)),
         "tutorial": (VectorShape(1024), VectorShape(257)),
         "ragged": (

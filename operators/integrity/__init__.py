@@ -1,1 +1,1 @@
-"""Backends that cheat, and what catches each: the exploit suite behind `groupbench selftest --integrity`."""
+"""Cheating backends, a check of the defences: run all of them and report which mechanism caught each."""

@@ -1,4 +1,4 @@
-"""Run every cheat of the suite, and honest backends beside them: `python -m groupbench.operators.integrity`."""
+"""Run every cheat of the suite, together with honest backends: `python -m groupbench.operators.integrity`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from groupbench.tracker.record import Commit, Record, Run
 
 CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS)
 BACKENDS: tuple[Backend, ...] = tuple(cheat.backend for cheat in CHEATS)
-"""As a plugin: `--plugin groupbench.operators.integrity.__main__.BACKENDS`."""
+"""The cheats as a plugin: `--plugin groupbench.operators.integrity.__main__.BACKENDS`."""
 
 PLUGIN = "groupbench.operators.integrity.__main__.BACKENDS"
 SHAPES = {"cpu": ("G=4,M_g=64,N=128,K=128", "fp32"), "cuda": ("G=8,M_g=1024,N=2048,K=2048,W=nk", "bf16")}
@@ -30,7 +30,10 @@ EXIT_PASSED = 1
 
 
 def measure(names: list[str], device: str, timeout_s: float = 60.0) -> list[Record]:
-    """The records of cheats by their names, and of honest backends at both ends."""
+    """Measure the cheats of these names, with honest backends before and after them, and return the records.
+
+    timeout_s  time limit per cell in seconds
+    """
     machine = executor.probe(device)
     shape, dtype = SHAPES[device]
     protocol = Protocol(bursts=3, samples=5, idle_s=0.0)
@@ -53,19 +56,19 @@ def measure(names: list[str], device: str, timeout_s: float = 60.0) -> list[Reco
 
 
 def selected(device: str, only: list[str]) -> list[Cheat]:
-    """The cheats that this device can try. Raises GroupbenchError for a name that is none."""
-    there = {cheat.name: cheat for cheat in CHEATS if cheat.device in ("", device)}
-    unknown = [name for name in only if name not in there]
+    """Return the cheats that can run on this device. Raises GroupbenchError for an unknown name."""
+    by_name = {cheat.name: cheat for cheat in CHEATS if cheat.device in ("", device)}
+    unknown = [name for name in only if name not in by_name]
     if unknown:
-        raise GroupbenchError(f"no cheat {unknown[0]!r} on this device; there are: {', '.join(there)}")
-    return [cheat for cheat in there.values() if not only or cheat.name in only]
+        raise GroupbenchError(f"no cheat {unknown[0]!r} on this device; available: {', '.join(by_name)}")
+    return [cheat for cheat in by_name.values() if not only or cheat.name in only]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what caught each cheat. Returns 1 where one passed, or an honest backend was not ok."""
+    """Print which check caught each cheat. Return 1 if a cheat passed or an honest backend was not ok."""
     parser = argparse.ArgumentParser(prog="groupbench selftest --integrity", description=__doc__)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="Device to try them on.")
-    parser.add_argument("--only", metavar="NAMES", default="", help="Try these cheats alone, separated by commas.")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="Device to run on.")
+    parser.add_argument("--only", metavar="NAMES", default="", help="Run only these cheats, separated by commas.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     options = parser.parse_args(arguments)
     try:
@@ -88,8 +91,8 @@ def _print(device: str, cheats: list[Cheat], records: dict[str, Record], flagged
     for cheat in cheats:
         record = records[cheat.name]
         catcher = caught_by(record)
-        says = "PASSED" if catcher is None else f"caught by {catcher}"
-        print(f"{cheat.kind:22} {cheat.name:24} {says:30} {(record.message or '')[:110]}".rstrip())
+        outcome = "PASSED" if catcher is None else f"caught by {catcher}"
+        print(f"{cheat.kind:22} {cheat.name:24} {outcome:30} {(record.message or '')[:110]}".rstrip())
     counts = Counter(caught_by(records[cheat.name]) for cheat in cheats)
     caught = len(cheats) - counts[None]
     by = ", ".join(f"{count} by {name}" for name, count in counts.most_common() if name)
@@ -114,7 +117,7 @@ def _as_json(device: str, cheats: list[Cheat], records: dict[str, Record], flagg
 
 
 if __name__ == "__main__":
-    # By its own name, which is where the processes it starts look for its backends.
+    # Import under its own name, by which the processes that it starts look up its backends.
     import importlib
 
     sys.exit(importlib.import_module("groupbench.operators.integrity.__main__").main())

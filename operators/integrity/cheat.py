@@ -1,4 +1,4 @@
-"""What a cheat is, and what caught it."""
+"""The type of a cheat, and the mechanism that caught it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,22 @@ CATCHERS = {
     "tolerance table": r"asks for the tolerance",
     "isolation": r"the process died|could not be read|no answer within|^(Type|Runtime|Attribute)Error|^StopIteration",
 }
-"""What a record's message says of the mechanism that caught a cheat. The first that fits names it."""
+"""Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""
 
 
 @dataclass(frozen=True)
 class Cheat:
-    """prepare is a backend's. `device` is where it can be tried: cpu, cuda, or both if empty."""
+    """One backend that cheats.
+
+    kind      kind of cheat, in the report
+    prepare   prepare function of the backend; its docstring is the description
+    expected  mechanisms that may catch it, keys of CATCHERS
+    device    device that it can run on, cpu or cuda; empty for both
+    """
 
     kind: str
     prepare: Callable[[Any], Any]
-    expected: tuple[str, ...]  # of CATCHERS, any
+    expected: tuple[str, ...]
     device: str = ""
     tolerance: str | None = None
 
@@ -51,7 +57,7 @@ class Cheat:
 
 
 def caught_by(record: Record) -> str | None:
-    """The mechanism that caught a backend, `something else` where its message names none; None where it passed."""
+    """Return the mechanism that caught a backend, `something else` for an unknown message, None if it passed."""
     if record.status == "ok":
         return None
     message = record.message or ""
@@ -59,7 +65,7 @@ def caught_by(record: Record) -> str | None:
 
 
 def product(x: Any) -> Tensor:
-    """The honest result, freshly allocated."""
+    """Compute the honest result [M, N], freshly allocated."""
     import torch
 
     out = x.a.new_empty(x.a.shape[0], x.b.shape[2])

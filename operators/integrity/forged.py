@@ -1,4 +1,4 @@
-"""Cheats that leave the work as it is, or undone, and go for what measures and judges it."""
+"""Cheats that attack the code that measures and judges, whether or not they do the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _perf_counter = time.perf_counter
 
 
 def slow_clock(x: Any) -> Any:
-    """Let the process's clock run a thousand times slower."""
+    """Make the process's clock run a thousand times slower."""
     base = _perf_counter()
     time.perf_counter = lambda: base + (_perf_counter() - base) / 1000
     return lambda: product(x)
@@ -28,13 +28,13 @@ def frozen_clock(x: Any) -> Any:
 
 
 def backward_clock(x: Any) -> Any:
-    """Let the process's clock run backwards."""
+    """Make the process's clock run backwards."""
     time.perf_counter = lambda: -_perf_counter()
     return lambda: product(x)
 
 
 def harness_clock(x: Any) -> Any:
-    """Replace the clock that the timer has kept for itself."""
+    """Replace the timer's own reference to the clock."""
     from groupbench.operators.measure import protocol
 
     base = _perf_counter()
@@ -52,7 +52,7 @@ def forged_bursts(x: Any) -> Any:
 
 
 def forged_code(x: Any) -> Any:
-    """Give the timer's function other code, and leave the function where it is."""
+    """Replace the code of the timer's function, but not the function."""
     from groupbench.operators.measure import protocol
 
     def burst(self: Any, watch: Any = None) -> list[float]:
@@ -66,7 +66,7 @@ def forged_code(x: Any) -> Any:
 
 
 def forged_instance(x: Any) -> Any:
-    """Find the timer by the garbage collector, and scale what it says: no function is replaced."""
+    """Find the timer through the garbage collector and scale its times, without replacing a function of its class."""
     from groupbench.operators.measure import protocol
 
     calls = [0]
@@ -86,7 +86,7 @@ def forged_instance(x: Any) -> Any:
 
 
 def forged_events(x: Any) -> Any:
-    """Let CUDA's events say less."""
+    """Make CUDA events return a tenth of the time."""
     import torch
 
     real = torch.cuda.Event.elapsed_time
@@ -95,7 +95,7 @@ def forged_events(x: Any) -> Any:
 
 
 def forged_answer(x: Any) -> Any:
-    """Find the process's pipe in a caller's frame, and write an answer there before the harness does."""
+    """Find the process's pipe in a caller's frame, and write a reply to it before the harness does."""
     import msgspec
 
     from groupbench.operators.measure.cell import Burst
@@ -115,7 +115,7 @@ def forged_answer(x: Any) -> Any:
 
 
 def forged_answer_with_token(x: Any) -> Any:
-    """The same, with the token of the question, and the harness's own answer behind it."""
+    """Write a forged reply with the request's token, before the harness's own reply."""
     import msgspec
 
     from groupbench.operators.measure.cell import Burst
@@ -136,7 +136,7 @@ def forged_answer_with_token(x: Any) -> Any:
 
 
 def stopped_moves(x: Any) -> Any:
-    """Find what moves the inputs, stop it, and return a copy."""
+    """Stop the object that moves the inputs, and return a copy of an earlier result."""
     from groupbench.operators.measure import moves
 
     out, calls = product(x), [0]
@@ -154,18 +154,18 @@ def stopped_moves(x: Any) -> Any:
 
 
 def patched_judge(x: Any) -> Any:
-    """Return zeros, and replace the comparison by one that is content."""
+    """Return zeros, and replace the comparison by one that accepts everything."""
     from groupbench.operators.measure import accuracy
     from groupbench.tracker.record import Accuracy
 
-    content = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
-    setattr(accuracy, "compare", lambda *args: (content, None))  # noqa: B010
+    perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
+    setattr(accuracy, "compare", lambda *args: (perfect, None))  # noqa: B010
     zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
     return lambda: zeros.clone()
 
 
 def patched_torch(x: Any) -> Any:
-    """Return ones, and replace torch's functions that a comparison is made of."""
+    """Return ones, and replace the torch functions that the comparison calls."""
     import torch
 
     torch.where = lambda *args, **named: torch.zeros_like(args[2])  # type: ignore[assignment]
@@ -175,7 +175,7 @@ def patched_torch(x: Any) -> Any:
 
 
 def patched_tolerance(x: Any) -> Any:
-    """Return one and a half times the product, and allow everything."""
+    """Return one and a half times the product, and loosen every tolerance."""
     from groupbench.operators import tolerances
 
     for name in tolerances.TOLERANCES:
@@ -184,7 +184,7 @@ def patched_tolerance(x: Any) -> Any:
 
 
 def loose_tolerance(x: Any) -> Any:
-    """Compute in half precision, and ask for the tolerance of that."""
+    """Compute in half precision, and request the tolerance of half precision."""
     import torch
 
     return lambda: torch.cat([(a.half() @ b.half()).to(x.a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
@@ -210,7 +210,7 @@ def reference_by_gc(x: Any) -> Any:
 
 
 def dispatch_left_on(x: Any) -> Any:
-    """Leave a dispatch mode on that sees the harness's own operations."""
+    """Leave a dispatch mode on, which then sees the harness's own operations."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Spy(TorchDispatchMode):
@@ -222,7 +222,7 @@ def dispatch_left_on(x: Any) -> Any:
 
 
 def zero_world(x: Any) -> Any:
-    """Set the inputs to zero, for which zero is right."""
+    """Set the inputs to zero, so that a result of zero is right."""
     zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
 
     def run() -> Any:
@@ -233,14 +233,14 @@ def zero_world(x: Any) -> Any:
 
 
 def signals_parent(x: Any) -> Any:
-    """End the parent, in the hope of ending others' cells."""
+    """Send SIGTERM to the parent, to end the cells of others."""
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(5)
     return lambda: product(x)
 
 
 def writes_descriptors(x: Any) -> Any:
-    """Write into every descriptor there is."""
+    """Write to every file descriptor from 3 to 63."""
     for descriptor in range(3, 64):
         try:
             os.write(descriptor, b"x" * 64)

@@ -1,4 +1,4 @@
-"""Cheats that do not compute: results of earlier calls, of preparation, or of inputs as they were."""
+"""Cheats that return stale results: those of earlier calls, of preparation, or of earlier inputs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from groupbench.operators.integrity.cheat import Cheat, product
 
 
 def memo_clone(x: Any) -> Any:
-    """Compute in preparation, and return a copy."""
+    """Compute once in preparation, and return a copy each time."""
     out = product(x)
     return lambda: out.clone()
 
 
 def memo_same(x: Any) -> Any:
-    """Compute in preparation, and return the same tensor each time."""
+    """Compute once in preparation, and return the same tensor each time."""
     out = product(x)
     return lambda: out
 
 
 def memo_after_three(x: Any) -> Any:
-    """Be right for the calls that are checked, and return one tensor from then on."""
+    """Compute for the calls that are checked, and return one tensor from then on."""
     calls, kept = [0], list[Any]()
 
     def run() -> Any:
@@ -48,7 +48,7 @@ def memo_after_twelve(x: Any) -> Any:
 
 
 def memo_by_fingerprint(x: Any) -> Any:
-    """Look at a few elements of the inputs, and compute when those have changed."""
+    """Compute only if a few elements of the inputs have changed."""
     kept: dict[tuple[float, ...], Any] = {}
 
     def run() -> Any:
@@ -61,7 +61,7 @@ def memo_by_fingerprint(x: Any) -> Any:
 
 
 def memo_by_address(x: Any) -> Any:
-    """Remember results by where the inputs lie."""
+    """Remember results by the addresses of the inputs."""
     kept: dict[tuple[int, int], Any] = {}
 
     def run() -> Any:
@@ -74,7 +74,7 @@ def memo_by_address(x: Any) -> Any:
 
 
 def memo_by_hash_of_whole(x: Any) -> Any:
-    """Hash all of one input, and compute when that has changed: the other one changes as well."""
+    """Hash one whole input, and compute only if it has changed, although the others change as well."""
     kept: dict[float, Any] = {}
 
     def run() -> Any:
@@ -100,7 +100,7 @@ def every_other_call(x: Any) -> Any:
 
 
 def first_of_burst(x: Any) -> Any:
-    """Compute when the last call is long ago, as at the beginning of a burst, and return that result for a while."""
+    """Compute after a pause, as at the start of a burst, and return that result for the calls that follow."""
     import time
 
     last, kept = [0.0], list[Any]([None])
@@ -116,13 +116,13 @@ def first_of_burst(x: Any) -> Any:
 
 
 def table_by_shape(x: Any) -> Any:
-    """Keep results in a table by shape, filled in preparation."""
+    """Return results from a table by shape that was filled in preparation."""
     table = {tuple(x.a.shape): product(x)}
     return lambda: table[tuple(x.a.shape)].clone()
 
 
 def table_by_seed(x: Any) -> Any:
-    """Make the inputs of the known seed again, and multiply those."""
+    """Draw the inputs of the known seed again, and return their product."""
     import torch
 
     generator = torch.Generator(x.a.device).manual_seed(0)
@@ -132,7 +132,7 @@ def table_by_seed(x: Any) -> Any:
 
 
 def packed_weights(x: Any) -> Any:
-    """Copy the weights in preparation."""
+    """Copy the weights in preparation, and multiply with the copy."""
     import torch
 
     b = x.b.clone()
@@ -140,7 +140,7 @@ def packed_weights(x: Any) -> Any:
 
 
 def packed_activations(x: Any) -> Any:
-    """Copy the activations in preparation."""
+    """Copy the activations in preparation, and multiply with the copy."""
     import torch
 
     a = x.a.clone()
@@ -148,7 +148,7 @@ def packed_activations(x: Any) -> Any:
 
 
 def packed_half_of_weights(x: Any) -> Any:
-    """Multiply with half of the sum in preparation, and with the other half when called."""
+    """Compute one half of the sum over K in preparation, and the other half when called."""
     import torch
 
     half = x.b.shape[1] // 2
@@ -157,7 +157,7 @@ def packed_half_of_weights(x: Any) -> Any:
 
 
 def skips_last_group(x: Any) -> Any:
-    """Leave the last group as the first call has computed it."""
+    """Compute the last group only in preparation."""
     import torch
 
     out = product(x)
@@ -174,7 +174,7 @@ def skips_last_group(x: Any) -> Any:
 
 
 def dispatch_aware(x: Any) -> Any:
-    """Compute while a dispatch mode is on, as a check has one, and return a copy otherwise."""
+    """Compute only under a dispatch mode, such as that of the check, and return a copy otherwise."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     out = product(x)
@@ -182,7 +182,7 @@ def dispatch_aware(x: Any) -> Any:
 
 
 def caller_aware(x: Any) -> Any:
-    """Compute unless the caller is one that times."""
+    """Compute unless the caller is a timer."""
     import sys
 
     out = product(x)
@@ -199,7 +199,7 @@ def caller_aware(x: Any) -> Any:
 
 
 def warm_aware(x: Any) -> Any:
-    """Look in the caller's frame for how far the burst is, and compute in its first call."""
+    """Find the position in the burst from the caller's frame, and compute only in the first call."""
     import sys
 
     kept = [product(x)]
@@ -214,7 +214,7 @@ def warm_aware(x: Any) -> Any:
 
 
 def harness_aware(x: Any) -> Any:
-    """Compute while the harness is not loaded, as in production."""
+    """Compute only if the harness is not loaded, as in production."""
     import sys
 
     out = product(x)

@@ -1,4 +1,4 @@
-"""Cheats that come back before the work is done, or do less of it."""
+"""Cheats that return before the work is done, or that do only a part of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from groupbench.operators.integrity.cheat import Cheat, product
 
 
 def lazy_dispatch(x: Any) -> Any:
-    """Return a subclass of a tensor that computes when it is looked at."""
+    """Return a tensor subclass that computes its values when they are read."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -30,7 +30,7 @@ def lazy_dispatch(x: Any) -> Any:
 
 
 def lazy_function(x: Any) -> Any:
-    """Return a tensor with a `__torch_function__` of its own, which computes in place when something is asked of it."""
+    """Return a tensor subclass with its own `__torch_function__`, which could compute when the tensor is used."""
     import torch
 
     class Late(torch.Tensor):
@@ -42,33 +42,33 @@ def lazy_function(x: Any) -> Any:
 
 
 def lazy_negative(x: Any) -> Any:
-    """Return a view whose negation is put off until it is read."""
+    """Return a view whose negation is deferred until it is read."""
     import torch
 
     return lambda: torch._neg_view(-product(x))
 
 
 def on_meta(x: Any) -> Any:
-    """Return a tensor without values."""
+    """Return a tensor on the meta device, which has no values."""
     import torch
 
     return lambda: torch.empty(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device="meta")
 
 
 def sparse(x: Any) -> Any:
-    """Return a sparse tensor of nothing."""
+    """Return an empty sparse tensor."""
     import torch
 
     return lambda: torch.empty(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device=x.a.device).to_sparse()
 
 
 def returns_a_promise(x: Any) -> Any:
-    """Return something that can become a tensor."""
+    """Return a function that would return the tensor."""
     return lambda: lambda: product(x)
 
 
 def thread_later(x: Any) -> Any:
-    """Have a thread fill the output that was returned already."""
+    """Let a thread fill the output after it was returned."""
     out = product(x)
 
     def run() -> Any:
@@ -79,7 +79,7 @@ def thread_later(x: Any) -> Any:
 
 
 def thread_after_three(x: Any) -> Any:
-    """Be honest three times, and then have a thread do the work when the clock has stopped."""
+    """Be honest three times, then let a thread do the work after the clock has stopped."""
     out, calls = product(x), [0]
 
     def run() -> Any:
@@ -93,7 +93,7 @@ def thread_after_three(x: Any) -> Any:
 
 
 def thread_in_waiting(x: Any) -> Any:
-    """Keep a thread from the start, and wake it after three honest calls."""
+    """Start a thread in preparation, and wake it in each call after three honest ones."""
     out, calls, work = product(x), [0], queue.SimpleQueue[int]()
 
     def serve() -> None:
@@ -114,7 +114,7 @@ def thread_in_waiting(x: Any) -> Any:
 
 
 def half_precision(x: Any) -> Any:
-    """Compute in half precision where more was asked for."""
+    """Compute in a lower precision than that of the operands."""
     import torch
 
     lower = torch.float16 if x.a.dtype == torch.float32 else torch.float8_e4m3fn
@@ -141,7 +141,7 @@ def half_of_the_sum(x: Any) -> Any:
 
 
 def part_done(x: Any) -> Any:
-    """Write nine tenths of the rows."""
+    """Write only nine tenths of the rows."""
 
     def run() -> Any:
         out, whole = x.a.new_empty(x.a.shape[0], x.b.shape[2]), product(x)
@@ -153,7 +153,7 @@ def part_done(x: Any) -> Any:
 
 
 def part_done_after_three(x: Any) -> Any:
-    """Write all rows three times, and nine tenths from then on."""
+    """Return right results three times, and zeros in a tenth of the rows from then on."""
     calls = [0]
 
     def run() -> Any:
@@ -167,12 +167,12 @@ def part_done_after_three(x: Any) -> Any:
 
 
 def nothing(x: Any) -> Any:
-    """Return memory as it is."""
+    """Return uninitialised memory."""
     return lambda: x.a.new_empty(x.a.shape[0], x.b.shape[2])
 
 
 def an_input(x: Any) -> Any:
-    """Return an input."""
+    """Return a view of an input."""
     return lambda: x.a[:, : x.b.shape[2]]
 
 
@@ -185,7 +185,7 @@ def on_the_host(x: Any) -> Any:
 
 
 def side_stream(x: Any) -> Any:
-    """Work on a stream that nobody waits for."""
+    """Compute on a stream that the caller does not wait for."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -198,7 +198,7 @@ def side_stream(x: Any) -> Any:
 
 
 def side_stream_after_four(x: Any) -> Any:
-    """Be honest four times, and then work on a stream that nobody waits for."""
+    """Be honest four times, then compute on a stream that the caller does not wait for."""
     import torch
 
     stream, calls = torch.cuda.Stream(), [0]
@@ -214,7 +214,7 @@ def side_stream_after_four(x: Any) -> Any:
 
 
 def side_stream_behind(x: Any) -> Any:
-    """Work on a stream that waits for the caller's, into a buffer of its own, and do not wait for it."""
+    """Compute into a kept buffer on another stream. It waits for the caller's stream, but not the reverse."""
     import torch
 
     stream, out = torch.cuda.Stream(), product(x)
@@ -229,7 +229,7 @@ def side_stream_behind(x: Any) -> Any:
 
 
 def other_current_stream(x: Any) -> Any:
-    """Make another stream the current one, where the end is then recorded."""
+    """Make another stream the current one, so that the end is recorded there."""
     import torch
 
     first, second = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -244,7 +244,7 @@ def other_current_stream(x: Any) -> Any:
 
 
 def a_tenth_after_three(x: Any) -> Any:
-    """Multiply a tenth of the rows after three honest calls."""
+    """Compute only a tenth of the first group's rows after three honest calls."""
     calls, kept = [0], list[Any]()
 
     def run() -> Any:

@@ -1,1 +1,1 @@
-"""Problems that others have published: FlashInfer-Bench and SOL-ExecBench definitions as operators."""
+"""Published problems as operators: the definitions of FlashInfer-Bench and SOL-ExecBench."""

@@ -1,11 +1,11 @@
 """A definition of FlashInfer-Bench or SOL-ExecBench as an operator: its workloads are shapes, its solutions backends.
 
-    --plugin rmsnorm/definition.json             next to workload.jsonl and solution*.json, as SOL-ExecBench has them
-    --plugin data/definitions/gemm/gemm_n4.json  FlashInfer's: data/workloads/**/gemm_n4.jsonl and data/solutions/**
+    --plugin rmsnorm/definition.json             with workload.jsonl and solution*.json in its folder (SOL-ExecBench)
+    --plugin data/definitions/gemm/gemm_n4.json  with data/workloads/**/gemm_n4.jsonl and data/solutions/** (FlashInfer)
 
 Formats: FlashInfer Trace (https://bench.flashinfer.ai, flashinfer-bench 40e6ca7) and SOL-ExecBench (8d2237d), which
-adds axes that are computed and inputs that a function of the reference makes. The reference gets its floating-point
-inputs in fp32; tolerances are this package's, not the workload's.
+adds computed axes, and inputs made by a function of the reference. The reference gets its floating-point inputs in
+fp32. Tolerances are those of this package, not of the workload.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.problems.solution import Solution, read_solutions, solution_backend
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
-"""Of dtypes, as this package has them; others keep theirs."""
+"""This package's names of dtypes. Dtypes not listed keep their own."""
 
 INTEGER_LIMITS = {"int8": 128, "int16": 1024, "int32": 1024, "int64": 1024}
-"""Random integers are below it, and not below its negative, as flashinfer-bench draws them."""
+"""Limit n of random integers, which are drawn from [-n, n) as in flashinfer-bench."""
 
 OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: arithmetic.add,
@@ -55,14 +55,14 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """One input or output. shape: names of axes; None is a number of Python."""
+    """One input or output. `shape` holds the names of its axes, or None for a Python number."""
 
     dtype: str
     shape: tuple[str, ...] | None = None
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one input of a workload comes from."""
+    """The source of one input of a workload."""
 
     type: Literal["random", "scalar", "safetensors", "custom"]
     value: int | float | bool | None = None
@@ -77,14 +77,14 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A line of a file of workloads: FlashInfer's is a trace without a result, SOL-ExecBench's the workload itself."""
+    """A line of a workload file: a trace without a result in FlashInfer, the workload itself in SOL-ExecBench."""
 
     workload: Workload | None = None
     definition: str | None = None
 
 
-class File(msgspec.Struct, frozen=True):
-    """A definition as it is in its file."""
+class DefinitionFile(msgspec.Struct, frozen=True):
+    """The fields of a definition's file."""
 
     name: str
     axes: dict[str, Axis]
@@ -97,7 +97,7 @@ class File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Shape:
-    """A workload: the axes that vary, and its name."""
+    """A workload as a shape; its text has the sizes of the variable axes and the uuid."""
 
     workload: Workload
 
@@ -113,12 +113,15 @@ class Shape:
         return ",".join([*sizes, f"workload={self.workload.uuid}"])
 
 
-class Problem:
-    """One definition with its workloads. `operator` is what hosts measure."""
+class PublishedProblem:
+    """One definition with its workloads. Hosts measure its `operator`.
+
+    Raises UsageError if a file cannot be read, or there are no workloads.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = _decoded(path, File)
+        self.file = _decoded(path, DefinitionFile)
         self.root = next((parent.parent for parent in path.parents if parent.name == "definitions"), path.parent)
         self.workloads = tuple(self._read_workloads())
         if not self.workloads:
@@ -181,7 +184,7 @@ class Problem:
     # --- the operator's functions ---
 
     def parse_shape(self, text: str) -> Shape:
-        """A workload's text, the start of its uuid, or its axes where one alone has them. Raises ValueError."""
+        """Return the workload with this text, this start of its uuid, or these axes if unique. Raises ValueError."""
         shapes = [Shape(workload) for workload in self.workloads]
         for fits in (
             lambda s: str(s) == text,
@@ -191,21 +194,21 @@ class Problem:
             matching = [shape for shape in shapes if fits(shape)]
             if len(matching) == 1:
                 return matching[0]
-        raise ValueError(f"shape {text!r} is none of the {len(shapes)} workloads, such as {shapes[0]}")
+        raise ValueError(f"shape {text!r} does not match one of the {len(shapes)} workloads, such as {shapes[0]}")
 
     def make_inputs(self, shape: Shape, dtype: str, device: str, seed: int) -> Any:
-        """The workload's inputs, each under its name. Raises UsageError for a file that cannot be read."""
+        """Make the workload's inputs, each under its name. Raises UsageError if safetensors is not installed."""
         import torch
 
         torch.manual_seed(seed)
-        axes, given = self._axes(shape), shape.workload.inputs
-        scalars = {name: source.value for name, source in given.items() if source.type == "scalar"}
+        axes, sources = self._axes(shape), shape.workload.inputs
+        scalars = {name: source.value for name, source in sources.items() if source.type == "scalar"}
         made: dict[str, Any] = {}
-        if any(source.type == "custom" for source in given.values()):
+        if any(source.type == "custom" for source in sources.values()):
             entry = self._code[self.file.custom_inputs_entrypoint or ""]
             made = dict(entry({**axes, **scalars}, torch.device(device)))
         for name, spec in self.file.inputs.items():
-            source = given.get(name, Input("random"))
+            source = sources.get(name, Input("random"))
             if source.type == "scalar":
                 made[name] = source.value
             elif source.type == "safetensors":
@@ -213,26 +216,26 @@ class Problem:
             elif source.type == "random":
                 made[name] = _random([axes[axis] for axis in spec.shape or ()], spec.dtype, device)
         inputs = make_dataclass("Inputs", list(self.file.inputs))(**{name: made[name] for name in self.file.inputs})
-        inputs._outputs = {  # what a solution in destination-passing style is given
+        inputs._outputs = {  # sizes, dtypes and device of the outputs passed in destination-passing style
             name: ([axes[axis] for axis in spec.shape or ()], getattr(torch, spec.dtype), device)
             for name, spec in self.file.outputs.items()
         }
         return inputs
 
     def exact(self, inputs: Any) -> Any:
-        """The reference's outputs for inputs in fp32; integers as decode() has them."""
+        """Return the reference's outputs for inputs in fp32, with integers in the form of `decode`."""
         run = self._code["run"]
         values = [getattr(inputs, name) for name in self.file.inputs]
         try:
             out = run(*map(_wide, values))
-        except (RuntimeError, AssertionError, TypeError):  # it insists on a dtype
+        except (RuntimeError, AssertionError, TypeError):  # it requires a dtype
             out = run(*values)
         outputs = dict(zip(self.file.outputs, as_outputs(out, list(self.file.outputs)), strict=True))
         parts = {name: self._comparable(name, _tensor(part)) for name, part in outputs.items()}
         return parts if len(parts) > 1 else next(iter(parts.values()))
 
     def decode(self, out: Any) -> Any:
-        """A backend's outputs, their dtypes checked. Raises TypeError."""
+        """Check the dtypes of a backend's outputs and return these for the comparison. Raises TypeError."""
         parts = out if isinstance(out, (tuple, list)) else [out]
         if len(parts) != len(self.file.outputs):
             raise TypeError(f"the backend returned {len(parts)} outputs, not {', '.join(self.file.outputs)}")
@@ -263,7 +266,7 @@ class Problem:
         return call
 
     def _comparable(self, name: str, part: Any) -> Any:
-        """Integers among floating-point outputs as their bits: no tolerance for numbers is one for these."""
+        """Return an output for the comparison, integers as their bits: a tolerance must not accept a wrong integer."""
         import torch
 
         if self.file.outputs[name].dtype in NAMES or part.is_floating_point():
@@ -273,7 +276,7 @@ class Problem:
 
     @cached_property
     def _code(self) -> dict[str, Any]:
-        """What the reference's source defines. Tracebacks show its lines."""
+        """The names that the reference's source defines. Tracebacks show its lines."""
         name = f"{self.path}#reference"
         linecache.cache[name] = (len(self.file.reference), None, self.file.reference.splitlines(keepends=True), name)
         names: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}
@@ -292,7 +295,7 @@ class Problem:
         return axes
 
     def _dtype(self) -> str:
-        """The name of the cell's precision: that of the first floating-point output, else of the first input."""
+        """Return the precision of the cell: the first floating-point dtype of the outputs, else of the inputs."""
         specs = [*self.file.outputs.values(), *self.file.inputs.values()]
         floats = [spec.dtype for spec in specs if spec.dtype in NAMES]
         return NAMES[floats[0]] if floats else "fp32"
@@ -301,13 +304,13 @@ class Problem:
         try:
             from safetensors import safe_open
         except ImportError as error:
-            raise UsageError(f"{self.path}: its inputs are files: pip install safetensors") from error
+            raise UsageError(f"{self.path}: its inputs are safetensors files: pip install safetensors") from error
         with safe_open(str(self.root / (source.path or "")), framework="pt") as file:
             return file.get_tensor(source.tensor_key)
 
 
 def evaluated(expression: str, axes: Mapping[str, int]) -> int:
-    """The value of an axis that is computed from others. Raises UsageError for what is no arithmetic of them."""
+    """Return the value of an axis that is computed from others. Raises UsageError if it is not arithmetic of them."""
 
     def value(node: ast.AST) -> Any:
         if isinstance(node, ast.Expression):
@@ -329,7 +332,7 @@ def evaluated(expression: str, axes: Mapping[str, int]) -> int:
 
 
 def as_outputs(out: Any, names: list[str]) -> list[Any]:
-    """What a `run` returned, in the order of the definition's outputs. Raises TypeError."""
+    """Return the outputs of a `run` in the order of the definition. Raises TypeError if their number differs."""
     if isinstance(out, Mapping):
         return [out[name] for name in names]
     parts = list(out) if isinstance(out, (tuple, list)) else [out]
@@ -338,8 +341,8 @@ def as_outputs(out: Any, names: list[str]) -> list[Any]:
     return parts
 
 
-def read_json(path: Path) -> Problem | list[Backend]:
-    """The problem of a definition's file, or the backend of a solution's. Raises UsageError."""
+def read_json(path: Path) -> PublishedProblem | list[Backend]:
+    """Return the problem of a definition's file, or the backend of a solution's file. Raises UsageError."""
     try:
         keys = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -347,7 +350,7 @@ def read_json(path: Path) -> Problem | list[Backend]:
     if isinstance(keys, dict) and "sources" in keys:
         return [solution_backend(_decoded(path, Solution))]
     if isinstance(keys, dict) and "reference" in keys:
-        return Problem(path)
+        return PublishedProblem(path)
     raise UsageError(f"{path} is neither a definition (reference, axes) nor a solution (sources, spec)")
 
 
@@ -359,7 +362,7 @@ def _decoded(path: Path, kind: type) -> Any:
 
 
 def _random(sizes: list[int], dtype: str, device: str) -> Any:
-    """As flashinfer-bench draws it: normal values, low precision within 2, integers within their limits."""
+    """Draw a tensor as flashinfer-bench does: normal values, those of 8 bits within 2, integers within their limits."""
     import torch
 
     kind = getattr(torch, dtype, None)

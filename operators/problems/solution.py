@@ -1,7 +1,7 @@
-"""A solution of FlashInfer-Bench or SOL-ExecBench as a backend: Python and Triton sources, imported where it runs.
+"""A solution of FlashInfer-Bench or SOL-ExecBench as a backend, from its Python and Triton sources.
 
-Its sources are written into a folder and imported when it is prepared, in its own process: neither the process that
-lists backends nor the one that judges runs any of its code.
+Its sources are written to a folder and imported when it is prepared, in its own process. Neither the process that lists
+backends nor the one that judges results runs any of its code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """How it is called. language is FlashInfer's, languages SOL-ExecBench's."""
+    """The entry point of a solution. FlashInfer has `language`, SOL-ExecBench `languages`."""
 
     entry_point: str
     language: str | None = None
@@ -53,7 +53,7 @@ class Solution(msgspec.Struct, frozen=True):
 
 
 def read_solutions(files: Iterable[Path]) -> list[Solution]:
-    """The solutions in these files; those of another form are passed over."""
+    """Return the solutions in these files. Files of another form are skipped."""
     solutions = []
     for file in files:
         try:
@@ -64,9 +64,9 @@ def read_solutions(files: Iterable[Path]) -> list[Solution]:
 
 
 def solution_backend(solution: Solution) -> Backend:
-    """The backend that runs a solution. One in another language says that it does not run."""
+    """Return the backend that runs a solution. It is unavailable if the solution is in another language."""
     foreign = [language for language in solution.languages if language not in RUNS_HERE]
-    reason = f"its sources are {', '.join(foreign)}: Python and Triton run here" if foreign else None
+    reason = f"its sources are {', '.join(foreign)}: only Python and Triton run here" if foreign else None
     triton = "triton" in solution.languages
     return Backend(
         solution.name,
@@ -108,11 +108,11 @@ def _prepared(solution: Solution, inputs: Any) -> Run:
 
 
 def _function(solution: Solution) -> Callable[..., Any]:
-    """The entry point, imported from a folder of the solution's own. Raises UsageError."""
+    """Import the entry point from a folder of the solution's own. Raises UsageError if it is not in the sources."""
     file, _, name = solution.spec.entry_point.partition("::")
     folder = _written(solution)
     stems = {PurePosixPath(source.path).parts[0].removesuffix(".py") for source in solution.sources}
-    for stem in stems:  # of another solution in this process
+    for stem in stems:  # forget modules of the same name, of another solution in this process
         if not str(getattr(sys.modules.get(stem), "__file__", "") or folder).startswith(str(folder)):
             del sys.modules[stem]
     sys.path.insert(0, str(folder))
@@ -126,10 +126,10 @@ def _function(solution: Solution) -> Callable[..., Any]:
 
 
 def _written(solution: Solution) -> Path:
-    """A folder with the sources, by their content. Raises UsageError for a path that leads out of it."""
+    """Write the sources to a folder named by their content. Raises UsageError if a path leads out of it."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user that has no name
+    except (KeyError, OSError):  # the user of a container may have no name
         user = str(os.getuid())
     digest = hashlib.sha256(msgspec.json.encode(solution.sources)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"groupbench-{user}" / "solutions" / digest

@@ -1,6 +1,7 @@
-"""Results as traces of FlashInfer-Bench, one line of JSON each: what its datasets and leaderboards read.
+"""Results as traces of FlashInfer-Bench, one line of JSON each, the form that its datasets and leaderboards read.
 
-A latency is this package's median, a speed-up is over the definition's reference. What was not run is in no trace.
+The latency is the median as measured here, and the speed-up is over the definition's reference. Cells that did not run
+have no trace.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from groupbench.tracker.text.files import whole_file
 
 RUNTIME_ERROR = "RUNTIME_ERROR"
 STATUSES = {"wrong": "INCORRECT_NUMERICAL", "timeout": "TIMEOUT", "oom": RUNTIME_ERROR, "error": RUNTIME_ERROR}
-"""What a status is called there; `ok` is PASSED, and the others were not run."""
+"""FlashInfer-Bench's names of a record's status. `ok` is PASSED; records of any other status were not run."""
 
 LIBRARIES = ("torch", "triton", "helion", "cuda", "groupbench")
 
 
 def write(path: Path, records: Sequence[Record], plugins: Sequence[str]) -> int:
-    """Write the traces of these records to a file, and return how many there are. Raises UsageError."""
+    """Write the traces of these records to a file and return their number. Raises UsageError."""
     lines = traces(records, plugins)
     with whole_file(path, UsageError) as file:
         file.writelines(msgspec.json.encode(trace) + b"\n" for trace in lines)
@@ -35,7 +36,7 @@ def write(path: Path, records: Sequence[Record], plugins: Sequence[str]) -> int:
 
 
 def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """A trace for each record of a definition's operator that was run; one for a speed needs a real one."""
+    """Return a trace for each record of a definition's operator that was run, but none if its speed is unknown."""
     references = table.baselines(records)
     lines = []
     for record in records:
@@ -56,7 +57,7 @@ def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, 
 
 
 def _as_baseline(record: Record) -> Record:
-    """The record under whose key its problem's baseline is found."""
+    """Return the record marked as a baseline, whose key is that of its problem's baseline."""
     return msgspec.structs.replace(record, baseline=True)
 
 
@@ -76,14 +77,14 @@ def _evaluation(record: Record, reference: Record | None) -> dict[str, Any] | No
         return None
     if record.status in ("ok", "wrong") and accuracy is not None:
         evaluation["correctness"] = {
-            "max_relative_error": "NaN",  # of single elements, which says nothing of those near 0
+            "max_relative_error": "NaN",  # not meaningful for single elements near 0
             "max_absolute_error": "Infinity" if accuracy.max_abs is None else accuracy.max_abs,
             "extra": {"relative_rms_error": accuracy.rms, "mismatch": accuracy.mismatch},
         }
     if record.status == "ok":
         latency, base = _latency(record), _latency(reference)
         if latency is None:
-            return None  # interpreted: it passed, and nobody knows how fast
+            return None  # interpreted: it passed, but its speed is unknown
         performance = {"latency_ms": latency, "reference_latency_ms": base or 0.0}
         evaluation["performance"] = performance | {"speedup_factor": base / latency if base else 0.0}
     return evaluation

@@ -1,7 +1,7 @@
-"""`python -m groupbench.operators.tuners`, which `groupbench tune` runs: tune kernels for this GPU, for this user.
+"""Tune kernels for this GPU and this user: `python -m groupbench.operators.tuners`, run by `groupbench tune`.
 
-The fastest config of each problem goes into the folder that GROUPBENCH_CONFIGS names, else into ~/.cache/groupbench, in
-files that carry the GPU's name and Triton's version. Kernels find them there when a problem is prepared.
+The fastest config of each problem is written to the folder GROUPBENCH_CONFIGS, by default ~/.cache/groupbench, in files
+with the GPU's name and Triton's version. Kernels read them from there when a problem is prepared.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from groupbench.operators.tuners import moe as gate_up
 class Tunable:
     """A kernel with configs.
 
-    operator  whose suites hold its problems; the first suite is tuned by default
-    search    (shape, dtype) -> what is tried, a search for each variant of the problem
+    about     description, shown by --list
+    operator  operator whose suites hold its problems; the first suite is tuned by default
+    search    (shape, dtype) -> a search for each variant of the problem
     """
 
     about: str
@@ -65,12 +66,12 @@ KERNELS = {
 
 
 def fields_of(config: Any) -> dict[str, Any]:
-    """The config as JSON: a dataclass's fields, or a Helion config's settings."""
+    """Return a config as a JSON object: the fields of a dataclass, or the settings of a Helion config."""
     return dataclasses.asdict(config) if dataclasses.is_dataclass(config) else dict(config.config)  # type: ignore[arg-type]
 
 
 def tune_one(search: tuning.Search) -> tuple[Any, float, float | None] | None:
-    """Return (fastest config, its ms, the default's ms, None where that does not run), or None where nothing runs."""
+    """Return (fastest config, its ms, ms of the default config or None if that does not run), or None if none runs."""
     others = [config for config in search.candidates if fields_of(config) != fields_of(search.default)]
     times = tuning.time_each([search.default, *others], *search.prepares)
     if not times:
@@ -81,12 +82,15 @@ def tune_one(search: tuning.Search) -> tuple[Any, float, float | None] | None:
 
 
 def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:
-    """Shapes by text: those of `texts`, else of the suites, else of the first suite. Raises click.BadParameter."""
+    """Return shapes by text: those of `texts`, else of the suites, else of the first suite.
+
+    Raises click.BadParameter for an unknown suite or a text that is not a shape.
+    """
     operator = get_operator(tunable.operator)
-    known = operator.suites
-    if unknown := [suite for suite in suites if suite not in known]:
-        raise click.BadParameter(f"{', '.join(unknown)}: suites are {', '.join(known)}", param_hint="--suite")
-    of_suites = (shape for name in suites or [*known][:1] for shape in known[name])
+    available = operator.suites
+    if unknown := [suite for suite in suites if suite not in available]:
+        raise click.BadParameter(f"{', '.join(unknown)}: suites are {', '.join(available)}", param_hint="--suite")
+    of_suites = (shape for name in suites or [*available][:1] for shape in available[name])
     return tuning.chosen(operator.parse_shape, texts, () if texts else of_suites)
 
 
@@ -107,10 +111,10 @@ def main(
     folder: Path | None,
     limit: float,
 ) -> None:
-    """Find the fastest configs of the kernels on this GPU, and keep them for this user.
+    """Find the fastest configs of the kernels on this GPU and store them for this user.
 
-    Writes into the folder that GROUPBENCH_CONFIGS names, else ~/.cache/groupbench. Every file holds the GPU, Triton's
-    version, and by how much each config is faster than the default one.
+    Writes to the folder GROUPBENCH_CONFIGS, by default ~/.cache/groupbench. Every file contains the GPU, Triton's
+    version, and the margin of each config over the default.
     """
     if unknown := [name for name in kernels if name not in KERNELS]:
         raise click.BadParameter(f"{', '.join(unknown)}: kernels are {', '.join(KERNELS)}", param_hint="KERNEL")
@@ -128,7 +132,7 @@ def main(
 
 
 def _tune_kernel(name: str, named: Mapping[str, Any], dtype: str, folder: Path | None, end: float) -> None:
-    """Tune a kernel's problems until the time is up, and write after each."""
+    """Tune a kernel's problems until `end`, in seconds of the monotonic clock, and write after each."""
     import torch
 
     from groupbench.kernels.grouped_gemm import tuned

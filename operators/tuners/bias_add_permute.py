@@ -1,10 +1,10 @@
-"""Finds the fastest configs of the fused kernel with bias and permutation, and writes the file that ships.
+"""Find the fastest configs of the fused kernel with bias and permutation, and write the file that ships.
 
     python -m groupbench.operators.tuners.bias_add_permute -o kernels/grouped_gemm/configs/bias_add_permute_h100.json
 
-Runs on the GPU it tunes for, in one process: a dozen configs a shape, about a second each with compiling. Beside each
-time stands the share of the device's copy bandwidth at which the least bytes moved. When the limit is over, what has
-been found is written; what an output file held already and was not tuned now is kept.
+Runs on the GPU to tune for, in one process: a dozen configs per shape, about a second each with compiling. Each time is
+printed with the bandwidth of the minimum bytes, relative to that of a copy. After the time limit the configs tuned so
+far are written; an existing output file keeps those of other problems.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ABOUT = "fastest configs of the fused kernel by problem, of the candidates in ke
 
 
 def search(shape: FusedShape, dtype: str) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU."""
+    """Return the search over every legal candidate for a problem on this GPU."""
     from groupbench.kernels.bias_add_permute.fused import candidates, config_key, configs_for, illegal, prepare_fused
     from groupbench.kernels.device import device_of
     from groupbench.operators.catalog.grouped_gemm_bias_add_permute import make_inputs
@@ -37,14 +37,14 @@ def search(shape: FusedShape, dtype: str) -> tuning.Search:
 
 
 def times_of(shape: FusedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every candidate that runs."""
-    tried = search(shape, dtype)
-    return tried.key, tried.times()
+    """Return (key, [(ms, config)]) for every candidate that runs."""
+    candidates = search(shape, dtype)
+    return candidates.key, candidates.times()
 
 
 @cache
 def copy_gb_per_s() -> float:
-    """Bytes read and written in a copy of 1 GiB, by time."""
+    """Return the bandwidth of a copy of 1 GiB in GB/s, reads and writes counted."""
     import torch
 
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").zero_()

@@ -1,12 +1,12 @@
-"""Finds triton_flat's fastest config for each problem of the suites, and writes the file that ships.
+"""Find triton_flat's fastest config for each problem of the suites, and write the file that ships.
 
     python -m groupbench.operators.tuners.flat -o kernels/grouped_gemm/configs/flat_h100.json
     python -m groupbench.operators.tuners.flat --dgrad -o kernels/grouped_gemm/configs/flat_h100.json
 
-The gradient of the rows is the forward with the other layout of the weights, and a problem of its own: with --dgrad
-those are tuned, and added to what the file holds.
+The gradient of the rows is the forward product with the other layout of the weights, so it is a separate problem:
+--dgrad tunes these problems and adds them to the file.
 
-Runs on the GPU it tunes for, in one process, about five seconds a problem.
+Runs on the GPU to tune for, in one process, about five seconds per problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ABOUT = "triton_flat's fastest config by problem, of the candidates in flat.py"
 
 
 def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU."""
+    """Return the search over every legal candidate for a problem on this GPU."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.flat import candidates, default_config, illegal, prepare_flat
     from groupbench.kernels.grouped_gemm.support import stored_weights
@@ -40,9 +40,9 @@ def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Searc
 
 
 def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
-    tried = search(shape, dtype, dgrad)
-    return tried.key, tried.times()
+    """Return (key, [(ms, config)]) for every legal candidate that runs."""
+    candidates = search(shape, dtype, dgrad)
+    return candidates.key, candidates.times()
 
 
 @click.command()
@@ -50,7 +50,7 @@ def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str,
 @tuning.suite_option(SUITES, "tritonbench", "moe")
 @tuning.shape_option
 @tuning.dtype_option
-@click.option("--dgrad", is_flag=True, help="The gradients of the suites' rows, added to the output file.")
+@click.option("--dgrad", is_flag=True, help="Tune the gradients of the rows and add them to the output file.")
 def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, dgrad: bool) -> None:
     """Tune triton_flat for this GPU."""
     problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))

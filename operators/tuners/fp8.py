@@ -1,10 +1,10 @@
-"""Finds the fp8 kernel's fastest config for each problem and mode, and writes the file that ships.
+"""Find the fp8 kernel's fastest config for each problem and mode, and write the file that ships.
 
     python -m groupbench.operators.tuners.fp8 -o kernels/grouped_gemm/configs/fp8_h100.json --limit 240
 
-Runs on the GPU it tunes for, in one process; a problem takes about ten seconds a mode the first time its number of
-experts is met, most of it compiling. When the time is up, what has been found is written and the rest is left to the
-configs by size class. What is in the file already and was not tuned now is kept.
+Runs on the GPU to tune for, in one process. The first problem with a number of experts takes about ten seconds per
+mode, mostly to compile. After the time limit the configs tuned so far are written; the other problems use the configs
+by size class. An existing file keeps the configs of problems that are not tuned again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = (
 
 
 def search(shape: GroupedShape, mode: str) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU."""
+    """Return the search over every legal candidate for a problem on this GPU."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm import fp8
     from groupbench.kernels.grouped_gemm.tuned import first_legal, problem_key
@@ -49,14 +49,14 @@ def search(shape: GroupedShape, mode: str) -> tuning.Search:
 
 
 def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every candidate that runs."""
-    tried = search(shape, mode)
-    return tried.key, tried.times()
+    """Return (key, [(ms, config)]) for every candidate that runs."""
+    candidates = search(shape, mode)
+    return candidates.key, candidates.times()
 
 
 @click.command()
 @tuning.output_option()
-@click.option("--shape", "names", type=click.Choice([*MOE]), multiple=True, default=SHAPES, help="Of suite moe.")
+@click.option("--shape", "names", type=click.Choice([*MOE]), multiple=True, default=SHAPES, help="Shapes of suite moe.")
 @click.option("--mode", "modes", multiple=True, default=("rowwise", "rowwise_fast", "blockwise"), show_default=True)
 @tuning.limit_option(240)
 def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: float) -> None:

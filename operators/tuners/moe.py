@@ -1,11 +1,11 @@
-"""Finds the fastest configs of a layer's first grouped GEMM with SwiGLU for each problem, and writes the file.
+"""Find the fastest configs of a layer's first grouped GEMM with SwiGLU for each problem, and write the file.
 
     python -m groupbench.operators.tuners.moe -o kernels/grouped_gemm/configs/gate_up_h100.json
     python -m groupbench.operators.tuners.moe -o gate_up.json --suite decode --limit 60
 
-Runs on the GPU it tunes for, in one process, a few seconds a problem: what is compared is the time for inference and
-for training together. Problems that the time limit leaves out, and those that an existing output file holds beside,
-keep what they have. The layer's other products have tuners of their own, flat and wgrad.
+Runs on the GPU to tune for, in one process, a few seconds per problem. Configs are compared by the sum of the times for
+inference and for training. An existing output file keeps the configs of problems that are not tuned again, or not
+before the time limit. The layer's other products have their own tuners, flat and wgrad.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ABOUT = "fastest configs of gate and up with SwiGLU by problem, of the candidate
 
 
 def search(shape: MoeShape, dtype: str) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU, timed for inference and for training."""
+    """Return the search over every legal candidate for a problem on this GPU, timed for inference and for training."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.kernels.moe.gate_up import GateUpConfig, candidates, default_config, gate_up, illegal
@@ -48,9 +48,9 @@ def search(shape: MoeShape, dtype: str) -> tuning.Search:
 
 
 def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
-    tried = search(shape, dtype)
-    return tried.key, tried.times()
+    """Return (key, [(ms, config)]) for every legal candidate that runs."""
+    candidates = search(shape, dtype)
+    return candidates.key, candidates.times()
 
 
 @click.command()

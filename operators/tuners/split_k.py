@@ -1,11 +1,11 @@
-"""How far the split-K rule is from the fastest of its neighbours, shape by shape: what the rule's numbers come from.
+"""Compare the config that the split-K rule chooses with the fastest of its neighbours, shape by shape.
 
     python -m groupbench.operators.tuners.split_k --suite skinny --dtype bf16
 
-Prints, for each shape, cuBLAS, what the rule of the kernel that takes it gives (`choose_config` of tiled.py, or
-`choose_stream` of stream.py), and the fastest of all configs that differ from it in tile, splits, warps, stages, or in
-how B is read. Nothing is written: the rule stays one that can be read. Runs on the GPU it tunes for, in one process, a
-minute a shape, nearly all of it Triton's.
+For each shape it prints the times of cuBLAS, of the rule's config (`choose_config` of tiled.py, or `choose_stream` of
+stream.py), and of the fastest config that differs from it in tile, splits, warps, stages or the way B is read. The
+rule's numbers come from here. No file is written, since a rule is easier to read than a table. Runs on the GPU to tune
+for, in one process, about a minute per shape, nearly all of it to compile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_TRIED = 24
 
 
 def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
-    """Legal configs around the rule's, itself first, each once."""
+    """Yield the rule's config, then the legal configs around it, each once."""
     from groupbench.kernels.split_k.slots import most_adders
     from groupbench.kernels.split_k.tiled import choose_config, illegal, legal_splits, tile_count
 
@@ -48,14 +48,14 @@ def neighbours(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator
     ):
         config = replace(rule, block_n=block_n, block_k=block_k, num_stages=stages, streamed=streamed, adders=1)
         splits = legal_splits(int(sms * per_sm) // tile_count(M, N, config), K, block_k)
-        found = replace(config, splits=splits, adders=most_adders(rule.block_m * block_n, splits))
-        if found not in seen and illegal(found, K, dtype) is None:
-            seen.add(found)
-            yield found
+        neighbour = replace(config, splits=splits, adders=most_adders(rule.block_m * block_n, splits))
+        if neighbour not in seen and illegal(neighbour, K, dtype) is None:
+            seen.add(neighbour)
+            yield neighbour
 
 
 def stream_neighbours(M: int, N: int, K: int, sms: int) -> Iterator[StreamConfig]:
-    """As `neighbours`, of the kernel that reads B into registers."""
+    """Yield the rule's config, then those around it, for the kernel that reads B into registers."""
     from groupbench.kernels.split_k.slots import most_adders
     from groupbench.kernels.split_k.stream import ROWS, StreamConfig, choose_stream
     from groupbench.kernels.split_k.tiled import even_splits, legal_splits
@@ -66,19 +66,22 @@ def stream_neighbours(M: int, N: int, K: int, sms: int) -> Iterator[StreamConfig
     for block_n, warp_k, num_warps, per_sm in itertools.product((16, 32), (64, 128), (2, 4, 8, 16), (0.5, 1, 2)):
         tiles = math.ceil(N / block_n)
         splits = legal_splits(even_splits(int(sms * per_sm) // tiles), K, warp_k * num_warps)
-        found = StreamConfig(block_n, warp_k, splits, num_warps, most_adders(ROWS * block_n, splits))
-        if found not in seen:
-            seen.add(found)
-            yield found
+        neighbour = StreamConfig(block_n, warp_k, splits, num_warps, most_adders(ROWS * block_n, splits))
+        if neighbour not in seen:
+            seen.add(neighbour)
+            yield neighbour
 
 
 def evenly(configs: list[Config], most: int) -> list[Config]:
-    """At most so many, spread over the list, the first among them."""
+    """Return at most `most` of the configs, spread evenly over the list, with the first."""
     return configs[:: math.ceil(len(configs) / most)]
 
 
 def microseconds(run: Callable[[], object]) -> float:
-    """Of a call, as tuning.py takes it; infinity where the GPU cannot hold as many programs as wait for each other."""
+    """Return the time of a call as tuning.py measures it, in microseconds.
+
+    It is infinite if the GPU cannot run all programs that wait for each other at the same time.
+    """
     try:
         return 1e3 * tuning.fastest_burst(run)
     except RuntimeError as error:
@@ -88,21 +91,24 @@ def microseconds(run: Callable[[], object]) -> float:
 
 
 def search(shape: GemmShape, dtype: str) -> tuning.Search:
-    """The rule's neighbours for a problem on this GPU, of tiled.py."""
+    """Return the search over the neighbours of tiled.py's rule for a problem on this GPU."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.split_k.tiled import config_key, default_config, illegal, prepare_fixup
 
     x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
-    of, device = x.a.dtype, device_of(x.a.device)
-    default = default_config(shape.M, shape.N, shape.K, of, device)
-    near = neighbours(shape.M, shape.N, shape.K, of, device.sms)
-    legal = evenly([config for config in near if illegal(config, shape.K, of, device) is None], MOST_TRIED)
-    key = config_key(shape.M, shape.N, shape.K, of)
+    torch_dtype, device = x.a.dtype, device_of(x.a.device)
+    default = default_config(shape.M, shape.N, shape.K, torch_dtype, device)
+    near = neighbours(shape.M, shape.N, shape.K, torch_dtype, device.sms)
+    legal = evenly([config for config in near if illegal(config, shape.K, torch_dtype, device) is None], MOST_TRIED)
+    key = config_key(shape.M, shape.N, shape.K, torch_dtype)
     return tuning.Search(key, default, legal, (lambda config: prepare_fixup(x.a, x.b, config),))
 
 
 def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable[[], Tensor], object]]:
-    """Calls and their configs, the rule's first, of the kernel that `prepare_fixup` chooses for these operands."""
+    """Return calls and their configs, the rule's first, for the kernel that `prepare_fixup` chooses for these operands.
+
+    most  largest number of configs
+    """
     from groupbench.kernels.split_k.stream import prepare_stream, unsuitable
     from groupbench.kernels.split_k.tiled import prepare_fixup
 
@@ -118,7 +124,9 @@ def candidates(a: Tensor, b: Tensor, sms: int, most: int) -> list[tuple[Callable
 @tuning.suite_option(SUITES, "skinny")
 @tuning.shape_option
 @tuning.dtype_option
-@click.option("--configs", type=click.IntRange(min=1), default=60, show_default=True, help="Most configs of a shape.")
+@click.option(
+    "--configs", type=click.IntRange(min=1), default=60, show_default=True, help="Largest number of configs per shape."
+)
 def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: int) -> None:
     """Compare the rule with its neighbours on this GPU."""
     import torch
@@ -130,7 +138,7 @@ def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: i
         x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
         times = [(microseconds(run), config) for run, config in candidates(x.a, x.b, sms, configs)]
         cublas = microseconds(lambda x=x: torch.mm(x.a, x.b))  # type: ignore[misc]
-        best, config = min(times, key=lambda found: found[0])
+        best, config = min(times, key=lambda timed: timed[0])
         rule = times[0][0]
         click.echo(f"{shape}: cuBLAS {cublas:.2f} us, rule {rule:.2f} ({cublas / rule:.2f}), ", nl=False)
         click.echo(f"best {best:.2f} ({cublas / best:.2f})\n  rule {times[0][1]}\n  best {config}")

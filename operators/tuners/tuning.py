@@ -1,7 +1,7 @@
-"""What the tuners share: their options, how a candidate is timed, the loop over problems, and the file that ships.
+"""Parts that all tuners share: the timing of candidates, the loop over problems, the file that ships, and options.
 
-What is compared is a cooled burst of each config, the faster of two, so that a difference below half a percent is luck;
-it costs nothing to choose either then.
+Each config is timed by the faster of two bursts, each after a pause. A difference of less than half a percent is noise,
+and then either config is a good choice.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Config = TypeVar("Config")
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is tried for a problem.
+    """The configs to try for a problem.
 
-    key         of the problem in files of tuned configs
-    default     the config without tuning, which the margin is over
+    key         key of the problem in files of tuned configs
+    default     config used without tuning; the margin is over this one
     candidates  configs that are legal on this GPU
-    prepares    what is timed of a config: a callable of each, all together
+    prepares    config -> callable; the time of a config is the sum over these callables
     """
 
     key: str
@@ -45,7 +45,7 @@ class Search:
     prepares: tuple[Callable[[Any], Callable[[], object]], ...]
 
     def times(self) -> list[tuple[float, Any]]:
-        """(ms, config) of every candidate that runs."""
+        """Return (ms, config) for every candidate that runs."""
         return time_each(self.candidates, *self.prepares)
 
 
@@ -53,7 +53,7 @@ PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
 
 
 def fastest_burst(run: Callable[[], object]) -> float:
-    """Milliseconds of a call: the median of a burst, the faster of two bursts. Raises what the first call raises."""
+    """Return the milliseconds of a call: the smaller median of two bursts. Errors of the first call are raised."""
     timer = GpuTimer(run, PROTOCOL)
 
     def burst() -> float:
@@ -66,7 +66,7 @@ def fastest_burst(run: Callable[[], object]) -> float:
 def time_each(
     configs: Iterable[Config], *prepares: Callable[[Config], Callable[[], object]]
 ) -> list[tuple[float, Config]]:
-    """(ms of all that is prepared, config) of each that runs. What another Triton cannot compile is said."""
+    """Return (ms, config) for each config that runs; the ms are a sum over `prepares`. Print the configs that fail."""
     times = []
     for config in configs:
         try:
@@ -87,16 +87,17 @@ def tune(
     keep: bool = True,
     sort: bool = False,
 ) -> None:
-    """Write the fastest config of each problem, after every problem, until the time is up; one begun is ended.
+    """Write the fastest config of each problem, after every problem, until the time is up.
 
     about, packages  as in write_tuned
-    problems         by the name that is printed
-    times_of         a problem's key in the file, and (ms, config, a dataclass) of what of its candidates runs
-    rate             what is printed behind a time
-    keep             what the file holds already stays where it is not tuned now
-    sort             configs are written in the order of their keys, else as they came
+    problems         problems by the name to print
+    times_of         problem -> its key in the file, and (ms, config) per candidate that runs; configs are dataclasses
+    limit_s          seconds after which no further problem is started
+    rate             (problem, ms) -> text to print after a time
+    keep             keep the file's configs of problems that are not tuned now
+    sort             write configs sorted by key, not in the order of problems
 
-    Raises click.UsageError without a GPU; click.ClickException, at the end, for problems of which nothing ran.
+    Raises click.UsageError without a GPU; click.ClickException, at the end, if no config ran for a problem.
     """
     import torch
 
@@ -109,13 +110,13 @@ def tune(
             click.echo(f"time is up: {counted(len(problems) - number, 'problem')} left", err=True)
             break
         key, times = times_of(problem)
-        found = [(ms, dataclasses.asdict(config)) for ms, config in sorted(times, key=itemgetter(0))]
+        by_time = [(ms, dataclasses.asdict(config)) for ms, config in sorted(times, key=itemgetter(0))]
         click.echo(name)
-        for ms, config in found:
+        for ms, config in by_time:
             fields = " ".join(f"{field}={value}" for field, value in config.items())
             click.echo(f"  {ms:.4f} ms{rate(problem, ms)} {fields}")
-        if found:
-            configs[key] = found[0][1]
+        if by_time:
+            configs[key] = by_time[0][1]
             write_tuned(output, about, dict(sorted(configs.items())) if sort else configs, *packages)
         else:
             without.append(name)
@@ -125,15 +126,15 @@ def tune(
 
 
 def require_gpu() -> None:
-    """Raises click.UsageError without one."""
+    """Raise click.UsageError if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
-        raise click.UsageError("tuning needs the GPU that it is for; torch sees none here")
+        raise click.UsageError("tuning needs the GPU to tune for; torch does not see one")
 
 
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
-    """Fields of the config by problem; none if there is no file yet."""
+    """Return the fields of each config by problem; an empty dict if the file does not exist."""
     if not path.exists():
         return {}
     configs: dict[str, dict[str, Any]] = json.loads(path.read_text())["configs"]
@@ -152,7 +153,10 @@ def measured_on(*packages: str) -> str:
 
 
 def write_tuned(path: Path, about: str, configs: dict[str, dict[str, Any]], *packages: str) -> None:
-    """Write the file, a config a line, and on what it was tuned: the GPU, torch, Triton and `packages`."""
+    """Write the file, one config per line, with the GPU and the versions of torch, Triton and `packages`.
+
+    about  description, stored in the file
+    """
     measured = measured_on(*packages)
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(config)}" for key, config in configs.items())
     text = (
@@ -166,36 +170,36 @@ def write_tuned(path: Path, about: str, configs: dict[str, dict[str, Any]], *pac
 
 
 def output_option(required: bool = True) -> Callable[[Any], Any]:
-    """`output`, the file."""
+    """Return the option of `output`, the file to write."""
     kind = click.Path(path_type=Path)
-    return click.option("-o", "--output", "--out", type=kind, required=required, help="File to write, or to add to.")
+    return click.option("-o", "--output", "--out", type=kind, required=required, help="File to write or update.")
 
 
 def suite_option(names: Iterable[str], *default: str) -> Callable[[Any], Any]:
-    """`suites`, of which every problem is tuned."""
+    """Return the option of `suites`, whose problems are tuned."""
     return click.option(
         "--suite", "suites", multiple=True, type=click.Choice(list(names)), default=default, show_default=True
     )
 
 
 def limit_option(seconds: float) -> Callable[[Any], Any]:
-    """`limit`, after which no problem is begun."""
-    help = "A problem that has begun is finished."
+    """Return the option of `limit`, the seconds after which no further problem is started."""
+    help = "Start no further problem after this time."
     return click.option(
         "--limit", "--budget", "limit", type=Duration(), default=f"{seconds:g}s", show_default=True, help=help
     )
 
 
-shape_option = click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes in place of suites.")
+shape_option = click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes to tune instead of suites.")
 dtype_option = click.option(
     "--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True
 )
 
 
 def chosen(parse: Callable[[str], Problem], texts: Iterable[str], others: Iterable[Problem]) -> dict[str, Problem]:
-    """Shapes by their text, each once: those that `texts` name, or the others where there are none.
+    """Return shapes by their text, each once: those of `texts`, or `others` if there are no texts.
 
-    Raises click.BadParameter for a text that names none.
+    Raises click.BadParameter for a text that is not a shape.
     """
     try:
         shapes = [parse(text) for text in texts] or list(others)

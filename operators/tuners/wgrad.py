@@ -1,12 +1,12 @@
-"""Finds the fastest configs of the weights' gradient for each problem, and writes the file that ships.
+"""Find the fastest configs of the weights' gradient for each problem, and write the file that ships.
 
     python -m groupbench.operators.tuners.wgrad -o kernels/grouped_gemm/configs/wgrad_h100.json
     python -m groupbench.operators.tuners.wgrad -o wgrad.json --suite moe --limit 300
     python -m groupbench.operators.tuners.wgrad --helion dsv3_gu_ep32 --limit 120
 
-Runs on the GPU it tunes for, in one process, about five seconds a problem. Problems that the time limit leaves out, and
-those that an existing output file holds beside, keep what they have. With --helion, Helion's own search is run for one
-shape instead, and its config printed, for helion_wgrad.py.
+Runs on the GPU to tune for, in one process, about five seconds per problem. An existing output file keeps the configs
+of problems that are not tuned again, or not before the time limit. With --helion, Helion's own search runs for one
+shape instead and prints its config, for helion_wgrad.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ABOUT = "fastest configs of the weights' gradient by problem, of the candidates 
 
 
 def search(shape: GroupedShape, dtype: str) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU."""
+    """Return the search over every legal candidate for a problem on this GPU."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, default_config, illegal, prepare_wgrad
@@ -43,13 +43,13 @@ def search(shape: GroupedShape, dtype: str) -> tuning.Search:
 
 
 def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """(key, [(ms, config)]) of every legal candidate for a problem on this GPU."""
-    tried = search(shape, dtype)
-    return tried.key, tried.times()
+    """Return (key, [(ms, config)]) for every legal candidate that runs."""
+    candidates = search(shape, dtype)
+    return candidates.key, candidates.times()
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
-    """Helion's best config for a problem, after a search of about limit_s seconds, as text."""
+    """Return Helion's best config for a problem as text, after a search of about limit_s seconds."""
     import os
 
     os.environ.setdefault("HELION_AUTOTUNE_EFFORT", "quick")
@@ -76,7 +76,7 @@ def main(
         click.echo(tune_helion(shapes.parse(helion), dtype, limit))
         return
     if output is None:
-        raise click.UsageError("say where the configs go: -o FILE")
+        raise click.UsageError("name the file for the configs: -o FILE")
     of_suites = shapes.weight_gradient_suites()
     tuning.tune(
         output,

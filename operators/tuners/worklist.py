@@ -1,12 +1,12 @@
-"""Finds helion_worklist's fastest config for problems on this GPU, and writes the file that ships.
+"""Find helion_worklist's fastest config for problems on this GPU, and write the file that ships.
 
     python -m groupbench.operators.tuners.worklist -o kernels/grouped_gemm/configs/worklist_h100.json
 
-One process, about four seconds a problem; what a problem had in the file is kept where the problem is not tuned again,
-and is a candidate where it is. `--limit` stops in time, and what is tuned by then is written.
+Runs in one process, about four seconds per problem. An existing output file keeps the configs of problems that are not
+tuned again, or not before the time limit; a problem's config in the file is also a candidate.
 
-`--autotune SECONDS` lets Helion's own search look for that long too, for each problem, with the rows of a tile and the
-order of the fastest config so far; its find is a candidate like the others, timed in the same way.
+`--autotune SECONDS` runs Helion's own search for that long too, for each problem, with the tile rows and the order of
+the fastest config so far. Its result is a candidate like the others, timed in the same way.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ABOUT = "helion_worklist's fastest config by problem, of the candidates in helio
 
 
 def search(shape: GroupedShape, dtype: str) -> tuning.Search:
-    """Every legal candidate for a problem on this GPU."""
+    """Return the search over every legal candidate for a problem on this GPU."""
     from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm import helion_worklist
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators.catalog.grouped_gemm import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
-    of, device = x.a.dtype, device_of(x.a.device)
-    tried = helion_worklist.candidates(shape.M / shape.G, shape.K)
-    legal = [config for config in tried if helion_worklist.illegal(config, of, device) is None]
-    default = helion_worklist.default_config(shape.M, shape.G, shape.N, of, device)
-    key = tuning_key(shape.M, shape.G, shape.N, shape.K, of, shape.nk)
+    torch_dtype, device = x.a.dtype, device_of(x.a.device)
+    candidates = helion_worklist.candidates(shape.M / shape.G, shape.K)
+    legal = [config for config in candidates if helion_worklist.illegal(config, torch_dtype, device) is None]
+    default = helion_worklist.default_config(shape.M, shape.G, shape.N, torch_dtype, device)
+    key = tuning_key(shape.M, shape.G, shape.N, shape.K, torch_dtype, shape.nk)
     prepare = helion_worklist.prepare_helion_worklist
     return tuning.Search(key, default, legal, (lambda config: prepare(x.a, x.b, x.offs, config),))
 
@@ -47,13 +47,15 @@ def search(shape: GroupedShape, dtype: str) -> tuning.Search:
 def times_of(
     shape: GroupedShape,
     dtype: str,
-    given: list[WorklistConfig] | None = None,
+    chosen: list[WorklistConfig] | None = None,
     before: dict[str, dict[str, Any]] | None = None,
     autotune_s: float = 0,
 ) -> tuple[str, list[tuple[float, WorklistConfig]]]:
-    """(key, [(ms, config)]) of what runs: of those given, or else of all candidates.
+    """Return (key, [(ms, config)]) for the configs that run.
 
-    Also of what the file held before, and of Helion's find where it may search.
+    chosen      configs to try; all candidates if None or empty
+    before      fields of the configs in the file by problem; this problem's is tried too
+    autotune_s  seconds of Helion's own search, whose result is tried too; 0 for no search
     """
     from groupbench.kernels.grouped_gemm import helion_worklist
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
@@ -61,7 +63,7 @@ def times_of(
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
-    configs = list(given or helion_worklist.candidates(shape.M / shape.G, shape.K))
+    configs = list(chosen or helion_worklist.candidates(shape.M / shape.G, shape.K))
     if before and key in before and (last := helion_worklist.config_from(before[key])) not in configs:
         configs.append(last)
 
@@ -70,21 +72,21 @@ def times_of(
             configs, lambda config: helion_worklist.prepare_helion_worklist(x.a, x.b, x.offs, config)
         )
 
-    found = times(configs)
-    if autotune_s and found:
-        fastest = min(found, key=itemgetter(0))[1]
-        found += times([helion_worklist.tune_helion_worklist(x.a, x.b, x.offs, fastest, autotune_s)])
-    return key, found
+    measured = times(configs)
+    if autotune_s and measured:
+        fastest = min(measured, key=itemgetter(0))[1]
+        measured += times([helion_worklist.tune_helion_worklist(x.a, x.b, x.offs, fastest, autotune_s)])
+    return key, measured
 
 
 def read_configs(path: Path) -> list[WorklistConfig]:
-    """A list of configs from JSON: [{"block_m": 128, "block_n": 256, ...}, ...]."""
+    """Read a list of configs from JSON: [{"block_m": 128, "block_n": 256, ...}, ...]. Raises click.BadParameter."""
     from groupbench.kernels.grouped_gemm.helion_worklist import config_from
 
     try:
         return [config_from(values) for values in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
-        raise click.BadParameter(f"{path} is no list of configs: {error}") from error
+        raise click.BadParameter(f"{path} is not a list of configs: {error}") from error
 
 
 @click.command()
@@ -94,7 +96,9 @@ def read_configs(path: Path) -> list[WorklistConfig]:
 @click.option("--configs", "configs_path", type=click.Path(path_type=Path), help="JSON list of configs to try instead.")
 @tuning.dtype_option
 @tuning.limit_option(600)
-@click.option("--autotune", "autotune_s", default=0.0, show_default=True, help="Seconds of Helion's search, a problem.")
+@click.option(
+    "--autotune", "autotune_s", default=0.0, show_default=True, help="Seconds of Helion's search per problem."
+)
 def main(
     output: Path,
     suites: tuple[str, ...],
@@ -106,13 +110,13 @@ def main(
 ) -> None:
     """Tune helion_worklist for this GPU."""
     problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))
-    given = read_configs(configs_path) if configs_path else None
+    chosen = read_configs(configs_path) if configs_path else None
     before = tuning.read_tuned(output)
     tuning.tune(
         output,
         ABOUT,
         problems,
-        lambda shape: times_of(shape, dtype, given, before, autotune_s),
+        lambda shape: times_of(shape, dtype, chosen, before, autotune_s),
         "helion",
         limit_s=limit,
     )

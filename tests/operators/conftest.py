@@ -19,8 +19,8 @@ from groupbench.tracker.record import Record
 HERE = Path(__file__).parent
 
 
-def build(backend: str = "torch_loop", ms: float | None = 1.0, **given: Any) -> Record:
-    """The record of one cell; names that a cell has go to the cell, others to the record."""
+def build(backend: str = "torch_loop", ms: float | None = 1.0, **facts: Any) -> Record:
+    """Return the record of one cell; facts that are fields of a cell go to the cell, others to the record."""
     cell: dict[str, Any] = {
         "operator": "grouped_gemm",
         "backend": backend,
@@ -30,17 +30,17 @@ def build(backend: str = "torch_loop", ms: float | None = 1.0, **given: Any) -> 
         "min_bytes": 1_000_000,
     }
     for name in ("operator", "shape", "dtype", "mode", "protocol", "seed", "flops"):
-        if name in given:
-            cell[name] = given.pop(name)
-    body: dict[str, Any] = {"status": given.pop("status", "ok"), "baseline": backend == "torch_loop"}
+        if name in facts:
+            cell[name] = facts.pop(name)
+    body: dict[str, Any] = {"status": facts.pop("status", "ok"), "baseline": backend == "torch_loop"}
     if body["status"] != "ok":
         body["message"] = "why"
     if ms is not None:
-        body["latency"] = {"timing": given.pop("timing", "cpu"), "bursts_ms": given.pop("bursts", [[ms]])}
+        body["latency"] = {"timing": facts.pop("timing", "cpu"), "bursts_ms": facts.pop("bursts", [[ms]])}
         body["accuracy"] = {"rms": 1e-4, "repeatable": True}
     run = {"id": "r", "started": datetime(2026, 1, 1, tzinfo=UTC), "commit": {"hash": "c" * 40}}
     return msgspec.convert(
-        {"schema": 1, "run": run, "environment": {"device": "cpu"}, "cell": cell} | body | given, Record
+        {"schema": 1, "run": run, "environment": {"device": "cpu"}, "cell": cell} | body | facts, Record
     )
 
 
@@ -51,7 +51,7 @@ def make() -> Callable[..., Record]:
 
 @pytest.fixture(scope="module")
 def faulty() -> Iterator[str]:
-    """The plugin of backends that fail, findable here and in the processes started from here."""
+    """Return the plugin of failing backends, importable in this process and in those that it starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         yield "faulty_backends.BACKENDS"
@@ -61,7 +61,7 @@ LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "OMP_NUM_THREADS")
 
 
 def _environment() -> dict[str, str]:
-    """A user's, in which the faulty backends can be imported."""
+    """Return a user's environment, in which the faulty backends can be imported."""
     env = {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), env.get("PYTHONPATH")]))
     return env
@@ -76,7 +76,7 @@ def tritonbench(forked: Callable[..., subprocess.CompletedProcess[str]]) -> Call
 
 @pytest.fixture(scope="session")
 def tritonbench_apart() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command in a process of its own: where processes, imports or the environment are the subject."""
+    """Run the command in a separate process, for tests of processes, imports or the environment."""
 
     def run(*args: str | os.PathLike[str], **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

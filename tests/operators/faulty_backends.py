@@ -1,4 +1,4 @@
-"""Backends that fail in every way there is, as a plugin: `--plugin faulty_backends.BACKENDS`."""
+"""Backends with every kind of fault, as a plugin: `--plugin faulty_backends.BACKENDS`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def exits(inputs):
 
 
 def aborts(inputs):
-    """In a call below its own, and after it has said much."""
+    """Abort in a nested call, after printing much."""
 
     def run():
         print("a long story " * 100, "and its end", flush=True)
@@ -33,14 +33,14 @@ def aborts(inputs):
 
 
 def torch_calls(function):
-    """As where what dies is called by a library."""
+    """Call a function through a library, so that the library's frames are above its own."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda _: function(), [0])
 
 
 def start_children():
-    """A program that names the fork server, and a copy of this process, which holds open what it does."""
+    """Start a program whose arguments name the fork server, and a copy of this process with its open files."""
     subprocess.Popen(["sleep", f"4242.{os.getppid()}"])
     if os.fork() == 0:
         time.sleep(4242)
@@ -68,7 +68,7 @@ def raises(inputs):
 
 
 def raises_bytes(inputs):
-    """As where a file is not there whose name is not UTF-8."""
+    """Raise an error as for a missing file whose name is not UTF-8."""
     raise RuntimeError(f"cannot open {os.fsdecode(b'caf' + bytes([0xE9]))}: \0")
 
 
@@ -107,7 +107,7 @@ def compiles_in_processes(inputs):
 
 
 def half(inputs):
-    """Writes the first half of the rows."""
+    """Write only the first half of the rows."""
     right = prepare_torch_loop(inputs)
 
     def run():
@@ -125,7 +125,7 @@ def one_percent(inputs):
 
 
 def one_element(inputs):
-    """Right but for the last element."""
+    """Compute all elements but the last one right."""
     right = prepare_torch_loop(inputs)
 
     def run():
@@ -137,7 +137,7 @@ def one_element(inputs):
 
 
 def flaky(inputs):
-    """Right every time, but not bit by bit the same."""
+    """Compute right results that differ in a few bits from call to call."""
     right = prepare_torch_loop(inputs)
     calls = iter(range(10**9))
 
@@ -150,14 +150,14 @@ def flaky(inputs):
 
 
 def goes_stale(inputs):
-    """Right until it is timed, as a kernel that leaves its counters where they are is right once."""
+    """Compute right results until it is timed, like a kernel that does not reset its counters."""
     right = prepare_torch_loop(inputs)
     calls = iter(range(10**9))
     return lambda: right() * (1 if next(calls) < 5 else 3)
 
 
 def overwrites(inputs):
-    """Right once, and leaves nothing of what it was computed from."""
+    """Compute a right result and overwrite an input."""
     right = prepare_torch_loop(inputs)
 
     def run():
@@ -169,7 +169,7 @@ def overwrites(inputs):
 
 
 def overwrites_later(inputs):
-    """Right whenever it is called, until it is timed; what it leaves then is no input to compute with."""
+    """Compute right results, but overwrite an input with NaN when it is timed."""
     right = prepare_torch_loop(inputs)
     calls = iter(range(10**9))
 
@@ -187,7 +187,7 @@ def returns_an_input(inputs):
 
 
 def captured_otherwise(inputs):
-    """Right when it is called, and not in the graph that is captured of it."""
+    """Compute right results when it is called, but not in a captured graph."""
     import torch
 
     right = prepare_torch_loop(inputs)
@@ -241,7 +241,7 @@ BACKENDS = tuple(Backend(fault.__name__, fault, "a test", operator="grouped_gemm
 
 
 def crashes_once(inputs):
-    """Its process dies at a problem of 17 rows, and computes any other."""
+    """Compute any problem, but die at one of 17 rows."""
     if inputs.a.shape[0] == 17:
         os._exit(7)
     return prepare_torch_loop(inputs)
@@ -272,12 +272,12 @@ WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 
 
 def crash_last():
-    """A function as plugin; the backend that crashes is the last of its operator."""
+    """Return a plugin's backends: the one that crashes is the last of its operator."""
     return [Backend("crashes", crashes, "a test", operator="grouped_gemm")]
 
 
 def off_in_tritonbench():
-    """As TritonBench's own --plugin takes it: a backend of an operator of its own that is far off."""
+    """Register a backend with wrong results in TritonBench's own operators, through TritonBench's own --plugin."""
     from tritonbench.operators.jagged_sum import operator as jagged_sum
     from tritonbench.operators.sum import operator as sums
     from tritonbench.utils.triton_op import register_benchmark
@@ -297,7 +297,7 @@ def does_not_load():
 
 
 def chatty(inputs=None):
-    """Prints wherever it can: as a plugin, when it is prepared and when it runs."""
+    """Print wherever it can: as a plugin, when it is prepared and when it runs."""
     print("plugin")
     if inputs is None:
         return [Backend("chatty", chatty, "a test", operator="grouped_gemm")]

@@ -1,4 +1,4 @@
-"""What a fleet measures in tests: cells that cost nothing, and faults of the worker itself. Workers import it."""
+"""Cells for the tests of a fleet: they cost nothing, or make the worker itself fail. Workers import this module."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def work(count: int, run: Run = RUN, first: int = 0) -> list[Batch]:
 
 
 def instant(batch: Batch) -> list[Record]:
-    """Records without measuring; `host` says which process made them, and with which variables."""
+    """Return records without measuring; their `host` names the process that made them, and its visible devices."""
     where = machine(host=f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
-    found = [executor.unmeasured(j, where, batch.run, "unavailable", "costs nothing") for j in batch.jobs]
-    return [_ok(record) for record in found]
+    records = [executor.unmeasured(j, where, batch.run, "unavailable", "costs nothing") for j in batch.jobs]
+    return [_ok(record) for record in records]
 
 
 def _ok(record: Record) -> Record:
@@ -69,14 +69,14 @@ def refuses(batch: Batch) -> list[Record]:
 
 
 def dies(batch: Batch) -> list[Record]:
-    """Of its third problem, always."""
+    """Die at the third problem, every time."""
     if batch.jobs[0].shape.startswith("G=1,M_g=3,"):
         os.kill(os.getpid(), signal.SIGKILL)
     return instant(batch)
 
 
 def dies_once(batch: Batch) -> list[Record]:
-    """Of its third problem, until a file says that it has."""
+    """Die at the third problem, once: a file marks that it has died."""
     mark = Path(os.environ["FLEET_MARK"])
     if batch.jobs[0].shape.startswith("G=1,M_g=3,") and not mark.exists():
         mark.touch()
@@ -85,10 +85,10 @@ def dies_once(batch: Batch) -> list[Record]:
 
 
 def look_at_slot(slot: Slot) -> Card:
-    """Of a process of this host, without torch."""
+    """Return the card of a process of this host, without torch."""
     return Card(slot.name, machine(), batches.code())
 
 
 def look(device: str, dask_worker: object = None) -> Card:
-    """Of a worker, without torch."""
+    """Return the card of a Dask worker, without torch."""
     return Card(str(dask_worker.name), Machine(environment.detect("cpu"), None), batches.code())  # type: ignore[union-attr, attr-defined]

@@ -28,7 +28,7 @@ SAY = (sys.executable, "-c", "import os; print(os.environ['GROUPBENCH_ALONE'], o
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Run a command alone on the CPU, with a folder of locks of this test's own."""
+    """Run a command alone on the CPU, with a separate folder of locks."""
     running: list[subprocess.Popen[str]] = []
     left_out = ("TRITON_INTERPRET", "GROUPBENCH_ALONE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_the_second_is_told_who_is_first_and_the_lock_goes_with_its_holder(start: Start) -> None:
+def test_the_second_learns_the_holder_and_the_lock_ends_with_it(start: Start) -> None:
     first = start(*SLEEP)
     assert first.stdout is not None and first.stdout.readline() == "here\n"
     second = start("--", *SAY)
@@ -58,21 +58,21 @@ def test_the_second_is_told_who_is_first_and_the_lock_goes_with_its_holder(start
     assert (second.returncode, out) == (75, "")
     assert f"pid {first.pid} of " in err and "time.sleep(60)" in err
     assert err.count("\n") == 1
-    first.kill()  # not a chance to tidy up
+    first.kill()  # without a chance to clean up
     first.wait()
     third = start(*SAY)
     out, err = third.communicate()
     assert third.returncode == 0, err
 
 
-def test_what_a_killed_holder_left_behind_is_named(start: Start) -> None:
+def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
     first = start("bash", "-c", "sleep 60 & echo $!; wait")
     assert first.stdout is not None
     left = int(first.stdout.readline())
     try:
         first.kill()
         first.wait()
-        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1"))  # has the file open too, and no lock
+        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1"))  # has the file open too, without the lock
         second = start(*SAY)
         err = second.communicate()[1]
         assert second.returncode == 75
@@ -98,21 +98,21 @@ def test_the_command_has_the_lock_its_own_environment_and_its_own_exit_code(star
     done = start(*SAY)
     path, interpreted = done.communicate()[0].split()
     assert Path(path).parent == tmp_path and Path(path).name.startswith("groupbench-cpu-")
-    assert interpreted == "None"  # what was set up to look at the device is not the command's
+    assert interpreted == "None"  # the variable set to look at the device is not passed to the command
     done = start("bash", "-c", "exit 3")
     assert (done.wait(), done.poll()) == (3, 3)
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [((), "no command"), (("--wait", "-1", "true"), "--wait"), (("--", "no-such-command"), "no-such-command")],
     ids=["no command", "wait", "no such command"],
 )
-def test_usage(command: tuple[str, ...], says: str, start: Start) -> None:
+def test_usage(command: tuple[str, ...], message: str, start: Start) -> None:
     done = start(*command)
     err = done.communicate()[1]
     assert done.returncode == 2
-    assert says in err
+    assert message in err
 
 
 def test_devices_do_not_share_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_holder_that_left_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kind", ["a link", "a folder that is a file"])
 def test_a_lock_that_cannot_be_made(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that all may write to, a link would make this write to somebody's file."""
+    """In a folder that everyone may write to, a link could make this write to another user's file."""
     target = tmp_path / "somebodys"
     target.write_text("theirs")
     if kind == "a link":
@@ -183,9 +183,9 @@ KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "says"), KINDS.values(), ids=KINDS)
-def test_what_is_no_lock_is_one_line_and_left_alone(
-    make: Callable[[Path], object], says: str, tmp_path: Path, start: Start
+@pytest.mark.parametrize(("make", "message"), KINDS.values(), ids=KINDS)
+def test_another_file_in_place_of_the_lock_is_reported_and_left_alone(
+    make: Callable[[Path], object], message: str, tmp_path: Path, start: Start
 ) -> None:
     path = tmp_path / f"groupbench-cpu-{platform.node() or 'here'}.lock"
     make(path)
@@ -193,7 +193,7 @@ def test_what_is_no_lock_is_one_line_and_left_alone(
     done = start("true")
     err = done.communicate(timeout=60)[1]
     assert (done.returncode, err.count("\n")) == (2, 1)
-    assert f"cannot lock {path}: " in err and says in err
+    assert f"cannot lock {path}: " in err and message in err
     assert path.stat().st_size == before
 
 

@@ -14,9 +14,9 @@ Make = Callable[..., Record]
 CARD = {"device": "cuda", "gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}
 
 
-def canary(make: Make, ms: float, flops: int, min_bytes: int, **given: Any) -> Record:
+def canary(make: Make, ms: float, flops: int, min_bytes: int, **facts: Any) -> Record:
     record = make(
-        "cublas", ms, operator="canary", flops=flops, dtype="bf16", timing="gpu", **{"environment": CARD} | given
+        "cublas", ms, operator="canary", flops=flops, dtype="bf16", timing="gpu", **{"environment": CARD} | facts
     )
     return with_bytes(record, min_bytes)
 
@@ -29,11 +29,11 @@ def with_bytes(record: Record, min_bytes: int) -> Record:
 
 @pytest.fixture
 def ceilings(make: Make) -> Ceilings:
-    """800 TFLOP/s and 4 TB/s."""
-    found = Ceilings()
-    found.see(canary(make, 1.0, int(800e9), 10))
-    found.see(canary(make, 1.0, 10, int(4e9)))
-    return found
+    """Return ceilings of 800 TFLOP/s and 4 TB/s."""
+    ceilings = Ceilings()
+    ceilings.see(canary(make, 1.0, int(800e9), 10))
+    ceilings.see(canary(make, 1.0, 10, int(4e9)))
+    return ceilings
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_each_card_has_its_own(ceilings: Ceilings, make: Make) -> None:
 
 
 def test_a_wrong_canary_and_a_cpu_say_nothing(make: Make) -> None:
-    found = Ceilings()
-    found.see(canary(make, 1.0, 10**12, 10**9, status="wrong"))
-    found.see(make("cublas", 1.0, operator="canary", flops=10**12, dtype="bf16"))
-    assert (found.flops, found.bandwidth) == ({}, {})
+    ceilings = Ceilings()
+    ceilings.see(canary(make, 1.0, 10**12, 10**9, status="wrong"))
+    ceilings.see(make("cublas", 1.0, operator="canary", flops=10**12, dtype="bf16"))
+    assert (ceilings.flops, ceilings.bandwidth) == ({}, {})

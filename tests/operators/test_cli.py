@@ -25,7 +25,7 @@ FAST = ("--host", "builtin", "--device", "cpu", "--bursts", "1", "--samples", "2
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-    """Run the command in this process, for what ends before anything is measured."""
+    """Run the command in this process, for options that end it before anything is measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -124,7 +124,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "budget": ((*OP, "--budget", "0"), "--budget"),
     "budget of nan": ((*OP, "--budget", "nan"), "--budget"),
     "plot of another kind": ((*OP, "--plot", "x.pdf"), ".png or .svg"),
-    "a run before that is none": ((*OP, "--only", "torch_loop", "--previous", "/proc/version"), "line 1"),
+    "a previous run that is not a run": ((*OP, "--only", "torch_loop", "--previous", "/proc/version"), "line 1"),
     "plan and bursts": (("--plan", "x.toml", "--bursts", "4"), "--bursts"),
     "plan that is missing": (("--plan", "x.toml", "--device", "cpu"), "x.toml"),
     "plan on tritonbench": (("--plan", "x.toml", "--host", "tritonbench"), "built-in"),
@@ -135,10 +135,10 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "says"), USAGE.values(), ids=USAGE)
+@pytest.mark.parametrize(("args", "message"), USAGE.values(), ids=USAGE)
 def test_usage_errors_are_one_line_and_exit_code_2(
     args: tuple[str, ...],
-    says: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -154,13 +154,13 @@ def test_usage_errors_are_one_line_and_exit_code_2(
     assert out == ""
     assert err.startswith("tritonbench: ")
     assert err.count("\n") == 1
-    assert says in err
+    assert message in err
 
 
 def test_gpus_that_are_not_there_are_not_the_processor(
     invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("groupbench.operators.measure.environment.resolve_device", lambda asked: "cpu")
+    monkeypatch.setattr("groupbench.operators.measure.environment.resolve_device", lambda device: "cpu")
     result = invoke("--op", "grouped_gemm", "--host", "builtin", "--gpus", "0,1")
     assert "--gpus 0,1: torch sees no GPU here; --device cpu" in str(result.exception)
 
@@ -177,7 +177,7 @@ def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result
 def test_records_are_not_appended_to_half_a_line(
     half: str, invoke: Callable[..., Result], tritonbench: Command, tmp_path: Path
 ) -> None:
-    """Both would be one line that is no record, and the file one that `ingest` refuses."""
+    """Both together would be one invalid line, and `ingest` would refuse the file."""
     kept = tmp_path / "kept.jsonl"
     options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,4,4,4", "--records", str(kept))
     assert tritonbench(*options).returncode == 0
@@ -276,13 +276,13 @@ def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -
     assert output.read_text() == done.stdout
     assert len(json.loads(output_json.read_text())) == 12
     assert done.stderr.startswith("groupbench: built-in host")
-    found = [record for _, record in read(records.read_bytes().splitlines(keepends=True))]
-    assert [(r.cell.shape, r.cell.backend) for r in found] == [
+    stored = [record for _, record in read(records.read_bytes().splitlines(keepends=True))]
+    assert [(r.cell.shape, r.cell.backend) for r in stored] == [
         (shape, name)
         for shape in ("G=4,M_g=16,N=8,K=8", "G=1,M_g=17,N=32,K=48")
         for name in ("torch_loop", "torch_grouped_mm")
     ]
-    for record in found:
+    for record in stored:
         assert record.status == "ok"
         assert (record.run.commit.hash, record.run.commit.branch, record.run.trigger) == ("abcdef0123", "side", "test")
         assert (record.cell.dtype, record.cell.seed, record.cell.host, record.cell.mode) == (
@@ -295,7 +295,7 @@ def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -
         assert record.latency.timing == "cpu"
         assert record.environment.device == "cpu"
         assert record.baseline == (record.cell.backend == "torch_loop")
-    assert len({record.run.id for record in found}) == 1
+    assert len({record.run.id for record in stored}) == 1
 
 
 def test_tolerances_of_the_user(tritonbench: Command, faulty: str) -> None:
@@ -306,7 +306,7 @@ def test_tolerances_of_the_user(tritonbench: Command, faulty: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
 def test_bytes_that_are_not_utf_8(encoding: str, tritonbench_apart: Command, tmp_path: Path) -> None:
-    """In what an exception says, a file's name, an option and a setting."""
+    """They are in the message of an exception, a file's name, an option and a setting."""
     records, odd = tmp_path / os.fsdecode(b"a\xff.jsonl"), os.fsdecode(b"a\xff")
     done = tritonbench_apart(
         *("--op", "grouped_gemm", *FAST, "--shapes", "1,4,4,4", "--only", "raises_bytes,torch_loop"),
@@ -336,8 +336,8 @@ def test_the_threads_asked_for_are_measured_with_and_recorded(
     assert record.environment.cpu_threads == (count or 1)
 
 
-def test_what_a_backend_starts_holds_up_no_pipe(tritonbench_apart: Command, faulty: str) -> None:
-    """Read here to its end, which is there when nobody is left who may write."""
+def test_processes_started_by_a_backend_do_not_hold_a_pipe(tritonbench_apart: Command, faulty: str) -> None:
+    """The pipe is read to its end, which comes only after the last process with the other end has closed it."""
     args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "leaves_children", "--plugin", faulty)
     assert tritonbench_apart(*args).returncode == 0
 
@@ -350,7 +350,7 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_before_the_table(tmp_path: Path) -> None:
-    """Rich ends a process with 1 then, which means a wrong result here."""
+    """Rich then exits with 1, which means a wrong result here."""
     command = f"{sys.executable} -m groupbench.operators --op vector_add --shapes N=5 -q {' '.join(FAST)} --only torch"
     script = f"set -o pipefail; {command} | (head -1 >/dev/null)"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
@@ -368,7 +368,7 @@ def test_standard_output_that_takes_no_more(args: list[str]) -> None:
 
 
 def test_a_terminal_of_few_letters() -> None:
-    """It is told ? where it has no ±, and no result is called wrong."""
+    """A ± is printed as ? if the encoding does not have it, and no result is called wrong."""
     command = [sys.executable, "-m", "groupbench.operators", "--op", "vector_add", "--shapes", "N=5", *FAST]
     ascii_alone = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([*command, "--only", "torch"], capture_output=True, text=True, env=ascii_alone)
@@ -377,8 +377,8 @@ def test_a_terminal_of_few_letters() -> None:
 
 
 @pytest.mark.parametrize(("name", "heeded"), [("SIGTERM", True), ("SIGHUP", True), ("SIGHUP", False)])
-def test_what_ends_the_command_is_an_interrupt(name: str, heeded: bool) -> None:
-    """So that what was measured is kept, and no process is left; but for a hangup that nohup has set aside."""
+def test_signals_that_end_the_command_act_as_an_interrupt(name: str, heeded: bool) -> None:
+    """The records are kept and no process is left; a hangup ignored by nohup does not end the command."""
     code = f"""
 import os, signal, time
 from groupbench.operators import cli
@@ -395,7 +395,7 @@ cli.main()
     assert (done.returncode, done.stderr) == (130 if heeded else 0, "")
 
 
-def test_ctrl_c_says_at_once_what_is_kept() -> None:
+def test_ctrl_c_reports_the_kept_records_at_once() -> None:
     """Also before there is anything, while modules are imported."""
     code = """
 import os, signal, time

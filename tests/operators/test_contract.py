@@ -1,4 +1,4 @@
-"""What the list of operators tells an author of backends is there, and is so."""
+"""The list of operators describes every input and output to authors of backends, and describes them right."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ NAMED = {"int32": torch.int32, "int64": torch.int64, "fp32": torch.float32, "e4m
 
 
 def measured(name: str, mode: str) -> tuple[Operator, str, object]:
-    """(operator, dtype, inputs of its first small shape)."""
+    """Return (operator, dtype, inputs of its first small shape)."""
     operator = get_operator(name).in_mode(mode)
     dtype = "fp16" if "fp16" in operator.dtypes else operator.dtypes[0]
     return operator, dtype, operator.make_inputs(operator.suites["smoke"][0], dtype, "cpu", 0)
 
 
 def dims(text: str) -> list[int]:
-    """How many sizes each tensor of a text has: "[M, N] or [N]" is [2, 1]."""
+    """Return the number of sizes of each tensor in a text: [2, 1] for "[M, N] or [N]"."""
     return [sizes.count(",") + 1 for sizes in re.findall(r"\[(.*?)\]", text)]
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_every_field_is_told_as_it_is(name: str, mode: str) -> None:
+def test_the_description_of_every_field_is_right(name: str, mode: str) -> None:
     operator, dtype, inputs = measured(name, mode)
     cls = contract.inputs_class(operator.make_inputs)
     assert type(inputs) is cls
-    told = dict(contract.fields(cls))
-    assert all(told.values()), told
-    assert {name.partition(".")[0] for name in told} == {field.name for field in dataclasses.fields(cls)}
+    descriptions = dict(contract.fields(cls))
+    assert all(descriptions.values()), descriptions
+    assert {name.partition(".")[0] for name in descriptions} == {field.name for field in dataclasses.fields(cls)}
     for path, tensor in named_tensors(inputs):
-        if "[" in path:  # of a group, which its tuple's comment tells of
-            assert f" {path.rpartition('.')[2]} [" in told[path.partition("[")[0]]
+        if "[" in path:  # a tensor of a group; the comment on the tuple describes it
+            assert f" {path.rpartition('.')[2]} [" in descriptions[path.partition("[")[0]]
             continue
-        about = told[path]
+        about = descriptions[path]
         if about.startswith("as "):
-            about = told[about.split()[1]]
+            about = descriptions[about.split()[1]]
         assert tensor.dim() in dims(about), path
-        said = [NAMED[word] for word in NAMED if word in about]
-        assert tensor.dtype == (said[0] if said else torch_dtype(dtype)), path
+        dtypes = [NAMED[word] for word in NAMED if word in about]
+        assert tensor.dtype == (dtypes[0] if dtypes else torch_dtype(dtype)), path
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_what_a_backend_returns_is_told_as_it_is(name: str, mode: str) -> None:
+def test_the_description_of_the_output_is_right(name: str, mode: str) -> None:
     operator, dtype, inputs = measured(name, mode)
     assert operator.returns
     if why_unavailable(operator, operator.baseline, Target("cpu", dtype, interpreted=True)):

@@ -1,4 +1,4 @@
-"""Operators that are made of plain functions."""
+"""Operators defined by plain functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 
 
 def defined(**facts: Any) -> Definition:
-    """An operator with sizes of every type."""
+    """Return an operator with sizes of every type."""
 
     @operator(["M=2,N=3"], **facts)
     def scaled(M, N, scale=1.5, causal=False, layout="nk", *, dtype, device):  # type: ignore[no-untyped-def]
@@ -73,9 +73,9 @@ BAD_SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_SHAPES.items())
-def test_what_is_no_shape_says_what_one_is(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says) if text else ".") as caught:
+@pytest.mark.parametrize(("text", "message"), BAD_SHAPES.items())
+def test_an_error_shows_the_form_of_a_shape(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message) if text else ".") as caught:
         defined().parse_shape(text)
     assert "A shape is M=..,N=..,(scale=1.5),(causal=false),(layout=nk)" in str(caught.value)
 
@@ -134,8 +134,8 @@ def test_bytes_are_those_of_inputs_and_output() -> None:
     assert made.min_bytes(made.parse_shape("20,30"), "fp16") == 2 * 20 * 30 * 2
     wider = defined(output="fp32").operator
     assert wider.min_bytes(wider.parse_shape("20,30"), "fp16") == 20 * 30 * (2 + 4)
-    told = defined(min_bytes=lambda M, dtype: M if dtype == "fp16" else 0, flops=lambda N: 7 * N).operator
-    assert (told.min_bytes(told.parse_shape("20,30"), "fp16"), told.flops(told.parse_shape("20,30"))) == (20, 210)
+    exact = defined(min_bytes=lambda M, dtype: M if dtype == "fp16" else 0, flops=lambda N: 7 * N).operator
+    assert (exact.min_bytes(exact.parse_shape("20,30"), "fp16"), exact.flops(exact.parse_shape("20,30"))) == (20, 210)
 
 
 def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
@@ -216,7 +216,7 @@ def test_tolerances_of_its_own() -> None:
 
 
 def measure(plugin: Path, name: str, only: tuple[str, ...] = ()) -> dict[str, Record]:
-    """Records of the operator's first shape in suite smoke, by backend."""
+    """Return the records of the operator's first shape in suite smoke, by backend."""
     made = registry.get_operator(name, (str(plugin),))
     jobs = [
         Job(
@@ -241,13 +241,13 @@ def timing(record: Record) -> str | None:
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
 def test_an_example_is_right(file: Path) -> None:
-    found = measure(file, file.stem)
-    assert {name: (record.status, record.message) for name, record in found.items()} == dict.fromkeys(
-        found, ("ok", None)
+    records = measure(file, file.stem)
+    assert {name: (record.status, record.message) for name, record in records.items()} == dict.fromkeys(
+        records, ("ok", None)
     )
-    assert all(record.cell.min_bytes for record in found.values())
-    written_in_triton = {name for name in found if "triton" in name}
-    assert {name for name, record in found.items() if timing(record) == "interpreted"} == written_in_triton
+    assert all(record.cell.min_bytes for record in records.values())
+    written_in_triton = {name for name in records if "triton" in name}
+    assert {name for name, record in records.items() if timing(record) == "interpreted"} == written_in_triton
 
 
 FAULTY = """
@@ -312,8 +312,8 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "faulty.py"
 
 
-def test_what_a_backend_does_to_numpys_arrays_is_noticed(faulty: Path) -> None:
-    found = measure(faulty, "tripled")
+def test_changes_of_numpy_arrays_by_a_backend_are_noticed(faulty: Path) -> None:
+    records = measure(faulty, "tripled")
     expected = {
         "right": ("ok", ""),
         "cached": ("wrong", "in a timed call: "),
@@ -322,12 +322,12 @@ def test_what_a_backend_does_to_numpys_arrays_is_noticed(faulty: Path) -> None:
         "nothing": ("error", "TypeError: the backend returned NoneType, not"),
         "unmarked_triton": ("ok", ""),
     }
-    assert found.keys() == expected.keys()
+    assert records.keys() == expected.keys()
     for name, (status, message) in expected.items():
-        assert found[name].status == status
-        assert (found[name].message or "").startswith(message)
-    assert timing(found["unmarked_triton"]) == "interpreted"
-    assert timing(found["right"]) == "cpu"
+        assert records[name].status == status
+        assert (records[name].message or "").startswith(message)
+    assert timing(records["unmarked_triton"]) == "interpreted"
+    assert timing(records["right"]) == "cpu"
 
 
 def test_inputs_that_differ_from_process_to_process_are_refused(faulty: Path) -> None:

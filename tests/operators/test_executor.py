@@ -1,4 +1,4 @@
-"""Cells end to end through their processes: the faults of one do not reach another."""
+"""Cells end to end through their processes: a cell's faults do not reach other cells."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def records(faulty: str) -> dict[str, Record]:
-    """Of every fault but the one that hangs, side by side, the healthy ones last."""
+    """Measure every fault but the one that hangs in one run, with healthy backends last."""
     return {record.cell.backend: record for record in measure([job(name) for name in FAULTS])}
 
 
@@ -110,13 +110,13 @@ def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dic
 
 
 def test_no_process_outlives_its_cell(records: dict[str, Record]) -> None:
-    """Nor do processes of a backend: they would hold memory and time of the next cells, and this command's pipes."""
+    """Processes started by a backend end too: they would take memory and time from the next cells, and hold pipes."""
     marker = f"4242.{forkserver._forkserver._forkserver_pid}".encode()
     assert not [process for process in Path("/proc").glob("[0-9]*") if marker in _words(process)]
 
 
 def _words(process: Path) -> list[bytes]:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process may have ended
         return (process / "cmdline").read_bytes().split(b"\0")
     return []
 
@@ -212,7 +212,7 @@ def test_memory_that_processes_share_counts_once() -> None:
     assert bound > 4 * (200 << 20)
 
 
-def test_what_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
+def test_a_cell_that_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
     for name in ("torch_loop", "torch_grouped_mm", "flaky", "half"):
         latency, accuracy = records[name].latency, records[name].accuracy
         assert latency is not None
@@ -243,48 +243,48 @@ def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
 
 
 def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str) -> None:
-    found = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=8)
-    assert [r.status for r in found] == ["ok", "timeout", "ok"]
-    assert found[1].message == "no answer within 8 s during prepare or the first calls"
+    records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=8)
+    assert [r.status for r in records] == ["ok", "timeout", "ok"]
+    assert records[1].message == "no answer within 8 s during prepare or the first calls"
 
 
 def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) -> None:
     plugins = ("faulty_backends.ONCE",)
-    found = measure([job("crashes_once", shape, plugins=plugins) for shape in (EVEN, SINGLE, "G=1,M_g=3,N=4,K=4")])
-    assert [r.status for r in found] == ["ok", "error", "ok"]
-    assert "exit code 7" in (found[1].message or "")
+    records = measure([job("crashes_once", shape, plugins=plugins) for shape in (EVEN, SINGLE, "G=1,M_g=3,N=4,K=4")])
+    assert [r.status for r in records] == ["ok", "error", "ok"]
+    assert "exit code 7" in (records[1].message or "")
 
 
 def test_an_interrupt_keeps_the_finished_and_names_the_rest_skipped(
     faulty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [job("torch_loop"), job("torch_grouped_mm"), job("torch_loop", SINGLE), job("torch_grouped_mm", SINGLE)]
-    asked = worker.Worker.ask
+    original = worker.Worker.ask
 
     def interrupted(self: worker.Worker, request: object) -> object:
-        if len(found) == 2:
+        if len(records) == 2:
             raise KeyboardInterrupt
-        return asked(self, request)  # type: ignore[arg-type]
+        return original(self, request)  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker.Worker, "ask", interrupted)
-    found: list[Record] = []
+    records: list[Record] = []
     with pytest.raises(KeyboardInterrupt):
         for record in executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress()):
-            found.append(record)
-    assert [(r.cell.backend, r.cell.shape, r.status) for r in found] == [
+            records.append(record)
+    assert [(r.cell.backend, r.cell.shape, r.status) for r in records] == [
         ("torch_loop", EVEN, "ok"),
         ("torch_grouped_mm", EVEN, "ok"),
         ("torch_loop", SINGLE, "skipped"),
         ("torch_grouped_mm", SINGLE, "skipped"),
     ]
-    assert all(r.message for r in found if r.status == "skipped")
+    assert all(r.message for r in records if r.status == "skipped")
 
 
 # --- without processes ------------------------------------------------------------------------------------------------
 
 
 class Scripted:
-    """In a worker's place: notes what it is asked, and answers as a healthy cell does."""
+    """A substitute for a worker that logs its requests and replies like a healthy cell."""
 
     log: list[tuple[str, str]]
     started: list[Scripted]
@@ -327,7 +327,7 @@ class Scripted:
 
 
 class ScriptedJudge:
-    """In the place of the process that judges: content with everything."""
+    """A substitute for the process that judges; it accepts everything."""
 
     over = False
 
@@ -369,8 +369,8 @@ def test_timed_calls_are_judged(scripted: type[Scripted]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
-def test_what_is_checked_again_is_the_graph_that_was_timed(faulty: str) -> None:
-    """The last replay's output, not that of one more call."""
+def test_the_graph_that_was_timed_is_checked_again(faulty: str) -> None:
+    """The check reads the output of the last replay, not that of a further call."""
     graph = Protocol(bursts=2, samples=2, cudagraph=True)
     machine = executor.probe("cuda")
     jobs = [job(name, device="cuda", protocol=graph) for name in ("torch_loop", "captured_otherwise")]
@@ -392,10 +392,10 @@ def test_a_backend_keeps_its_process_over_problems(scripted: type[Scripted]) -> 
     assert scripted.log.count(("unload", "torch_loop")) == 2
 
 
-def test_processes_start_side_by_side_and_their_start_is_no_cells_time(
+def test_processes_start_in_parallel_and_outside_the_time_of_cells(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet shares shapes out by the time they took."""
+    """A fleet distributes shapes by the time they took."""
     sent: list[str] = []
 
     def send(self: Scripted, request: executor.Request) -> None:
@@ -444,11 +444,11 @@ if __name__ == "__main__":
 def test_dynamo_is_imported_where_it_is_asked_for_alone(
     preloaded: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
-    """It takes every process that imports it for seconds, and torch's dispatch modes do by default."""
+    """Its import takes seconds in every process, and torch's dispatch modes import it by default."""
     script = tmp_path / "imports.py"
     script.write_text(IMPORTS)
-    said = subprocess.run([sys.executable, script, *preloaded], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == expected
+    done = subprocess.run([sys.executable, script, *preloaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 def test_a_process_that_cannot_start_is_asked_no_more(
@@ -488,21 +488,21 @@ REASONS = {
 def test_a_backend_that_cannot_say_whether_it_runs_does_not(
     name: str, message: str | None, faulty: str, scripted: type[Scripted]
 ) -> None:
-    found = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in (name, "torch_loop")])
-    assert [record.status for record in found] == ["unavailable" if message else "ok", "ok"]
-    assert found[0].message == message
-    assert decode(encode(found[0])) == found[0]
+    records = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in (name, "torch_loop")])
+    assert [record.status for record in records] == ["unavailable" if message else "ok", "ok"]
+    assert records[0].message == message
+    assert decode(encode(records[0])) == records[0]
 
 
 def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
-    """What cannot run is known before, and does not go ahead of the baseline for that."""
+    """A backend that cannot run is known before the baseline is measured, but its row does not come first."""
     names = ["gives_up", "torch_loop", "cannot_say", "torch_grouped_mm", "says_a_number"]
     done: list[float] = []
     jobs = [job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names]
     small = Machine(Environment(device="cpu", memory_mib=1000), None)  # a process at a time
     for machine in (CPU, small):
-        found = list(executor.execute(jobs, machine, RUN, TIMEOUT_S, Progress(advance=done.append)))
-        assert [record.cell.backend for record in found] == names
+        records = list(executor.execute(jobs, machine, RUN, TIMEOUT_S, Progress(advance=done.append)))
+        assert [record.cell.backend for record in records] == names
     assert sum(done) == pytest.approx(2 * len(names))
 
 
@@ -541,7 +541,7 @@ def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:
     assert sum(done) == pytest.approx(2)
 
 
-def test_probe_says_what_is_missing() -> None:
+def test_probe_reports_a_missing_gpu() -> None:
     assert executor.probe("cpu").environment.device == "cpu"
     if not torch.cuda.is_available():
         with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; --device cpu "):
@@ -581,12 +581,12 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize(("log", "told"), LOGS.values(), ids=LOGS)
-def test_of_a_death_the_backends_own_line_is_told(
-    log: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
+def test_a_death_is_reported_with_the_backends_own_line(
+    log: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # files below the current folder are named from there
-    assert worker.last_words(log) == told
+    assert worker.last_words(log) == expected
 
 
 def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
@@ -600,29 +600,31 @@ def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     left.close()
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
-    """As after an interrupt: the process that asked is gone."""
+def test_a_reply_without_a_reader_is_dropped() -> None:
+    """After an interrupt the process that asked has ended."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        for answer in (int, lambda: int("five")):
-            ours, theirs = multiprocessing.Pipe()
+        for compute in (int, lambda: int("five")):
+            parent_end, child_end = multiprocessing.Pipe()
             begun: list[bool] = []
 
-            def ask(ours: Connection = ours, begun: list[bool] = begun, answer: Callable[[], int] = answer) -> int:
+            def ask(
+                parent_end: Connection = parent_end, begun: list[bool] = begun, compute: Callable[[], int] = compute
+            ) -> int:
                 begun.append(True)
-                ours.close()
-                return answer()
+                parent_end.close()
+                return compute()
 
-            worker._call(ask, (), theirs)
+            worker._call(ask, (), child_end)
             assert begun == [True]
-            worker._call(ask, (), theirs)
-            assert begun == [True], "nobody has waited from the start"
+            worker._call(ask, (), child_end)
+            assert begun == [True], "it computed although the pipe was closed"
     finally:
         signal.signal(signal.SIGINT, handler)
 
 
 def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
-    """A terminal's Ctrl-C goes to all of its group; whoever asked is to answer it, and nobody else to print."""
+    """A terminal's Ctrl-C goes to the whole process group; only the process that asked may react and print."""
     script = (
         "import time; from groupbench.operators.measure import worker\n"
         "try: worker.call(time.sleep, 600, timeout_s=600)\n"
@@ -677,7 +679,7 @@ def _fork_servers(pid: int) -> list[Path]:
 
 
 def _minds_interrupts(process: Path) -> bool:
-    """Whether SIGINT is blocked or caught: before Python has begun it would just end the process."""
+    """Return whether SIGINT is blocked or caught: before Python starts it would just end the process."""
     fields = dict(line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line)
     return any(int(fields[name], 16) >> (signal.SIGINT - 1) & 1 for name in ("SigBlk", "SigCgt"))
 

@@ -31,6 +31,6 @@ def test_a_duration_of_runs_is_reported_to_have_no_effect(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("rest", [["--no-such"], ["--rep"], ["--sleep", "long"], ["--bwd=1"], ["word"]], ids=" ".join)
-def test_what_has_no_meaning_here_is_refused(rest: list[str]) -> None:
+def test_unsupported_flags_are_refused(rest: list[str]) -> None:
     with pytest.raises(UsageError):
         flags.translated(rest)

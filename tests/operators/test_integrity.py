@@ -1,4 +1,4 @@
-"""Backends that cheat are caught, by what is meant to catch them, and honest ones are not."""
+"""Backends that cheat are caught by the expected mechanism, and honest ones are not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ BACKEND = Backend("leaves_a_daemon", leaves_a_daemon, "a test", operator="groupe
 """
 
 
-def test_a_daemon_ends_with_its_cell_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_daemon_ends_with_its_cell_without_delay(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
     command = [
         sys.executable,
@@ -104,7 +104,7 @@ def _command(process: Path) -> bytes:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_nobody_could_read_becomes_an_error(make) -> None:  # type: ignore[no-untyped-def]
+def test_an_unreadable_record_becomes_an_error(make) -> None:  # type: ignore[no-untyped-def]
     record: Record = make(ms=1.0)
     assert record.latency is not None
     negative = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, prepare_ms=-4.0))
@@ -144,27 +144,27 @@ def test_calls_in_a_row_are_timed_from_outside(
 
 
 def test_a_machine_that_is_busy_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = [0.0], [0]
+    clock, calls_made = [0.0], [0]
     monkeypatch.setattr(witness, "now", lambda: clock[0])
 
     def ask(calls: int) -> Witnessed:
-        asked[0] += 1
-        clock[0] += calls / 1000 + (0.3 if asked[0] == 1 else 0.0)
+        calls_made[0] += 1
+        clock[0] += calls / 1000 + (0.3 if calls_made[0] == 1 else 0.0)
         return Witnessed((1.0,) * calls)
 
     assert witness.watch(ask, 1.0, None, lambda: 1.0) is None
-    assert asked == [2]
+    assert calls_made == [2]
 
 
 @pytest.mark.parametrize(
-    ("stretched", "ratio", "found"),
+    ("stretched", "ratio", "expected"),
     [(1.02, 5.0, str), (4.0, 5.0, Failure), (4.0, 100.0, str), (1.02, 1.0, type(None))],
     ids=["idle, forged", "shared", "shared, and forged by far", "honest"],
 )
 def test_no_backend_is_blamed_for_other_work_on_the_device(
-    stretched: float, ratio: float, found: type, monkeypatch: pytest.MonkeyPatch
+    stretched: float, ratio: float, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that take turns on a GPU stretch calls in a row, by the clocks of both, and leave single ones alone."""
+    """Processes that take turns on a GPU stretch calls in a row, by both clocks, but not single calls."""
     clock = [0.0]
     monkeypatch.setattr(witness, "now", lambda: clock[0])
 
@@ -173,7 +173,7 @@ def test_no_backend_is_blamed_for_other_work_on_the_device(
         return Witnessed((ratio,) * calls)
 
     problem = witness.watch(ask, 1.0, None, lambda: stretched)
-    assert isinstance(problem, found)
+    assert isinstance(problem, expected)
     if isinstance(problem, Failure):
         assert (problem.status, "shared with other work" in problem.message) == ("error", True)
 

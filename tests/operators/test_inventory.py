@@ -1,4 +1,4 @@
-"""What a machine can measure: packages are imported with all that their use imports."""
+"""The inventory of a machine: a package counts only if everything that its use imports can be imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest import mock
 from groupbench.operators import inventory
 
 
-def test_a_tritonbench_without_what_it_imports_is_told(tmp_path, monkeypatch):
+def test_a_tritonbench_without_its_imports_is_reported(tmp_path, monkeypatch):
     utils = tmp_path / "tritonbench" / "utils"
     utils.mkdir(parents=True)
     for folder in (utils.parent, utils):
@@ -16,10 +16,10 @@ def test_a_tritonbench_without_what_it_imports_is_told(tmp_path, monkeypatch):
     (utils / "run_utils.py").touch()
     (utils / "triton_op.py").write_text("import a_table_maker_that_is_not_here\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with mock.patch.dict(sys.modules):  # afterwards, one that is installed is found again
+    with mock.patch.dict(sys.modules):  # so that an installed one is imported again afterwards
         for name in [name for name in sys.modules if name.split(".")[0] == "tritonbench"]:
             del sys.modules[name]
-        said = inventory._import_error("tritonbench")
-        assert said == "ModuleNotFoundError: No module named 'a_table_maker_that_is_not_here'"
+        error = inventory._import_error("tritonbench")
+        assert error == "ModuleNotFoundError: No module named 'a_table_maker_that_is_not_here'"
         (utils / "triton_op.py").write_text("")
         assert inventory._import_error("tritonbench") is None

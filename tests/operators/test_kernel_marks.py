@@ -72,14 +72,14 @@ def test_ratios_means_and_verdicts(marks: ModuleType) -> None:
         record("torch", 1.0, "matmul,M=32768,N=4096,K=7168,W=nk", "canary"),
     ]
     text = marks.tables(records, ["x.jsonl"])
-    found = rows(text)
-    assert found[OVER_TORCH][1:] == ["1", "1.600", f"1.60 ({NAME})", ">= 1.15, least 1", "pass"]
-    assert found[f"{OVER_TORCH} or torch_loop"][2::3] == ["0.800", "**miss**"]
-    assert found["helion_worklist over helion_persistent"][2::3] == ["2.000", "**miss**"]
-    dense = next(row for name, row in found.items() if "dense cuBLAS of as many operations" in name)
+    marked = rows(text)
+    assert marked[OVER_TORCH][1:] == ["1", "1.600", f"1.60 ({NAME})", ">= 1.15, least 1", "pass"]
+    assert marked[f"{OVER_TORCH} or torch_loop"][2::3] == ["0.800", "**miss**"]
+    assert marked["helion_worklist over helion_persistent"][2::3] == ["2.000", "**miss**"]
+    dense = next(row for name, row in marked.items() if "dense cuBLAS of as many operations" in name)
     assert dense[2::3] == ["0.800", "**miss**"]
     assert dense[3] == f"0.800 ({NAME})"
-    row = found[NAME]
+    row = marked[NAME]
     assert "1.250 (1.238-1.262)" in row
     assert row[-8:-5] == ["triton_flat", "1.60", "0.80"]
     assert row[-4] == "80", "of the dense product's rate"
@@ -125,7 +125,7 @@ def test_shapes_of_other_suites_count_in_no_mark(marks: ModuleType, shape: str) 
 
 
 def test_few_rows_a_group_are_held_to_copy_bandwidth(marks: ModuleType) -> None:
-    """1 GB read and written in 0.5 ms by copy; balanced large shapes are not among those."""
+    """The copy reads and writes 1 GB in 0.5 ms; balanced large shapes are not counted."""
     records = [
         record("triton_flat", 0.52, DECODE),
         record("triton_contiguous", 0.9, DECODE),
@@ -145,7 +145,7 @@ def test_few_rows_a_group_are_held_to_copy_bandwidth(marks: ModuleType) -> None:
     ids=["as_right", "rounding", "less_accurate"],
 )
 def test_errors_are_held_to_torchs(marks: ModuleType, ours: float, least: str, passed: str) -> None:
-    """The least accurate of ours counts, fast accumulation and wrong results apart."""
+    """The least accurate of our backends counts, except fast accumulation and wrong results."""
     records = [
         record("torch_grouped_mm", 2.0),
         record("triton_flat", 1.0),
@@ -161,7 +161,7 @@ def test_errors_are_held_to_torchs(marks: ModuleType, ours: float, least: str, p
 
 
 @pytest.mark.parametrize(
-    ("operator", "ours", "theirs", "row"),
+    ("operator", "backend", "baseline", "row"),
     [
         ("grouped_gemm_dgrad", "triton_x", "torch_grouped_mm", OVER_TORCH),
         ("grouped_gemm_wgrad", "triton_x", "torch_grouped_mm", OVER_TORCH),
@@ -170,12 +170,12 @@ def test_errors_are_held_to_torchs(marks: ModuleType, ours: float, least: str, p
     ],
     ids=["dgrad", "wgrad", "fp8", "fp8_fast"],
 )
-def test_other_operators_have_marks(marks: ModuleType, operator: str, ours: str, theirs: str, row: str) -> None:
-    records = [record(theirs, 2.0, operator=operator), record(ours, 1.0, operator=operator)]
+def test_other_operators_have_marks(marks: ModuleType, operator: str, backend: str, baseline: str, row: str) -> None:
+    records = [record(baseline, 2.0, operator=operator), record(backend, 1.0, operator=operator)]
     assert rows(marks.tables(records, []))[row][2::3] == ["2.000", "pass"]
 
 
-def test_what_failed_is_listed_and_a_wrong_result_wins_nothing(marks: ModuleType) -> None:
+def test_failures_are_listed_and_a_wrong_result_cannot_win(marks: ModuleType) -> None:
     records = [
         record("torch_grouped_mm", 2.0),
         record("triton_flat", 1.9),
@@ -189,14 +189,14 @@ def test_what_failed_is_listed_and_a_wrong_result_wins_nothing(marks: ModuleType
 
 
 def test_a_row_is_of_one_card_and_one_commit(marks: ModuleType) -> None:
-    def elsewhere(found: Record) -> Record:
-        environment = msgspec.structs.replace(found.environment, gpu_uuid="GPU-2")
-        return msgspec.structs.replace(found, environment=environment)
+    def elsewhere(measured: Record) -> Record:
+        environment = msgspec.structs.replace(measured.environment, gpu_uuid="GPU-2")
+        return msgspec.structs.replace(measured, environment=environment)
 
     records = [elsewhere(record("torch_grouped_mm", 9.0)), elsewhere(record("torch_loop", 0.1))]
     records += [record("torch_grouped_mm", 2.0), record("triton_flat", 1.0)]
-    found = rows(marks.tables(records, []))
-    assert found[OVER_TORCH][2] == found[f"{OVER_TORCH} or torch_loop"][2] == "2.000"
+    marked = rows(marks.tables(records, []))
+    assert marked[OVER_TORCH][2] == marked[f"{OVER_TORCH} or torch_loop"][2] == "2.000"
     run = msgspec.structs.replace(RUN, commit=Commit(hash="0123456789"))
     records.append(msgspec.structs.replace(record("triton_flat", 0.5), run=run))
     assert OVER_TORCH not in rows(marks.tables(records, []))
@@ -222,22 +222,22 @@ def test_writes_between_the_markers_and_again_the_same(marks: ModuleType, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("content", "page", "says"),
+    ("content", "page", "message"),
     [(b"{", "x", "line 1"), (b"", "x", "timed on a GPU")],
     ids=["no_record", "nothing"],
 )
-def test_says_in_one_line_what_is_wrong(content: bytes, page: str, says: str, tmp_path: Path) -> None:
+def test_says_in_one_line_what_is_wrong(content: bytes, page: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(content)
     done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True)
     assert done.returncode != 0
-    assert says in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_up_to_date(marks: ModuleType, page: Path) -> None:
-    """If it is not: run the command that it names."""
+    """If this fails, run the command that the page names."""
     text = page.read_text()
     (command,) = re.findall(r"Made by `python ci/benchmarks/kernel_marks.py (.*)`\.", text)
     files, operators, path = re.fullmatch(r"(.*) --operators (\S+) --write (\S+)", command).groups()
@@ -278,7 +278,7 @@ def test_copies_are_held_to_the_device_copy(marks: ModuleType) -> None:
     assert rows(marks.tables(records[:3], []))[COPIED][-1] == "**miss**"
 
 
-def test_what_takes_as_long_as_its_launch_is_not_held_to_the_copy(marks: ModuleType) -> None:
+def test_a_cell_bound_by_its_launch_is_not_compared_with_the_copy(marks: ModuleType) -> None:
     records = [record("torch", 1.0, COPY, "canary"), record("triton", 1.0, "N=268435456", "vector_add")]
     assert rows(marks.tables(records, []))[COPIED][-1] == "pass"
     slow = record("triton", 9.0, "N=1048576", "vector_add")
@@ -287,9 +287,9 @@ def test_what_takes_as_long_as_its_launch_is_not_held_to_the_copy(marks: ModuleT
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"), [("triton_atomic", "pass"), ("triton_fixup", "**miss**")], ids=["atomics may", "others not"]
+    ("backend", "verdict"), [("triton_atomic", "pass"), ("triton_fixup", "**miss**")], ids=["atomics may", "others not"]
 )
-def test_only_atomics_may_differ_between_two_runs(marks: ModuleType, backend: str, said: str) -> None:
+def test_only_atomics_may_differ_between_two_runs(marks: ModuleType, backend: str, verdict: str) -> None:
     shape = "M=16,N=16,K=4096,W=nk"
     records = [
         record("torch_mm", 1.0, shape, "split_k_matmul"),
@@ -298,7 +298,7 @@ def test_only_atomics_may_differ_between_two_runs(marks: ModuleType, backend: st
     ]
     row = rows(marks.tables(records, []))["bitwise equal in two runs"]
     assert row[3] == f"all but {backend}"
-    assert row[-1] == said
+    assert row[-1] == verdict
 
 
 def test_modes_have_marks_of_their_own(marks: ModuleType) -> None:

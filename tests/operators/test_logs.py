@@ -1,4 +1,4 @@
-"""What cells print is kept where it is looked for."""
+"""The output of cells is kept in log files, and messages name them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def eager(x):
 
 
 def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[str, dict[str, Record]]:
-    """(what the command prints, records by backend)."""
+    """Return (output of the command, records by backend)."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
@@ -84,7 +84,7 @@ def test_without_records_logs_are_the_runs_own(tmp_path: Path, monkeypatch: pyte
     assert first != second and first.is_relative_to(tmp_path)
 
 
-def test_what_says_nothing_has_no_log(tmp_path: Path, make: Callable[..., Record]) -> None:
+def test_a_silent_cell_has_no_log(tmp_path: Path, make: Callable[..., Record]) -> None:
     logs = Logs(tmp_path, every=True)
     logs.keep(make(), " \n")
     assert not logs.written([make()])

@@ -1,4 +1,4 @@
-"""From what was asked to the cells that are measured."""
+"""The cells that are measured for a selection or a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKENDS = [backend.name for backend in GROUPED_GEMM.backends]
 
 
 def cells(**fields: object) -> list[tuple[str, str, str]]:
-    """(shape, dtype, backend) of each job, on a CPU."""
+    """Return (shape, dtype, backend) of each job on a CPU."""
     selection = Selection("grouped_gemm", **fields)  # type: ignore[arg-type]
     return [(job.shape, job.dtype, job.backend) for job in jobs(selection, "cpu", interpreted=True)]
 
@@ -32,9 +32,9 @@ def test_defaults_on_a_cpu() -> None:
 
 
 def test_defaults_on_a_gpu() -> None:
-    found = jobs(Selection("grouped_gemm"), "cuda", interpreted=False)
-    assert {job.dtype for job in found} == {"bf16"}
-    assert list(dict.fromkeys(job.shape for job in found)) == [
+    planned = jobs(Selection("grouped_gemm"), "cuda", interpreted=False)
+    assert {job.dtype for job in planned} == {"bf16"}
+    assert list(dict.fromkeys(job.shape for job in planned)) == [
         f"G=4,M_g={n},N={n},K={n},B=shared" for n in (1024, 2048, 4096, 8192)
     ]
 
@@ -45,8 +45,8 @@ def test_canary_has_a_suite_for_each_device() -> None:
 
 
 def test_shapes_outermost_then_dtypes_then_backends() -> None:
-    found = cells(shapes=("1,2,3,4", "2,2,3,4"), dtypes=("fp32", "fp16"), only=("triton_pointer", "torch_loop"))
-    assert found == [
+    planned = cells(shapes=("1,2,3,4", "2,2,3,4"), dtypes=("fp32", "fp16"), only=("triton_pointer", "torch_loop"))
+    assert planned == [
         (shape, dtype, name)
         for shape in ("G=1,M_g=2,N=3,K=4", "G=2,M_g=2,N=3,K=4")
         for dtype in ("fp32", "fp16")
@@ -55,10 +55,10 @@ def test_shapes_outermost_then_dtypes_then_backends() -> None:
 
 
 def test_each_cell_once() -> None:
-    found = cells(
+    planned = cells(
         suites=("smoke", "smoke"), shapes=("ragged", SMOKE[0], "4,64,64,64", "4,64,64,64"), only=("torch_loop",) * 2
     )
-    assert [shape for shape, _, _ in found] == [*SMOKE, "G=4,M_g=64,N=64,K=64"]
+    assert [shape for shape, _, _ in planned] == [*SMOKE, "G=4,M_g=64,N=64,K=64"]
 
 
 def test_jobs_of_two_selections_once() -> None:
@@ -130,11 +130,11 @@ UNKNOWN: dict[str, tuple[Selection, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("selection", "says"), UNKNOWN.values(), ids=UNKNOWN)
-def test_what_does_not_exist_is_named_with_what_does(selection: Selection, says: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("selection", "message"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_name_is_reported_with_the_known_ones(selection: Selection, message: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         jobs(selection, "cpu", interpreted=True)
-    for text in says:
+    for text in message:
         assert text in str(caught.value)
 
 
@@ -175,9 +175,9 @@ def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
         [[measure]]
         operator = "canary"
     """)
-    found = read_plan(path, "cpu", ("m.p",))
-    assert (found.name, found.budget_s) == ("night", 750.0)
-    assert found.selections == [
+    plan = read_plan(path, "cpu", ("m.p",))
+    assert (plan.name, plan.budget_s) == ("night", 750.0)
+    assert plan.selections == [
         Selection(
             "grouped_gemm",
             ("smoke",),
@@ -225,14 +225,14 @@ BAD_PLANS = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_PLANS.values(), ids=BAD_PLANS)
-def test_bad_plans(text: str, says: str, plan_file: Callable[[str], Path]) -> None:
-    with pytest.raises(UsageError, match=says):
+@pytest.mark.parametrize(("text", "message"), BAD_PLANS.values(), ids=BAD_PLANS)
+def test_bad_plans(text: str, message: str, plan_file: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match=message):
         read_plan(plan_file(text), "cpu")
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])
-def test_a_plan_that_is_no_file(name: str, tmp_path: Path) -> None:
+def test_a_plan_that_is_not_a_file(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="plan"):
         read_plan(tmp_path / name, "cpu")
 
@@ -247,11 +247,11 @@ def test_a_plan_that_is_not_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_nightly_plan_can_be_measured(device: str) -> None:
     nightly = read_plan(ROOT / "groupbench.toml", device)
-    found = builtin.list_jobs(nightly.selections, device)
+    planned = builtin.list_jobs(nightly.selections, device)
     assert nightly.name == "nightly"
     assert nightly.budget_s
-    assert {job.operator for job in found} >= {"canary", "grouped_gemm"}
-    assert len(found) == len(set(found))
-    for job in found:
+    assert {job.operator for job in planned} >= {"canary", "grouped_gemm"}
+    assert len(planned) == len(set(planned))
+    for job in planned:
         operator = plan.get_operator(job.operator)
         assert operator.flops(operator.parse_shape(job.shape)) >= 0

@@ -13,7 +13,7 @@ from groupbench.tracker.record import Record, read
 
 pytest_plugins = ["pytester"]
 
-INSTALLED = any(found.name == "groupbench" for found in entry_points(group="pytest11"))
+INSTALLED = any(plugin.name == "groupbench" for plugin in entry_points(group="pytest11"))
 """Whether pytest loads the plugin by itself, as for the users of an installed groupbench."""
 
 TESTS = """
@@ -51,11 +51,11 @@ def run(pytester: pytest.Pytester) -> Run:
 
 
 def records(file: Path) -> dict[tuple[str, str, str], Record]:
-    found = [record for _, record in read(file.read_bytes().split(b"\n"))]
-    return {(r.cell.operator, r.cell.backend, r.cell.shape): r for r in found}
+    stored = [record for _, record in read(file.read_bytes().split(b"\n"))]
+    return {(r.cell.operator, r.cell.backend, r.cell.shape): r for r in stored}
 
 
-def test_unless_told_to_nothing_is_measured(run: Run, pytester: pytest.Pytester) -> None:
+def test_without_the_option_nothing_is_measured(run: Run, pytester: pytest.Pytester) -> None:
     result = run()
     result.assert_outcomes(passed=3)
     assert "CALLS 3" in result.stdout.str()
@@ -67,20 +67,20 @@ def test_each_test_is_an_operator(run: Run, pytester: pytest.Pytester) -> None:
     result = run("--groupbench-records", "out/r.jsonl")
     result.assert_outcomes(passed=3)
     assert int(re.findall(r"CALLS (\d+)", result.stdout.str())[0]) > 30
-    found = records(pytester.path / "out" / "r.jsonl")
+    stored = records(pytester.path / "out" / "r.jsonl")
     name = "test_each_test_is_an_operator.py::test_"
-    assert set(found) == {
+    assert set(stored) == {
         (f"{name}double", "double", "N=8"),
         (f"{name}double", "double", "N=16"),
         (f"{name}twice", "list.append", "default"),
         (f"{name}twice", "lambda", "default"),
         (f"{name}twice", "lambda", "default #2"),
     }
-    double = found[f"{name}double", "double", "N=8"]
+    double = stored[f"{name}double", "double", "N=8"]
     assert (double.cell.dtype, double.cell.host, double.status) == ("fp16", "pytest", "ok")
     assert double.latency is not None and double.latency.timing == "cpu" and len(double.latency.bursts_ms) == 4
-    assert found[f"{name}twice", "lambda", "default"].cell.dtype == "none"
-    assert len({record.run.id for record in found.values()}) == 1
+    assert stored[f"{name}twice", "lambda", "default"].cell.dtype == "none"
+    assert len({record.run.id for record in stored.values()}) == 1
     assert "records: out/r.jsonl" in result.stdout.str() and "N=16" in result.stdout.str()
 
 

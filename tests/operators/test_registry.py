@@ -1,4 +1,4 @@
-"""Backends that come from elsewhere."""
+"""Backends and operators from plugins."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def added(x):
 
 @pytest.fixture(autouse=True)
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module in the current folder, and no installed plugin."""
+    """Provide a module in the current folder, and no installed plugin."""
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     (tmp_path / "an_operator.py").write_text(OPERATOR)
     (tmp_path / "a_bare_plugin.py").write_text("number = 7")
@@ -130,8 +130,10 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def added(*plugins: str, operator: str = "grouped_gemm") -> list[str]:
-    own = {backend.name for o in map(registry.catalog_operator, registry.operator_names()) for backend in o.backends}
-    return [b.name for b in get_operator(operator, plugins).backends if b.name not in own]
+    built_in = {
+        backend.name for o in map(registry.catalog_operator, registry.operator_names()) for backend in o.backends
+    }
+    return [b.name for b in get_operator(operator, plugins).backends if b.name not in built_in]
 
 
 GOOD = {
@@ -254,7 +256,7 @@ BAD = {
     "two names in one": ("a_plugin.two_names", "'a,b' is not a backend's name, since --only could not name it"),
     "a name that ends in a space": ("a_plugin.padded", "'a ' is not a backend's name"),
     "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; there are: torch, triton, helion"),
-    "a kind that is no text": ("a_plugin.unhashable", "is of kind ['triton']"),
+    "a kind that is not text": ("a_plugin.unhashable", "is of kind ['triton']"),
     "dots": ("..x", "neither module.attribute"),
     "this folder": (".", "it is a folder; name a file in it, such as FILE.py"),
     "a folder": ("../", "it is a folder; name a file in it, such as FILE.py"),
@@ -262,11 +264,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("path", "says"), BAD.values(), ids=BAD)
-def test_bad_plugins_are_usage_errors(path: str, says: str) -> None:
+@pytest.mark.parametrize(("path", "message"), BAD.values(), ids=BAD)
+def test_bad_plugins_are_usage_errors(path: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         get_operator("grouped_gemm", [path])
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "plugin" in str(caught.value)
 
 
@@ -285,21 +287,21 @@ def offer(monkeypatch: pytest.MonkeyPatch, loaded: Any, offered: str = "groupben
 
 
 def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = Backend("theirs", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
-    asked: list[str] = []
+    installed = Backend("theirs", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
+    groups: list[str] = []
 
     def entry_points(group: str) -> list[Any]:
-        asked.append(group)
-        return [entry_point(theirs), entry_point(lambda: [theirs])] if group == "groupbench.backends" else []
+        groups.append(group)
+        return [entry_point(installed), entry_point(lambda: [installed])] if group == "groupbench.backends" else []
 
     monkeypatch.setattr(plugins, "entry_points", entry_points)
     assert added("a_plugin.one") == ["theirs", "one"]
-    assert sorted(asked) == ["groupbench.backends", "groupbench.operators"]
+    assert sorted(groups) == ["groupbench.backends", "groupbench.operators"]
     assert added() == ["theirs"]
-    assert len(asked) == 2, "each record asks for its operator"
+    assert len(groups) == 2, "each record asks for its operator"
 
 
-def test_what_is_asked_for_beats_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_beats_an_installed_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = Backend("one", lambda inputs: lambda: inputs.a, "installed", operator="grouped_gemm")
     offer(monkeypatch, installed)
     assert get_operator("grouped_gemm", ["a_plugin.one"]).backend("one").source == "a test"
@@ -342,7 +344,7 @@ def test_an_operator_is_imported_without_the_others() -> None:
     assert done.stdout.split() == ["gemm_shapes", "grouped_gemm", "models", "routing", "shapes", "split_k_matmul"]
 
 
-def test_unknown_names_are_told_what_there_is() -> None:
+def test_unknown_names_are_reported_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"there are: grouped_gemm, .*, canary"):
         get_operator("conv")
     with pytest.raises(
@@ -362,10 +364,8 @@ def test_unknown_names_are_told_what_there_is() -> None:
     ],
     ids=["clock", "the parent's clock", "median"],
 )
-def test_a_plugin_that_replaces_what_measures_when_it_is_imported_is_refused(
-    statement: str, replaced: str, tmp_path: Path
-) -> None:
-    """The process that times and records imports plugins too, and what they replace there no cell's process sees."""
+def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, replaced: str, tmp_path: Path) -> None:
+    """The process that times and records imports plugins too, but their replacements there do not reach a cell."""
     kept = time.perf_counter, witness.watch, statistics.median
     plugin = tmp_path / "forging_plugin.py"
     plugin.write_text(statement + "\n")

@@ -1,4 +1,4 @@
-"""A run that goes on where it stopped, a budget, and a night that begins with what the one before left out."""
+"""A run that is resumed, a budget, and a nightly run that begins with the cells skipped by the previous one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def planned() -> list[Job]:
 
 @pytest.fixture
 def night(make: Make, tmp_path: Path) -> Callable[..., Path]:
-    """A file of a run's records: (backend, shape, status) of each."""
+    """Write a file of a run's records, each described by (backend, shape, status)."""
 
     def write(*cells: tuple[str, str, str], **run: Any) -> Path:
         facts = {"id": "r", "started": datetime.now(UTC), "commit": NOW, "plan": "night"} | run
@@ -57,14 +57,14 @@ CELLS = (
 )
 
 
-def test_what_was_measured_is_kept_and_what_was_skipped_is_not(night: Callable[..., Path]) -> None:
+def test_measured_records_are_kept_and_skipped_ones_are_not(night: Callable[..., Path]) -> None:
     path = night(*CELLS)
-    found = resume.go_on(path, NOW, HERE, "night")
-    assert found is not None
-    run, records = found
+    resumed = resume.go_on(path, NOW, HERE, "night")
+    assert resumed is not None
+    run, records = resumed
     assert run.id == "r"
     assert [record.status for record in records] == ["ok", "error"]
-    assert resume.read_run(path) == records  # else a cell measured now would have two records
+    assert resume.read_run(path) == records  # otherwise a cell measured now would have two records
     assert [(job.backend, job.shape) for job in resume.not_done(planned(), records)] == [
         (backend, shape) for shape, backend in itertools.product(SHAPES[1:], ("torch_loop", "torch_grouped_mm"))
     ]
@@ -79,9 +79,9 @@ def test_nothing_to_go_on_with(tmp_path: Path) -> None:
 def test_only_the_last_run_of_a_file_counts(night: Callable[..., Path]) -> None:
     night(("torch_loop", SHAPES[2], "ok"), id="before")
     path = night(*CELLS)
-    found = resume.go_on(path, NOW, HERE, "night")
-    assert found is not None
-    assert {record.run.id for record in found[1]} == {"r"}
+    resumed = resume.go_on(path, NOW, HERE, "night")
+    assert resumed is not None
+    assert {record.run.id for record in resumed[1]} == {"r"}
 
 
 OLD = datetime.now(UTC) - timedelta(hours=25)
@@ -99,13 +99,13 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[Commit, Environment, str | None],
 }
 
 
-@pytest.mark.parametrize(("run", "now", "says"), REFUSED.values(), ids=REFUSED)
-def test_a_run_that_cannot_go_on(run: Any, now: Any, says: str, night: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("run", "now", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_run_that_cannot_go_on(run: Any, now: Any, message: str, night: Callable[..., Path]) -> None:
     path = night(*CELLS, **run)
     before = path.read_bytes()
     with pytest.raises(CannotResume) as caught:
         resume.go_on(path, *now)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.exit_code == 4
     assert path.read_bytes() == before
 
@@ -114,7 +114,7 @@ def test_another_container_of_the_same_machine_goes_on(night: Callable[..., Path
     assert resume.go_on(night(*CELLS), NOW, msgspec.structs.replace(HERE, host="two"), "night") is not None
 
 
-def test_a_line_that_is_no_record(night: Callable[..., Path]) -> None:
+def test_a_line_that_is_not_a_record(night: Callable[..., Path]) -> None:
     path = night(*CELLS)
     path.write_bytes(b"{}\n" + path.read_bytes())
     with pytest.raises(UsageError, match="line 1"):
@@ -126,15 +126,15 @@ def test_a_line_that_is_no_record(night: Callable[..., Path]) -> None:
 def test_a_killed_process_costs_the_cell_it_was_writing(
     cut: int, statuses: list[str], night: Callable[..., Path]
 ) -> None:
-    """Wherever the file ends: whole lines are kept, every job is either kept or measured, none twice."""
+    """Wherever the file ends, whole lines are kept, and every job is either kept or measured once."""
     cells = [(job.backend, job.shape, status) for job, status in zip(planned(), statuses, strict=False)]
     path = night()
     path.unlink(missing_ok=True)
     path = night(*cells)
     whole = path.read_bytes()[:cut]
     path.write_bytes(whole)
-    found = resume.go_on(path, NOW, HERE, "night")
-    records = found[1] if found else []
+    resumed = resume.go_on(path, NOW, HERE, "night")
+    records = resumed[1] if resumed else []
     kept = [cell for cell in cells[: whole.count(b"\n")] if cell[2] != "skipped"]
     assert [(r.cell.backend, r.cell.shape, r.status) for r in records] == kept
     done = {resume.key_of_cell(record.cell) for record in records}
@@ -143,7 +143,7 @@ def test_a_killed_process_costs_the_cell_it_was_writing(
     assert not done & again
 
 
-def test_what_a_night_left_out_comes_first(night: Callable[..., Path]) -> None:
+def test_cells_skipped_by_the_previous_night_come_first(night: Callable[..., Path]) -> None:
     late = resume.left_out(night(("torch_loop", SHAPES[0], "ok"), ("torch_grouped_mm", SHAPES[2], "skipped")))
     ordered = executor.first_of(planned(), lambda job: resume.key_of_job(job) in late)
     assert [job.shape for job in ordered] == [SHAPES[2]] * 2 + [SHAPES[0]] * 2 + [SHAPES[1]] * 2
@@ -155,7 +155,7 @@ def test_what_a_night_left_out_comes_first(night: Callable[..., Path]) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Every problem takes ten seconds, and none is really measured."""
+    """Every problem takes ten simulated seconds."""
     now = 0.0
 
     def measured(problem: list[Job], machine: Any, run: Run, workers: Any, progress: Progress) -> Iterator[Any]:
@@ -178,10 +178,12 @@ def test_a_budget_ends_before_the_problem_that_would_begin_after_it(
 ) -> None:
     advanced: list[float] = []
     run = Run(id="r", started=datetime.now(UTC), commit=NOW)
-    given = {} if budget is None else {"budget_s": budget}
-    found = list(executor.execute(planned(), Machine(HERE, None), run, 1.0, Progress(advance=advanced.append), **given))
+    options = {} if budget is None else {"budget_s": budget}
+    records = list(
+        executor.execute(planned(), Machine(HERE, None), run, 1.0, Progress(advance=advanced.append), **options)
+    )
     assert clock() == 10 * problems
-    assert [r.status for r in found] == ["unavailable"] * 2 * problems + ["skipped"] * 2 * (3 - problems)
-    assert all("budget of" in str(r.message) for r in found if r.status == "skipped")
-    assert [r.cell.shape for r in found] == [job.shape for job in planned()]
+    assert [r.status for r in records] == ["unavailable"] * 2 * problems + ["skipped"] * 2 * (3 - problems)
+    assert all("budget of" in str(r.message) for r in records if r.status == "skipped")
+    assert [r.cell.shape for r in records] == [job.shape for job in planned()]
     assert sum(advanced) == 2 * (3 - problems)  # the rest is advanced as it is measured

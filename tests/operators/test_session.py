@@ -54,15 +54,17 @@ def test_exit_code(statuses: list[str], code: int, make: Make) -> None:
     assert run(Session(), [make(f"b{i}", status=status) for i, status in enumerate(statuses)]) == code
 
 
-def test_an_interrupt_keeps_what_was_measured(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_keeps_the_measured_records(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "r.jsonl"
     assert run(Session(records_path=path), [make(), make("triton", ms=None, status="skipped")], interrupt=True) == 130
     assert [r.status for _, r in read(path.read_bytes().splitlines(keepends=True))] == ["ok", "skipped"]
     assert "2 cells: 1 ok, 1 skipped" in capsys.readouterr().out
 
 
-def test_what_was_left_out_is_told_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    def told(problems: int, shape: str = "G=1,M_g={},N=3,K=4") -> list[str]:
+def test_skipped_cells_are_printed_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(problems: int, shape: str = "G=1,M_g={},N=3,K=4") -> list[str]:
         skipped = [
             make(name, ms=None, status="skipped", message="interrupted", shape=shape.format(m))
             for m in range(problems)
@@ -74,13 +76,13 @@ def test_what_was_left_out_is_told_once(make: Make, capsys: pytest.CaptureFixtur
         assert rows == ["other"]
         return [line for line in out if "interrupted" in line]
 
-    assert told(1) == ["skipped: grouped_gemm fwd fp16 G=1,M_g=0,N=3,K=4 (2 cells): interrupted"]
-    assert told(38) == ["skipped: grouped_gemm fwd (76 cells of 38 problems): interrupted"]
+    assert printed(1) == ["skipped: grouped_gemm fwd fp16 G=1,M_g=0,N=3,K=4 (2 cells): interrupted"]
+    assert printed(38) == ["skipped: grouped_gemm fwd (76 cells of 38 problems): interrupted"]
     long = "G=200,M_g=" + "|".join("1" * 200) + ",N=3,K=4"
-    assert told(1, long) == ["skipped: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
+    assert printed(1, long) == ["skipped: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
 
 
-def test_going_on_says_how_far_it_was(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_reports_the_progress(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     begun = Session(commit="abcdef0123456789", records_path=path)
     begun.open("test host", CPU)
@@ -128,7 +130,7 @@ def test_csv_has_standard_output_to_itself(make: Make, capsys: pytest.CaptureFix
     assert "1 cell: 1 ok" in err
 
 
-def test_what_scatters_wildly_is_said(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wide_spread_is_reported(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     wild = make(ms=2.0)
     wild = msgspec.structs.replace(wild, latency=Latency(timing="cpu", bursts_ms=((1.0,), (60.0,))))
     run(Session(), [wild, make(ms=2.0)])
@@ -188,7 +190,7 @@ def test_a_file_is_whole_or_as_it_was(make: Make, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("status", ["ok", "wrong"])
 @pytest.mark.parametrize("field", ["output", "output_json"])
-def test_a_file_that_cannot_be_written_is_told_and_all_else_is_shown(
+def test_an_unwritable_file_is_reported_and_the_rest_is_shown(
     field: str, status: str, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = Session(**{field: Path("/dev/full")}, plot="")  # type: ignore[arg-type]
@@ -217,7 +219,7 @@ def test_records_that_cannot_be_written_end_the_measuring(make: Make, capsys: py
 
 
 @pytest.mark.parametrize("measured", [0, 1])
-def test_what_a_host_measured_before_it_gave_up_is_shown(
+def test_records_of_a_host_that_gave_up_are_shown(
     measured: int, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def produce(*_: Any) -> Iterator[Record]:
@@ -243,7 +245,7 @@ with open(sys.argv[1], "ab", buffering=0) as file:
 
 
 def test_no_half_record_is_left_where_the_disk_is_full(tmp_path: Path) -> None:
-    """A file's largest size stands for the disk's, in a process of its own: some of the second line was written."""
+    """A limit on the size of a file acts as a full disk, in a separate process: the second line is partly written."""
     path = tmp_path / "r.jsonl"
     done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True)
     assert "Incomplete: cannot write" in done.stderr
@@ -251,7 +253,7 @@ def test_no_half_record_is_left_where_the_disk_is_full(tmp_path: Path) -> None:
     assert path.read_bytes() == b"a" * 79 + b"\n"
 
 
-def test_what_is_no_file_is_written_to(make: Make, tmp_path: Path) -> None:
+def test_a_pipe_is_written_to(make: Make, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)  # both ends, so that no one waits for the other
@@ -281,7 +283,7 @@ def test_records_are_appended_as_they_come(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["records_path", "output", "output_json"])
-def test_a_path_that_cannot_be_written_is_said_before_anything_is_measured(field: str, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported_before_anything_is_measured(field: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "below", Path("/proc/none/below")):
         with pytest.raises(UsageError, match="cannot write"):
@@ -316,7 +318,7 @@ def test_kernels_that_cannot_be_kept_are_reported_once(
 def test_rows_of_finished_cells_count_each_once_and_tell_the_time_left(make: Make) -> None:
     now = iter([0.0, 10.0, 20.0])
     rows = _Rows(4, clock=lambda: next(now))
-    rows.advance(2)  # the first two are of one problem: their bursts took turns
+    rows.advance(2)  # the first two belong to one problem: their bursts took turns
     first, second = rows.of(make("a", ms=2.0)), rows.of(make("b", ms=None, status="oom"))
     assert first is not None and first.startswith("[1/4] ") and first.endswith(": 2.000 ms, ok, about 10 s left")
     assert second is not None and second.startswith("[2/4] ") and second.endswith(": oom, about 20 s left")
@@ -326,7 +328,7 @@ def test_rows_of_finished_cells_count_each_once_and_tell_the_time_left(make: Mak
     assert last is not None and last.startswith("[3/4] ") and last.endswith(", ok")
 
 
-def test_what_an_interrupt_leaves(make: Make, tmp_path: Path) -> None:
+def test_the_state_after_an_interrupt(make: Make, tmp_path: Path) -> None:
     session = Session(records_path=tmp_path / "r.jsonl")
     assert session.kept == "nothing was measured yet"
     session.records = [make(ms=2.0)]

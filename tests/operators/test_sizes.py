@@ -1,4 +1,4 @@
-"""Sizes that cannot be: every operator names the one that is wrong, and what it may be."""
+"""Invalid sizes: every operator names the size that is wrong and its range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupbench.operators.sizes import counted, size, whole
 
 INT32 = 2**31 - 1
 
-# operator, text, what is said of it
+# operator, text, message
 WRONG = [
     ("vector_add", "N=0", f"N=0: 1 to {2**40}"),
     ("vector_add", "N=-1", f"N=-1: 1 to {2**40}"),
@@ -44,11 +44,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "says"), WRONG, ids=[f"{name}-{text}" for name, text, _ in WRONG])
-def test_a_size_that_cannot_be_is_named(name: str, text: str, says: str) -> None:
+@pytest.mark.parametrize(("name", "text", "message"), WRONG, ids=[f"{name}-{text}" for name, text, _ in WRONG])
+def test_a_size_that_cannot_be_is_named(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         get_operator(name).parse_shape(text)
-    assert str(caught.value).startswith(f"shape {text!r}: {says}")
+    assert str(caught.value).startswith(f"shape {text!r}: {message}")
     assert ". A shape is " in str(caught.value)
     assert "\n" not in str(caught.value)
 

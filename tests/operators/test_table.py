@@ -76,7 +76,7 @@ def test_panels_of_a_plot(make: Make) -> None:
     assert table.panels([], "latency", None) == []
 
 
-def test_what_was_not_measured_is_empty_and_never_zero(make: Make) -> None:
+def test_a_missing_value_is_empty_and_never_zero(make: Make) -> None:
     records = [
         make(ms=2.0),
         make("triton", ms=None, status="oom"),
@@ -140,7 +140,7 @@ def test_another_baseline(make: Make) -> None:
     assert list(as_json(records[:1], "speedup", baseline="triton").values()) == [None]
 
 
-def test_interpreted_time_is_no_speed(make: Make) -> None:
+def test_interpreted_time_is_not_a_speed(make: Make) -> None:
     records = [make(ms=2.0), make("triton", ms=100.0, timing="interpreted")]
     values = as_json(records, "speedup", "tflops", "gbps")
     assert [v for k, v in values.items() if "triton]" in k] == [None, None, None]

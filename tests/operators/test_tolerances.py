@@ -1,4 +1,4 @@
-"""One table, and the user's changes to it."""
+"""The table of tolerances, and the user's changes to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Other projects' kernels as backends, each optional: what a user would otherwise take, measured in the same way.
+"""Optional backends with the kernels of other projects, the alternatives that a user has.
 
-A plugin like any other: `--rivals` loads it, and so does naming one of its backends. A plan names PLUGIN among its
-`plugins`. One file for each rival; package.py says what is installed.
+This is a plugin like any other. `--rivals` loads it, and so does the name of one of its backends. A plan lists PLUGIN
+in its `plugins`. Each rival has its own file; package.py checks which packages are installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def names() -> frozenset[str]:
 
 
 def not_installed(operators: Iterable[str]) -> dict[str, str]:
-    """Return, by backend of these operators whose package is missing, how to install it."""
+    """Return how to install the missing packages, by name of the backends of these operators that need them."""
     wanted = set(operators)
     return {
         backend.name: rival.PACKAGE.missing or ""

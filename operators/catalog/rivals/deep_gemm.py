@@ -1,9 +1,9 @@
-"""DeepGEMM's contiguous grouped GEMMs (DeepSeek; the build that SGLang publishes): bf16, and fp8 in blocks of scales.
+"""DeepGEMM's contiguous grouped GEMMs (DeepSeek; the build published by SGLang): bf16, and fp8 with block-wise scales.
 
-Its contiguous layout has each group begin at a multiple of an alignment, and a list with each row's expert, -1 for
-padding. `deep_gemm` makes that layout from packed rows inside the call, on the device, and takes the output out of it
-again. `deep_gemm_product` is the product alone, for groups that are multiples of the alignment: the difference of the
-two is what the layout costs.
+In its contiguous layout each group starts at a multiple of an alignment, and a list holds each row's expert, -1 for
+padding. `deep_gemm` copies packed rows into that layout and the output back, inside the call and on the device.
+`deep_gemm_product` is the product alone, for groups that are multiples of the alignment. The difference between the two
+is the cost of the layout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
-from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.catalog.rivals.package import RivalPackage
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
 
-PACKAGE = Package(
+PACKAGE = RivalPackage(
     "sgl-deep-gemm",
     "deep_gemm",
     "rivals-deep-gemm",
-    note="it loads with the torch and CUDA that it was built for alone",
+    note="it loads only with the torch and CUDA that it was built for",
 )
 ALIGNMENT = 128
-"""Of groups, where the package does not name its own."""
+"""Alignment of groups if the package does not export its own."""
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Where packed rows are in the padded layout."""
+    """The places of packed rows in the padded layout, and its experts."""
 
     place: Tensor  # [M] int64, of each packed row
     expert: Tensor  # [P] int32, of each padded row; -1 for padding
 
 
 def padded_rows(M: int, G: int, alignment: int) -> int:
-    """Rows of a layout that has room for any M rows in G groups, each padded to the alignment."""
+    """Return the number of rows of a layout with room for any M rows in G groups, each padded to the alignment."""
     return math.ceil((M + G * (alignment - 1)) / alignment) * alignment
 
 
@@ -69,7 +69,7 @@ def pad(
 def _prepare(
     x: GroupedInputs | Fp8Inputs, sources: tuple[Tensor, ...], N: int, product: Callable[..., Any], out_like: Tensor
 ) -> Run:
-    """The call with packed rows: `sources` into the padded layout, the product, the output's rows out of it."""
+    """Return a call that copies `sources` into the padded layout, multiplies, and copies the output's rows back."""
     M, alignment = x.a.shape[0], _alignment()
     counts, P = row_counts(x.offs), padded_rows(M, x.offs.numel(), alignment)
 
@@ -84,7 +84,7 @@ def _prepare(
 
 
 def _scattered(source: Tensor, place: Tensor, rows: int) -> Tensor:
-    """[rows, ...] with the source's rows at their places. fp8 has no index_copy_: it is moved as bytes."""
+    """Return [rows, ...] with the source's rows at their places. fp8 has no index_copy_, so it is copied as bytes."""
     import torch
 
     out = source.new_empty(rows, source.shape[1])
@@ -151,23 +151,23 @@ def prepare_fp8_product(x: Fp8Inputs) -> Run:
 def _alignment() -> int:
     import deep_gemm
 
-    asked = getattr(deep_gemm, "get_mk_alignment_for_contiguous_layout", None)
-    return int(asked()) if asked else ALIGNMENT
+    read_alignment = getattr(deep_gemm, "get_mk_alignment_for_contiguous_layout", None)
+    return int(read_alignment()) if read_alignment else ALIGNMENT
 
 
 def _aligned_experts(x: GroupedInputs | Fp8Inputs) -> Tensor:
-    """[M] int32, each row's expert. Raises Unavailable if a group is not a multiple of the alignment."""
+    """Return each row's expert, [M] int32. Raises Unavailable if a group is not a multiple of the alignment."""
     import torch
 
     alignment = _alignment()
     odd = next((rows for rows in x.rows if rows % alignment), None)
     if odd is not None or sum(x.rows) != x.a.shape[0]:
-        raise Unavailable(f"the product alone takes groups of multiples of {alignment} rows, not {odd}; see deep_gemm")
+        raise Unavailable(f"the product alone needs groups of multiples of {alignment} rows, not {odd}; see deep_gemm")
     experts = torch.arange(len(x.rows), dtype=torch.int32)
     return torch.repeat_interleave(experts, torch.tensor(x.rows)).to(x.a.device)
 
 
-_SOURCE = "DeepGEMM, JIT-compiled CUDA; rows are padded to its layout and taken out of it inside the call"
+_SOURCE = "DeepGEMM, JIT-compiled CUDA; rows are copied into its padded layout and back inside the call"
 _PRODUCT = "DeepGEMM's product alone, for groups of multiples of 128 rows; each row's expert is listed beforehand"
 _bf16, _fp8 = PACKAGE.unavailable(("bf16",)), PACKAGE.unavailable(("fp8",), below=(10, 0))
 BACKENDS = (

@@ -1,11 +1,11 @@
-"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, its gradients, and fp8 with a scale for each row."""
+"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, its gradients, and fp8 with one scale per row."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
-from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.catalog.rivals.package import RivalPackage
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
     from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
 
-PACKAGE = Package(
+PACKAGE = RivalPackage(
     "fbgemm-gpu-genai",
     "fbgemm_gpu.experimental.gen_ai",
     "rivals-fbgemm",
-    note="its library loads with the torch that it was built for alone",
+    note="its library loads only with the torch that it was built for",
 )
 
 
@@ -50,7 +50,10 @@ def prepare(x: GroupedInputs) -> Run:
 
 
 def prepare_dgrad(x: GroupedInputs) -> Run:
-    """Its own operator for gradients takes [G, N, K] with stride 1 along N: weights as a forward stores them."""
+    """Prepare FBGEMM's operator for gradients, or the forward's if B is not stored in the layout that it takes.
+
+    It takes [G, N, K] with stride 1 along N: weights as a forward pass stores them.
+    """
     fbgemm = _operators()
     _, K, N = x.b.shape
     require(8, N=N, K=K)
@@ -98,6 +101,6 @@ BACKENDS = (
     PACKAGE.backend("grouped_gemm", "fbgemm", prepare, _SOURCE, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm_dgrad", "fbgemm", prepare_dgrad, _SOURCE, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm_wgrad", "fbgemm", prepare_wgrad, _SOURCE, unavailable=_bf16),
-    # Its sums stay in the tensor cores, as torch's with use_fast_accum do.
+    # Its sums stay in the tensor cores, like those of torch with use_fast_accum.
     PACKAGE.backend("grouped_gemm_fp8", "fbgemm", prepare_fp8, _SOURCE, unavailable=_fp8, tolerance="bf16_fast_accum"),
 )

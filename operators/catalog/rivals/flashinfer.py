@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends, weights_nk
-from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.catalog.rivals.package import RivalPackage
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
 
-PACKAGE = Package("flashinfer-python", "flashinfer.grouped_mm", "rivals-flashinfer")
+PACKAGE = RivalPackage("flashinfer-python", "flashinfer.grouped_mm", "rivals-flashinfer")
 
 
 def prepare(x: GroupedInputs) -> Run:

@@ -1,7 +1,7 @@
-"""What several rivals want in place of end offsets: row counts, offsets that begin with 0, weights as [G, N, K].
+"""Layouts that several rivals need: row counts, offsets that begin with 0, weights as [G, N, K].
 
-A caller's router gives end offsets, so what follows from them is computed inside the call, on the device. Weights have
-one layout for the whole life of a model: theirs is made beforehand.
+A router returns end offsets, so anything else is computed from them inside the call, on the device. Weights keep one
+layout for the life of a model, so a rival's layout is made before the clock starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def starts_and_ends(
     offs: Tensor,  # [G] int32
 ) -> Callable[[], Tensor]:
-    """Return a callable that returns [G + 1] int32, 0 and the offsets as they are then: one copy of 4 G bytes."""
+    """Return a callable that returns 0 and the current offsets, [G + 1] int32, by one copy of 4 G bytes."""
     bounds = offs.new_zeros(offs.numel() + 1)
 
     def read() -> Tensor:
@@ -32,7 +32,7 @@ def starts_and_ends(
 def row_counts(
     offs: Tensor,  # [G] int32
 ) -> Callable[[], Tensor]:
-    """Return a callable that returns [G] int32, the rows of each group as the offsets say then."""
+    """Return a callable that returns the rows of each group, [G] int32, from the current offsets."""
     import torch
 
     read = starts_and_ends(offs)
@@ -42,7 +42,7 @@ def row_counts(
 def weights_nk(
     b: Tensor,  # [G, K, N], any strides
 ) -> Tensor:
-    """Return the weights as a contiguous [G, N, K]: a view where they are stored so, else a copy that follows them."""
+    """Return the weights as a contiguous [G, N, K]: a view if they are stored so, else a copy that follows them."""
     import torch
 
     nk = b.transpose(1, 2)
@@ -52,7 +52,7 @@ def weights_nk(
 
 
 def require(multiple: int, **sizes: int) -> None:
-    """Raises Unavailable if a size is not a multiple of `multiple`."""
+    """Check that every size is a multiple of `multiple`. Raises Unavailable."""
     for name, size in sizes.items():
         if size % multiple:
-            raise Unavailable(f"it takes {name} that is a multiple of {multiple}, not {size}")
+            raise Unavailable(f"it needs {name} to be a multiple of {multiple}, not {size}")

@@ -1,4 +1,4 @@
-"""The package that a rival comes in: whether it is installed, without importing it, and why it cannot run somewhere."""
+"""The package of a rival: whether it is installed, without importing it, and why it cannot run on a target."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HOPPER = (9, 0)
 
 
 @dataclass(frozen=True)
-class Package:
-    """One rival's package.
+class RivalPackage:
+    """The package of one rival.
 
-    distribution  as pip names it, without the version
-    module        what its backends import. Submodules tell packages apart that share a top-level name
-    extra         of groupbench, which installs it
-    note          what else installing it takes, or nothing
+    distribution  its name for pip, without the version
+    module        module that its backends import; a submodule if several packages share the top-level name
+    extra         extra of groupbench that installs it
+    note          further condition of installing it, or empty
     """
 
     distribution: str
@@ -30,7 +30,7 @@ class Package:
     @property
     def missing(self) -> str | None:
         """Return why its backends cannot be imported, with the command that installs it; None if it is installed."""
-        if found(self.module):
+        if importable(self.module):
             return None
         note = f" ({self.note})" if self.note else ""
         return f"{self.distribution} is not installed: pip install 'groupbench[{self.extra}]'{note}"
@@ -38,7 +38,7 @@ class Package:
     def unavailable(
         self, dtypes: tuple[str, ...], least: tuple[int, int] = HOPPER, below: tuple[int, int] = (99, 0)
     ) -> Callable[[Target], str | None]:
-        """Return a backend's `unavailable`: for these dtypes, from capability `least` up to `below`, excluded."""
+        """Return the `unavailable` of a backend for these dtypes and for capabilities from `least` to below `below`."""
 
         def reason(target: Target) -> str | None:
             reasons = [self.missing, _device(target, least, below)]
@@ -49,11 +49,11 @@ class Package:
         return reason
 
     def backend(self, operator: str, name: str, prepare: Any, source: str, **further: Any) -> Backend:
-        """Return a backend of an operator whose records name the package's version."""
+        """Return a backend of an operator; its records contain the package's version."""
         return Backend(name, prepare, source, operator=operator, packages=(self.distribution,), **further)
 
 
-def found(module: str) -> bool:
+def importable(module: str) -> bool:
     """Return whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
     path = None
     for part in module.split("."):

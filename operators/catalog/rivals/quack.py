@@ -1,6 +1,7 @@
 """QuACK's GEMM with variable-length batches, in CuTe DSL (Dao-AILab): the product, and both gradients.
 
-Called as its users call it: `gemm` chooses among its own configs when a problem is first met, which is in `prepare`.
+Its public function is called: `gemm` chooses one of its configs at the first call for a problem, before the clock
+starts.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends
-from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.catalog.rivals.package import RivalPackage
 from groupbench.operators.operator import Run
 from groupbench.operators.relayout import laid_out
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
 
-PACKAGE = Package("quack-kernels", "quack.gemm_interface", "rivals-quack")
+PACKAGE = RivalPackage("quack-kernels", "quack.gemm_interface", "rivals-quack")
 _SOURCE = "QuACK: CuTe DSL, tuned by its own search; offsets on the device"
 
 
@@ -37,7 +38,7 @@ def prepare(x: GroupedInputs) -> Run:
 
 
 def prepare_wgrad(x: WgradInputs) -> Run:
-    """left.T @ right by groups of rows, in the order that leaves the gradient as the weights are stored."""
+    """Prepare left.T @ right by groups of rows, in the order that gives the gradient the layout of the weights."""
     from quack.gemm_interface import gemm
 
     require(8, N=x.dc.shape[1], K=x.a.shape[1])
@@ -52,7 +53,7 @@ def prepare_wgrad(x: WgradInputs) -> Run:
 
 
 def _one_each(b: Tensor) -> Tensor:
-    """The weights, a matrix for each group in memory: a shared one is repeated beforehand."""
+    """Return the weights with a separate matrix in memory for each group; a shared matrix is repeated."""
     if b.stride(0):
         return b
     return laid_out(b.new_empty(b.shape), b)

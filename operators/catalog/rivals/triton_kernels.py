@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.rivals.layouts import require, row_counts
-from groupbench.operators.catalog.rivals.package import Package
+from groupbench.operators.catalog.rivals.package import RivalPackage
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
 
-PACKAGE = Package("tokenspeed-triton-kernels", "triton_kernels.matmul", "rivals-triton-kernels")
+PACKAGE = RivalPackage("tokenspeed-triton-kernels", "triton_kernels.matmul", "rivals-triton-kernels")
 
 
 def prepare(x: GroupedInputs) -> Run:

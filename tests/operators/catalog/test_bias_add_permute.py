@@ -27,10 +27,10 @@ RUNNABLE = [b.name for b in OPERATOR.backends if b.unavailable(Target(DEVICE, "f
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_examples_groups_are_what_its_unseeded_rand_gives() -> None:
+def test_the_examples_groups_are_those_of_its_unseeded_rand() -> None:
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if not hasattr(libc, "gnu_get_libc_version"):
-        pytest.skip("NOT TESTED: the example's groups are what rand() of glibc gives, and this is another C library")
+        pytest.skip("NOT TESTED: the example's groups come from rand() of glibc, and this is another C library")
     libc.srand(1)
     G = libc.rand() % 16 + 1
     assert op.example_rules(G, lambda: libc.rand() % 4) == op.example_groups()
@@ -65,14 +65,14 @@ def test_texts_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "field ''"),
         ("4,1024,1024,1024", "field '4'"),
-        ("G=2", "lacks groups"),
-        ("groups=2x2x2:2x2:2", "lacks G"),
+        ("G=2", "missing groups"),
+        ("groups=2x2x2:2x2:2", "missing G"),
         ("G=0,groups=2x2x2:2x2:2", "1 to"),
-        ("G=2,groups=2x2x2:2x2:2,E=div", "E=div is none of mul, add, none"),
+        ("G=2,groups=2x2x2:2x2:2,E=div", "E=div is not one of mul, add, none"),
         ("G=2,groups=2x2x2:2x2:2|2x2x2:2x2:2|2x2x2:2x2:2", "3 groups are listed for G=2"),
         ("G=1,groups=2x2:2x2:2", "M0xM1xM2:N0xN1:K"),
         ("G=1,groups=2x2x2:2x2", "M0xM1xM2:N0xN1:K"),
@@ -87,8 +87,8 @@ def test_texts_for_people() -> None:
         ("G=1,groups=2x2x2:2x2:2,G=1", "given twice"),
     ],
 )
-def test_bad_texts_say_what_is_right(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
+def test_errors_name_the_right_form(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         parse_shape(text)
     assert "A shape is G=2,groups=" in str(caught.value)
 
@@ -180,11 +180,11 @@ def test_outputs_of_the_wrong_kind(output: Any) -> None:
 
 
 def test_the_function_that_is_compiled_traces_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile as the backend calls it, without Inductor's code for a CPU, which takes half a minute."""
-    compile_, asked = torch.compile, {}
+    """Test the backend's call of torch.compile without Inductor, whose code for a CPU takes half a minute."""
+    compile_, passed = torch.compile, {}
 
     def eager(function: Any, *, options: dict[str, Any], **more: Any) -> Any:
-        asked.update(options)
+        passed.update(options)
         return compile_(function, backend="aot_eager", **more)
 
     monkeypatch.setattr(torch, "compile", eager)
@@ -192,15 +192,15 @@ def test_the_function_that_is_compiled_traces_as_one_graph(monkeypatch: pytest.M
         x = OPERATOR.make_inputs(shape, "fp32", "cpu", 0)
         run = OPERATOR.backend("torch_compile_max").prepare(x)
         assert accuracy.check(lambda run=run: op.decode(run()), OPERATOR.reference(x), TOLERANCES["fp32"])[1] is None
-    assert asked == {"max_autotune": True}
+    assert passed == {"max_autotune": True}
     assert OPERATOR.backend("torch_compile").unavailable(Target("cpu", "fp32")) is not None
     assert OPERATOR.backend("torch_compile").unavailable(Target("cuda", "bf16", capability=(9, 0))) is None
 
 
-def test_tuning_says_what_it_needs(tmp_path: Any) -> None:
+def test_tuning_reports_a_bad_shape_and_a_missing_gpu(tmp_path: Any) -> None:
     file = str(tmp_path / "configs.json")
     done = CliRunner().invoke(tune, ["-o", file, "--shape", "G=1"])
-    assert (done.exit_code, "lacks groups" in done.output) == (2, True)
+    assert (done.exit_code, "missing groups" in done.output) == (2, True)
     if DEVICE == "cpu":
         done = CliRunner().invoke(tune, ["-o", file])
         assert (done.exit_code, "needs the GPU" in done.output) == (2, True)

@@ -152,7 +152,7 @@ def test_shapes_and_their_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "rowwise", "rowwise,M=3", "rowwise,M=3,M=3", "tensor,M=3,K=3", "rowwise,M=3,N=1"])
-def test_what_is_no_shape(text: str) -> None:
+def test_text_that_is_not_a_shape(text: str) -> None:
     with pytest.raises(ValueError, match="not of the form rowwise,M=ROWS"):
         QUANTIZE_FP8.parse_shape(text)
 
@@ -166,7 +166,7 @@ def test_quantisers_are_right_on_every_smoke_shape(name: str, dtype: str) -> Non
 
 
 def cut_off(q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounding towards zero: a code less wherever rounding led away from it."""
+    """Round towards zero: decrease the code wherever rounding increased the magnitude."""
     codes = q.contiguous().view(torch.uint8)
     away = (q.float().abs() * scale[:, None] > x.float().abs()) & (codes & 0x7F > 0)
     return (codes - away.to(torch.uint8)).view(q.dtype), scale
@@ -201,7 +201,7 @@ def test_a_quantiser_that_is_wrong_is_found(fault) -> None:
     ],
     ids=["tensor", "not_quantised", "scale_in_fp16"],
 )
-def test_what_is_no_quantised_output(output, message) -> None:
+def test_an_output_that_is_not_quantised(output, message) -> None:
     with pytest.raises(TypeError, match=message):
         qz.decode(output)
 

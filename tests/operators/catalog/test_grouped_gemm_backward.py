@@ -1,4 +1,4 @@
-"""The gradients of grouped GEMM as operators of their own, and both together as the mode bwd of grouped_gemm."""
+"""The gradients of grouped GEMM as separate operators, and both together as the mode bwd of grouped_gemm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPERATORS = {"dgrad": dgrad.GROUPED_GEMM_DGRAD, "wgrad": wgrad.GROUPED_GEMM_WGRA
 
 
 def by_autograd(shape: GroupedShape) -> tuple[Any, Tensor, Tensor]:
-    """(inputs of mode bwd, dA, dB) with the gradients taken by torch, in fp64."""
+    """Return (inputs of mode bwd, dA, dB), with gradients computed by torch in fp64."""
     x = gg.make_backward_inputs(shape, "fp32", DEVICE, seed=3)
     a, b = x.x.a.double().requires_grad_(), x.x.b.double().clone().requires_grad_()
     parts = [rows @ b[g] for g, rows in enumerate(a.split(x.x.rows))]
@@ -39,10 +39,10 @@ def by_autograd(shape: GroupedShape) -> tuple[Any, Tensor, Tensor]:
 @pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
 def test_references_are_the_gradients_that_autograd_finds(shape: GroupedShape) -> None:
     x, da, db = by_autograd(shape)
-    found = BWD.reference(x)
-    assert list(found) == ["dA", "dB"]
-    torch.testing.assert_close(found["dA"].double(), da)
-    torch.testing.assert_close(found["dB"].double(), db)
+    gradients = BWD.reference(x)
+    assert list(gradients) == ["dA", "dB"]
+    torch.testing.assert_close(gradients["dA"].double(), da)
+    torch.testing.assert_close(gradients["dB"].double(), db)
 
 
 @pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
@@ -64,7 +64,7 @@ RUNNABLE = [
 @pytest.mark.parametrize(("kind", "name"), RUNNABLE, ids=["-".join(pair) for pair in RUNNABLE])
 def test_backend_is_right_on_smoke_shapes(kind: str, name: str) -> None:
     operator = OPERATORS[kind]
-    # The kernels of dgrad are the forward's, and tested as such.
+    # The kernels of dgrad are those of the forward pass, and tested there.
     for shape in [shapes.SUITES["smoke"]["ragged"]] if kind == "dgrad" else shapes.SUITES["smoke"].values():
         x = operator.make_inputs(shape, "fp16", DEVICE, 0)
         measured, problem = accuracy.check(
@@ -170,22 +170,22 @@ def test_a_run_of_mode_bwd_is_recorded_as_such(tritonbench: Callable[..., Any], 
         *("--bursts", "1", "--samples", "1", "--records", records),
     )
     assert done.returncode == 0, done.stderr
-    found = {record.cell.backend: record for record in map(decode, records.read_bytes().splitlines())}
-    assert {name: record.status for name, record in found.items()} == {
+    by_backend = {record.cell.backend: record for record in map(decode, records.read_bytes().splitlines())}
+    assert {name: record.status for name, record in by_backend.items()} == {
         "torch_loop": "ok",
         "torch_grouped_mm": "ok",
         "triton_pointer": "unavailable",
     }
-    assert found["triton_pointer"].message == "triton_pointer has no backward"
+    assert by_backend["triton_pointer"].message == "triton_pointer has no backward"
     shape = shapes.SUITES["smoke"]["ragged"]
-    for record in found.values():
+    for record in by_backend.values():
         cell = record.cell
         assert (cell.mode, cell.flops, cell.min_bytes) == (
             "bwd",
             2 * gg.flops(shape),
             gg.min_bytes_backward(shape, "fp32"),
         )
-    assert found["torch_loop"].accuracy.rms < 1e-6
+    assert by_backend["torch_loop"].accuracy.rms < 1e-6
 
 
 # --- several outputs --------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_several_outputs_that_are_not_written_or_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "error", "says"),
+    ("outputs", "error", "message"),
     [
         (torch.ones(4, 8), TypeError, "Tensor, not a tuple of dA, dB"),
         ((torch.ones(4, 8),), ValueError, "1 outputs, not dA, dB"),
@@ -242,13 +242,13 @@ def test_several_outputs_that_are_not_written_or_not_repeated() -> None:
     ],
     ids=["one_tensor", "too_few", "shape", "dtype"],
 )
-def test_several_outputs_of_the_wrong_kind(outputs: Any, error: type[Exception], says: str) -> None:
+def test_several_outputs_of_the_wrong_kind(outputs: Any, error: type[Exception], message: str) -> None:
     reference = {"dA": torch.ones(4, 8), "dB": torch.ones(2, 8)}
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         accuracy.check(lambda: outputs, reference, TOLERANCES["fp32"], torch.float32)
 
 
 def test_a_plugins_backward_takes_part() -> None:
-    mine = replace(gg.GROUPED_GEMM.backend("torch_loop"), name="mine", operator="grouped_gemm")
-    operator: Operator = gg.GROUPED_GEMM.with_backends((mine,)).in_mode("bwd")
+    plugged_in = replace(gg.GROUPED_GEMM.backend("torch_loop"), name="mine", operator="grouped_gemm")
+    operator: Operator = gg.GROUPED_GEMM.with_backends((plugged_in,)).in_mode("bwd")
     assert operator.backend("mine").prepare is gg.prepare_torch_loop_bwd

@@ -1,4 +1,4 @@
-"""torch_compile: which kernel Inductor made is read from its code, and anything but the template is refused."""
+"""torch_compile: Inductor's kernel is read from the generated code, and any kernel but the template is refused."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_kernels_are_read_from_the_generated_code(source: str, names: list[str])
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [(EXTERN, "_grouped_mm.default"), (TEMPLATE + EXTERN, "_grouped_mm.default"), ("", "nothing"), (TEMPLATE, None)],
     ids=["extern", "both", "nothing", "template"],
 )
-def test_only_the_template_will_do(source: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_template_will_do(source: str, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.utils.run_and_get_code", lambda run, *args: (None, [source]))
-    if says is None:
+    if message is None:
         assert callable(inductor.prepare_grouped_mm(*OPERANDS))
     else:
-        with pytest.raises(Unavailable, match=says):
+        with pytest.raises(Unavailable, match=message):
             inductor.prepare_grouped_mm(*OPERANDS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_what_torch_cannot_compile_is_unavailable(dtype: torch.dtype) -> None:
+def test_a_product_that_torch_cannot_compile_is_unavailable(dtype: torch.dtype) -> None:
     """Eager grouped_mm takes these dtypes, its meta function in torch 2.11 does not."""
     a, b, offs = OPERANDS
     if torch.__version__ >= "2.12":

@@ -75,9 +75,9 @@ DRAWN = [[1, 2], [4, 2], [3, 4]]
 def test_a_backend_without_a_mode_names_the_one_that_it_has() -> None:
     target = Target("cuda", "bf16", capability=(9, 0))
     for name, backend in {"torch_compile": None, "triton_recompute": None, "torch": "ok", "triton": "ok"}.items():
-        found = MOE_LAYER.in_mode("bwd").backend(name).unavailable(target)
-        says = f"{name} has no mode bwd by itself; --mode fwd_bwd measures its backward"
-        assert found == (None if backend else says)
+        reason = MOE_LAYER.in_mode("bwd").backend(name).unavailable(target)
+        message = f"{name} has no mode bwd by itself; --mode fwd_bwd measures its backward"
+        assert reason == (None if backend else message)
         assert MOE_LAYER.in_mode("fwd_bwd").backend(name).unavailable(target) is None
     only_bwd = replace(MOE_LAYER, forward_backward=None).in_mode("bwd").backend("torch_compile")
     assert only_bwd.unavailable(target) == "torch_compile has no backward"
@@ -102,7 +102,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_bad_text_says_what_would_be_right(text: str) -> None:
+def test_an_error_names_the_right_form(text: str) -> None:
     with pytest.raises(ValueError, match="T=TOKENS") as caught:
         parse(text, layer=True)
     assert "\n" not in str(caught.value)
@@ -166,7 +166,7 @@ def test_torch_is_right_in_bf16(mode: str) -> None:
 
 
 def moved(rows: Tensor, offs: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The first expert's first two rows change places: a permutation too, but not the stable one."""
+    """Swap the first expert's first two rows: this is a permutation too, but not the stable one."""
     rows, position = rows.clone(), position.clone()
     rows[[0, 1]] = rows[[1, 0]]
     first, second = (position == 0), (position == 1)
@@ -183,7 +183,7 @@ WRONG: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_permutation_is_told(wrong: Callable[..., Any]) -> None:
+def test_a_wrong_permutation_is_reported(wrong: Callable[..., Any]) -> None:
     shape = parse("T=64,k=2,G=4,H=16,routing=balanced", layer=False)
     x = MOE_PERMUTE.make_inputs(shape, "fp32", "cpu", 0)
     right = MOE_PERMUTE.backend("torch").prepare(x)
@@ -198,8 +198,8 @@ def test_a_wrong_permutation_is_told(wrong: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("output", [None, (1, 2, 3), torch.zeros(2), (torch.zeros(2), torch.zeros(2))])
-def test_what_is_no_permutation_is_refused(output: Any) -> None:
-    with pytest.raises(TypeError, match="not the three of rows, offs, position"):
+def test_an_output_that_is_not_a_permutation_is_refused(output: Any) -> None:
+    with pytest.raises(TypeError, match=r"not three tensors \(rows, offs, position\)"):
         MOE_PERMUTE.decode(output)
 
 
@@ -225,17 +225,17 @@ def test_references_are_the_gradients_that_autograd_finds(name: str) -> None:
     leaves = [leaf.double().requires_grad_() for leaf in x.leaves]
     out = moe_layer_reference(leaves[0], x.ids, *leaves[1:])
     expected = moe_layer.decode((out, *torch.autograd.grad(out, leaves, x.dout.double())))
-    found = moe_layer.reference_both(x)
-    assert tuple(found) == ("out", *GRADIENTS)
-    for got, wanted in zip(found.values(), expected, strict=True):
+    outputs = moe_layer.reference_both(x)
+    assert tuple(outputs) == ("out", *GRADIENTS)
+    for got, wanted in zip(outputs.values(), expected, strict=True):
         torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(moe_layer.reference(x), found["out"])
+    torch.testing.assert_close(moe_layer.reference(x), outputs["out"])
     for gradient, value in moe_layer.reference_backward(x).items():
-        assert torch.equal(value, found[gradient])
+        assert torch.equal(value, outputs[gradient])
 
 
 @pytest.mark.parametrize("output", [None, (torch.zeros(1),) * 3, [1, 2, 3, 4]])
-def test_what_are_no_gradients_is_refused(output: Any) -> None:
+def test_outputs_that_are_not_gradients_are_refused(output: Any) -> None:
     with pytest.raises(TypeError, match="dw_gate_up"):
         moe_layer.decode(output)
 
@@ -264,8 +264,8 @@ def test_rows_of_experts_elsewhere_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_what_rounds_every_term_is_held_to_that(dtype: str) -> None:
-    """A baseline that is called wrong makes every night fail; ours round once."""
+def test_rounding_every_term_has_its_own_tolerance(dtype: str) -> None:
+    """A wrong baseline would fail every nightly run, so those of torch may round every term; ours round once."""
     held = {backend.name: tolerance_of(MOE_UNPERMUTE, backend.name, dtype) for backend in MOE_UNPERMUTE.backends}
     summed, once = TOLERANCES[f"{dtype}_summed"], TOLERANCES[dtype]
     assert held == {"torch": summed, "torch_index_add": summed, "triton": once, "helion": once}
@@ -298,14 +298,14 @@ def test_shapes_too_large_to_check_and_decode_are_not_trained() -> None:
 
 
 def test_gradients_of_routing_weights_that_are_mostly_elsewhere_are_judged_together() -> None:
-    """An eighth of a layer's experts is here: blocks of one small number each say nothing about a kernel."""
+    """With an eighth of the experts on this rank, blocks of one small number each do not measure a kernel's error."""
     torch.manual_seed(0)
     here = torch.rand(16384, 8) < 1 / 8
     exact = torch.randn(16384, 8) * here
     noisy = exact + 4.5e-3 * torch.randn(16384, 8) * here
     rest = torch.zeros(3, 1, 1)
     tolerance = tolerance_of(MOE_LAYER, "triton", "bf16")
-    expected, found = (moe_layer.decode((rest[0], weights, rest[1], rest[2]))[1] for weights in (exact, noisy))
-    assert accuracy.compare(found, expected, tolerance)[1] is None
-    found[3, 5] += 1
-    assert "the first at [3, 5]" in str(accuracy.compare(found, expected, tolerance)[1])
+    expected, actual = (moe_layer.decode((rest[0], weights, rest[1], rest[2]))[1] for weights in (exact, noisy))
+    assert accuracy.compare(actual, expected, tolerance)[1] is None
+    actual[3, 5] += 1
+    assert "the first at [3, 5]" in str(accuracy.compare(actual, expected, tolerance)[1])

@@ -83,7 +83,7 @@ def test_vector_text_goes_both_ways(N: int, M: int, stride: int, turned: bool) -
      "M=1,N=1,K=1,A=nk", "M=x,N=1,K=1", "M=²,N=1,K=1", "G=1,M=1,N=1,K=1", f"1,1,{2**31}",
      "2000000000,2000000000,2000000000"],
 )  # fmt: skip
-def test_gemm_text_that_is_none(text: str) -> None:
+def test_text_that_is_not_a_gemm_shape(text: str) -> None:
     with pytest.raises(ValueError, match=r"M,N,K .*skinny"):
         SPLIT_K_MATMUL.parse_shape(text)
 
@@ -93,7 +93,7 @@ def test_gemm_text_that_is_none(text: str) -> None:
     ["", "N", "N=0", "N=-1", "N=²", "M=3", "M=3,N=0", "N=3,M=3", "N=3,stride=0", "N=3,y=t", "N=3,stride=2,y=t",
      "M=2,N=3,stride=2", f"N={2**41}", f"M={2**21},N={2**21}", "N=3,N=3"],
 )  # fmt: skip
-def test_vector_text_that_is_none(text: str) -> None:
+def test_text_that_is_not_a_vector_shape(text: str) -> None:
     with pytest.raises(ValueError, match="N=SIZE"):
         VECTOR_ADD.parse_shape(text)
 

@@ -137,7 +137,7 @@ TOPS = {name.split("/")[0] for name in FAKES}
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with every rival's package, as a fake that computes on a CPU."""
+    """Return a folder with a fake of every rival's package, which computes on a CPU."""
     folder = tmp_path_factory.mktemp("packages")
     for name, text in FAKES.items():
         path = folder / name
@@ -155,7 +155,7 @@ def installed(fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def none_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "found", lambda module: False)
+    monkeypatch.setattr(package, "importable", lambda module: False)
 
 
 BACKENDS = {(b.operator, b.name): b for b in rivals.backends()}
@@ -205,23 +205,23 @@ def test_liger_layer(installed: None, mode: str) -> None:
     operator = registry.catalog_operator("moe_layer").with_backends((BACKENDS["moe_layer", "liger"],)).in_mode(mode)
     x = operator.make_inputs(operator.parse_shape("T=19,k=2,G=6,H=64,F=48,routing=zipf(1.2)"), "fp32", "cpu", 0)
     outputs, expected = operator.backend("liger").prepare(x)(), operator.reference(x)
-    found = operator.decode(outputs) if operator.decode else outputs
+    actual = operator.decode(outputs) if operator.decode else outputs
     wanted = list(expected.values()) if isinstance(expected, dict) else [expected]
-    for out, right in zip(found if isinstance(found, tuple) else [found], wanted, strict=True):
+    for out, right in zip(actual if isinstance(actual, tuple) else [actual], wanted, strict=True):
         torch.testing.assert_close(out.double(), right.double(), rtol=1e-3, atol=1e-4)
 
 
 def test_liger_takes_no_experts_elsewhere(installed: None) -> None:
     operator = registry.catalog_operator("moe_layer")
     x = operator.make_inputs(operator.parse_shape("T=21,k=3,G=3,H=48,F=40,E=8,routing=multinomial"), "fp32", "cpu", 0)
-    with pytest.raises(Unavailable, match="elsewhere"):
+    with pytest.raises(Unavailable, match="on other ranks"):
         BACKENDS["moe_layer", "liger"].prepare(x)
 
 
 def test_sizes_that_a_rival_does_not_take_are_its_reason(installed: None) -> None:
     operator = registry.catalog_operator("grouped_gemm")
     x = operator.make_inputs(operator.parse_shape("G=2,M_g=8,N=45,K=16"), "fp32", "cpu", 0)
-    with pytest.raises(Unavailable, match="N that is a multiple of 8, not 45"):
+    with pytest.raises(Unavailable, match="N to be a multiple of 8, not 45"):
         BACKENDS["grouped_gemm", "quack"].prepare(x)
 
 
@@ -232,9 +232,9 @@ def test_a_missing_package_says_how_to_install_it(none_installed: None) -> None:
     assert set(rivals.not_installed(["moe_layer"])) == {"liger"}
 
 
-def options(**given: Any) -> dict[str, Any]:
+def options(**changed: Any) -> dict[str, Any]:
     plain = {"only": (), "skip": (), "baseline": None, "rivals": None, "plugins": (), "ops": ("grouped_gemm",)}
-    return {**plain, "list_backends": False, **given}
+    return {**plain, "list_backends": False, **changed}
 
 
 def test_a_plain_run_knows_no_rivals(none_installed: None) -> None:
@@ -245,9 +245,9 @@ def test_a_plain_run_knows_no_rivals(none_installed: None) -> None:
 def test_rivals_that_are_not_installed_are_named_once_and_add_no_cells(
     none_installed: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = cli._rivals(options(rivals="installed", ops=("grouped_gemm", "vector_add")))
-    assert found["plugins"] == (rivals.PLUGIN,)
-    assert set(found["skip"]) == {name for operator, name in BACKENDS if operator == "grouped_gemm"}
+    selected = cli._rivals(options(rivals="installed", ops=("grouped_gemm", "vector_add")))
+    assert selected["plugins"] == (rivals.PLUGIN,)
+    assert set(selected["skip"]) == {name for operator, name in BACKENDS if operator == "grouped_gemm"}
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 5 and all("pip install 'groupbench[rivals-" in line for line in printed)
 
@@ -257,9 +257,9 @@ def test_rivals_that_are_installed_are_measured(installed: None, capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("given", [{"only": ("quack",)}, {"baseline": "quack"}, {"rivals": "all"}], ids=str)
-def test_a_rival_that_is_named_is_measured_or_unavailable(none_installed: None, given: dict[str, Any]) -> None:
-    assert cli._rivals(options(**given)) == {"plugins": (rivals.PLUGIN,)}
+@pytest.mark.parametrize("changed", [{"only": ("quack",)}, {"baseline": "quack"}, {"rivals": "all"}], ids=str)
+def test_a_rival_that_is_named_is_measured_or_unavailable(none_installed: None, changed: dict[str, Any]) -> None:
+    assert cli._rivals(options(**changed)) == {"plugins": (rivals.PLUGIN,)}
 
 
 def test_the_list_says_how_to_install_them(none_installed: None) -> None:
@@ -294,11 +294,11 @@ def test_looking_for_a_package_imports_nothing(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "loud" / "bare" / "part").mkdir(parents=True)
     (tmp_path / "loud" / "bare" / "part" / "inner.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert package.found("loud.part")
-    assert package.found("loud.bare.part.inner")
-    assert not package.found("loud.bare.other")
-    assert not package.found("loud.other")
-    assert not package.found("loud.part.below")
+    assert package.importable("loud.part")
+    assert package.importable("loud.bare.part.inner")
+    assert not package.importable("loud.bare.other")
+    assert not package.importable("loud.other")
+    assert not package.importable("loud.part.below")
     assert "loud" not in sys.modules
 
 
@@ -325,11 +325,11 @@ def test_padded_layout(rows: list[int], alignment: int) -> None:
 
 def test_a_rivals_records_name_its_version_and_others_do_not() -> None:
     here = Environment(device="cpu", settings={"TRITON_X": "1"})
-    theirs = environment.with_packages(here, ("numpy", "no-such-package"))
-    assert list(theirs.settings) == ["TRITON_X", "package numpy"]
+    extended = environment.with_packages(here, ("numpy", "no-such-package"))
+    assert list(extended.settings) == ["TRITON_X", "package numpy"]
     assert environment.with_packages(here, ()) is here
-    assert environment.without_packages(theirs) == here
-    assert _alike(theirs) == _alike(here)
+    assert environment.without_packages(extended) == here
+    assert _alike(extended) == _alike(here)
 
 
 def test_a_new_version_of_a_rival_is_a_new_toolchain_on_the_same_machine() -> None:
@@ -341,5 +341,5 @@ def test_a_new_version_of_a_rival_is_a_new_toolchain_on_the_same_machine() -> No
 def test_the_plugin_is_where_plans_name_it() -> None:
     module, _, name = rivals.PLUGIN.rpartition(".")
     assert getattr(importlib.import_module(module), name) is rivals.backends
-    found: Any = registry.get_operator("grouped_gemm", (rivals.PLUGIN,))
-    assert found.backend("quack").packages == ("quack-kernels",)
+    operator: Any = registry.get_operator("grouped_gemm", (rivals.PLUGIN,))
+    assert operator.backend("quack").packages == ("quack-kernels",)

@@ -1,4 +1,4 @@
-"""Loads of experts: right sums, and the same text the same rows for ever."""
+"""Loads of experts have the right sums, and the same text always gives the same rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from groupbench.operators.catalog import routing
 
 TEXTS = ("balanced", "uniform(0.7,1.3)", "uniform(0,2)", "zipf(1.2)", "zipf(0)", "zipf(20)", "multinomial")
 
-# Written down once. A change here means that every series with this routing measures another problem from now on.
+# Constants: if they change, every series with this routing measures another problem from now on.
 PINNED = {
     "balanced": (14, 14, 13, 13, 13, 13, 13, 13),
     "balanced+empty(0.25)": (18, 18, 18, 18, 17, 0, 0, 17),

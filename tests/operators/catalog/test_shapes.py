@@ -136,11 +136,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
-def test_bad_text_says_what_is_wrong_and_what_is_right(text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
+def test_an_error_names_the_fault_and_the_right_form(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "G,M,N,K" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_any_text_is_a_shape_or_a_value_error(text: str) -> None:
 
 
 def test_a_shape_has_listed_rows_or_a_routing() -> None:
-    with pytest.raises(ValueError, match="routing has no say"):
+    with pytest.raises(ValueError, match="leave routing out"):
         GroupedShape(1, 4, 4, 4, listed=(4,), routing="zipf(1)")
 
 

@@ -1,4 +1,4 @@
-"""What the comparison of the split-K rule with its neighbours tries. Timing needs a GPU; the choice does not."""
+"""The configs that the comparison of the split-K rule with its neighbours tries. Only timing needs a GPU."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def test_stream_neighbours_start_with_the_rule_and_can_run(shape):
 
 @given(st.integers(1, 500), st.integers(1, 500))
 def test_no_more_configs_than_asked_for_and_the_rule_first(number: int, most: int) -> None:
-    found = evenly(list(range(number)), most)
-    assert found[0] == 0
-    assert len(found) <= most
-    assert len(found) == number or 2 * len(found) > min(most, number)
-    assert len({b - a for a, b in itertools.pairwise(found)}) <= 1
+    chosen = evenly(list(range(number)), most)
+    assert chosen[0] == 0
+    assert len(chosen) <= most
+    assert len(chosen) == number or 2 * len(chosen) > min(most, number)
+    assert len({b - a for a, b in itertools.pairwise(chosen)}) <= 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        ((), "tuning needs the GPU that it is for"),
-        (("--configs", "3", "--suite", "smoke", "--dtype", "fp32"), "tuning needs the GPU that it is for"),
+        ((), "tuning needs the GPU to tune for"),
+        (("--configs", "3", "--suite", "smoke", "--dtype", "fp32"), "tuning needs the GPU to tune for"),
         (("--dtype", "foo"), "'foo' is not one of 'bf16', 'fp16', 'fp32'"),
         (("--suite", "foo"), "'foo' is not one of 'skinny'"),
         (("--shape", "16,16,0"), "K=0: 1 to"),
-        (("--limit", "60"), "No such option"),  # of the other tuners, in seconds
+        (("--limit", "60"), "No such option"),  # an option of the other tuners, in seconds
     ],
 )
-def test_usage_errors(options: tuple[str, ...], says: str) -> None:
+def test_usage_errors(options: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(main, options)
-    assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr

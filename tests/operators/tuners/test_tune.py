@@ -1,4 +1,4 @@
-"""`groupbench tune`: each kernel from its shapes to the user's file. The clock is made up: the real one needs a GPU."""
+"""`groupbench tune`: each kernel from its shapes to the user's file. A simulated clock replaces the GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HELION = {
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """As on a GPU that takes 6, 5, 1, 1, 7, 7, ... ms, so that the default is not the fastest. The folder is `user`."""
+    """Simulate a GPU that takes 6, 5, 1, 1, 7, 7, ... ms: the default is not the fastest. The folder is `user`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: GPU)
@@ -64,7 +64,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     make = SPLIT_K_MATMUL.make_inputs
     on_this_device = SimpleNamespace(make_inputs=lambda shape, dtype, device, seed: make(shape, dtype, DEVICE, seed))
     monkeypatch.setattr("groupbench.operators.tuners.split_k.SPLIT_K_MATMUL", on_this_device)
-    for module_name, function in HELION.items():  # it would ask the GPU that may not be there
+    for module_name, function in HELION.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
     times = [6.0, 5.0, 1.0, 1.0]
@@ -112,19 +112,19 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("nope",), "nope: kernels are flat, wgrad"),
         (("flat", "--suite", "nope"), "nope: suites are "),
         (("flat", "--shape", "nope"), "nope"),
-        ((), "tuning needs the GPU that it is for; torch sees none here"),
+        ((), "tuning needs the GPU to tune for; torch does not see one"),
     ],
     ids=["kernel", "suite", "shape", "no_gpu"],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_usage_errors_are_one_line(options: tuple[str, ...], says: str) -> None:
+def test_usage_errors_are_one_line(options: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(main, options)
-    assert (done.exit_code, says in done.stderr) == (2, True), done.output
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
 
 
 def test_the_list_needs_no_gpu() -> None:

@@ -1,4 +1,4 @@
-"""What tuners share, and each of them from its options to its file. The clock is a made-up one: theirs needs a GPU."""
+"""The parts that tuners share, and each tuner from its options to its file. A simulated clock replaces the GPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_a_file_is_read_back_and_has_a_config_a_line(tmp_path: Path, monkeypatch
     path = tmp_path / "flat_h100.json"
     assert tuning.read_tuned(path) == {}
     configs = {"G=4": {"block_m": 64, "helion": [["num_warps", 4]]}, "G=8": {"block_m": 128}}
-    tuning.write_tuned(path, "what it's of", configs, "click")
+    tuning.write_tuned(path, "the kernel's configs", configs, "click")
     assert tuning.read_tuned(path) == configs
     text = path.read_text()
     assert '\n  "G=8": {"block_m": 128}\n' in text
     written = json.loads(text)
-    assert written["about"] == "what it's of"
+    assert written["about"] == "the kernel's configs"
     assert written["measured"].startswith(f"NVIDIA H100, torch {torch.__version__}, triton ")
     assert ", click " in written["measured"]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
@@ -58,7 +58,7 @@ class Tile:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were one."""
+    """Simulate a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100")
@@ -70,7 +70,7 @@ def run(*args: Any, **options: Any) -> Result:
 
 
 def times_of(problem: int) -> tuple[str, list[tuple[float, Tile]]]:
-    """Of problem 0 nothing runs."""
+    """Return the times of a problem; no config runs for problem 0."""
     return f"key{problem}", [(ms, Tile(int(10 * ms))) for ms in (2.0, 1.0, 3.0)][: 3 * problem]
 
 
@@ -104,7 +104,7 @@ def test_when_the_time_is_up_no_problem_is_begun(tmp_path: Path, gpu: None, monk
     assert list(tuning.read_tuned(tmp_path / "x.json")) == ["key1", "key2"]
 
 
-def test_what_does_not_run_is_said_and_the_others_are_timed(
+def test_a_config_that_does_not_run_is_printed_and_the_others_are_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "fastest_burst", lambda run: run())
@@ -114,8 +114,8 @@ def test_what_does_not_run_is_said_and_the_others_are_timed(
             raise RuntimeError("no\nroom")
         return lambda: 1 / config.rows
 
-    found = tuning.time_each(map(Tile, (1, 2, 4)), prepare, prepare)
-    assert found == [(2.0, Tile(1)), (0.5, Tile(4))]
+    times = tuning.time_each(map(Tile, (1, 2, 4)), prepare, prepare)
+    assert times == [(2.0, Tile(1)), (0.5, Tile(4))]
     assert capsys.readouterr().err == "  Tile(rows=2) does not run: RuntimeError: no / room\n"
 
 
@@ -141,8 +141,8 @@ class Tuner:
     name: str
     options: tuple[str, ...]
     key: str
-    candidates: list[Any]  # the second is what the made-up clock finds fastest
-    timed: int = 1  # how often each is
+    candidates: list[Any]  # the second is the fastest by the simulated clock
+    timed: int = 1  # number of times that each is timed
 
 
 GROUPED = ("--shape", "G=3,M_g=5|0|1,N=48,K=64,W=nk", "--dtype", "fp16")
@@ -176,7 +176,7 @@ TUNERS = {
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, gpu: None) -> Iterator[list[float]]:
-    """Inputs wherever this runs, and times that say the second candidate is the fastest."""
+    """Make inputs on any device, and times by which the second candidate is the fastest."""
     for name in OF_INPUTS:
         module = importlib.import_module(f"groupbench.operators.catalog.{name}")
 
@@ -184,7 +184,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, gpu: None) -> Iterator[list[float]]:
             return make(shape, dtype, DEVICE, *seed, **rest)
 
         monkeypatch.setattr(module, "make_inputs", here)
-    # Helion asks the GPU that may not be there.
+    # Helion would query the GPU, which may be absent.
     monkeypatch.setattr(helion_worklist, "prepare_helion_worklist", lambda a, b, offs, config: lambda: None)
     monkeypatch.setattr(bias_add_permute, "copy_gb_per_s", lambda: 1.0)
     monkeypatch.setitem(SUITES["moe"], "qwen30b_decode", shapes.listed((5, 0, 1), 256, 128, nk=True))

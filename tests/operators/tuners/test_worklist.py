@@ -1,4 +1,4 @@
-"""The tuner's own: configs from a file. What tuners share is in test_tuning.py."""
+"""The worklist tuner reads configs from a file. The parts that all tuners share are tested in test_tuning.py."""
 
 from __future__ import annotations
 
