@@ -223,8 +223,8 @@ def _needs(low: tuple[int, int], high: tuple[int, int], need: str, cpu: bool = F
 
 
 _ANY = (99, 0)
-_TRITON = _needs((9, 0), _ANY, "TMA came with Hopper (9.0)", cpu=True)
-_TORCH_LOOP = _needs((8, 9), _ANY, "fp8 tensor cores came with Ada and Hopper (8.9, 9.0)", cpu=True)
+_TRITON = _needs((9, 0), _ANY, "it needs TMA (capability 9.0 or newer)", cpu=True)
+_TORCH_LOOP = _needs((8, 9), _ANY, "it needs fp8 tensor cores (capability 8.9 or newer)", cpu=True)
 _TORCH_GROUPED = _needs((9, 0), (11, 0), "scaled_grouped_mm is for Hopper and Blackwell (9.0, 10.0)")
 _TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales are for Hopper (9.0)")
 _FAST = "bf16_fast_accum"

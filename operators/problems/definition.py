@@ -116,7 +116,7 @@ class Shape:
 class PublishedProblem:
     """One definition with its workloads. Hosts measure its `operator`.
 
-    Raises UsageError if a file cannot be read, or there are no workloads.
+    Raises UsageError if a file cannot be read, or the definition has no workloads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +125,7 @@ class PublishedProblem:
         self.root = next((parent.parent for parent in path.parents if parent.name == "definitions"), path.parent)
         self.workloads = tuple(self._read_workloads())
         if not self.workloads:
-            raise UsageError(f"{path}: there are no workloads of {self.file.name}")
+            raise UsageError(f"{path}: {self.file.name} has no workloads")
 
     @cached_property
     def operator(self) -> Operator:
@@ -280,7 +280,7 @@ class PublishedProblem:
         name = f"{self.path}#reference"
         linecache.cache[name] = (len(self.file.reference), None, self.file.reference.splitlines(keepends=True), name)
         names: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}
-        # The reference is Python that the user asked to measure against, as a backend's is.
+        # The user chose to run this Python code, like that of a backend.
         exec(compile(self.file.reference, name, "exec"), names)  # nosec B102
         if "run" not in names:
             raise UsageError(f"{self.path}: the reference has no function `run`")

@@ -126,7 +126,7 @@ def tune(
 
 
 def require_gpu() -> None:
-    """Raise click.UsageError if there is no GPU."""
+    """Check that torch sees a GPU. Raises click.UsageError."""
     import torch
 
     if not torch.cuda.is_available():
@@ -197,7 +197,7 @@ dtype_option = click.option(
 
 
 def chosen(parse: Callable[[str], Problem], texts: Iterable[str], others: Iterable[Problem]) -> dict[str, Problem]:
-    """Return shapes by their text, each once: those of `texts`, or `others` if there are no texts.
+    """Return shapes by their text, each once: those of `texts`, or `others` if `texts` is empty.
 
     Raises click.BadParameter for a text that is not a shape.
     """

@@ -187,7 +187,7 @@ def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
 
 
 def test_memory_that_processes_share_counts_once() -> None:
-    """A forked process shares its parent's pages until either writes, and all share what is mapped as shared."""
+    """A forked process shares its parent's pages until either writes; all of them share the shared mapping."""
     program = """if True:
         import mmap, os, sys
         private, shared = bytearray(b"x") * (100 << 20), mmap.mmap(-1, 100 << 20)

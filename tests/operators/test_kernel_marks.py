@@ -140,16 +140,16 @@ def test_few_rows_a_group_are_held_to_copy_bandwidth(marks: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "least", "passed"),
+    ("rms", "least", "passed"),
     [(1.5e-3, "1.0000", "pass"), (1.506e-3, "0.9960", "pass"), (3e-3, "0.5000", "**miss**")],
     ids=["as_right", "rounding", "less_accurate"],
 )
-def test_errors_are_held_to_torchs(marks: ModuleType, ours: float, least: str, passed: str) -> None:
+def test_errors_are_held_to_torchs(marks: ModuleType, rms: float, least: str, passed: str) -> None:
     """The least accurate of our backends counts, except fast accumulation and wrong results."""
     records = [
         record("torch_grouped_mm", 2.0),
         record("triton_flat", 1.0),
-        record("triton_contiguous", 1.5, accuracy=Accuracy(rms=ours)),
+        record("triton_contiguous", 1.5, accuracy=Accuracy(rms=rms)),
         record("triton_flat_fast", 0.5, accuracy=Accuracy(rms=1.0)),
         record("triton_bad", 0.5, accuracy=Accuracy(rms=1.0), status="wrong", message="off"),
         record("helion_worklist", 1.5, accuracy=Accuracy(rms=1.0)),

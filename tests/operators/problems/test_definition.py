@@ -202,7 +202,7 @@ BAD = {
     "no JSON": ("{", "definition.json"),
     "something else": ('{"a": 1}', "neither a definition"),
     "no axes": ('{"reference": ""}', "missing required field"),
-    "no workloads": (json.dumps(DEFINITION), "there are no workloads of scaled_sum_h8"),
+    "no workloads": (json.dumps(DEFINITION), "scaled_sum_h8 has no workloads"),
 }
 
 

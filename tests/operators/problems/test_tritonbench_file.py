@@ -125,8 +125,8 @@ def test_a_file_is_measured_as_an_operator(file: Path) -> None:
         )
         for backend in made.backends
     ]
-    found: dict[str, Record] = {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 60.0, Progress())}
-    assert {name: record.status for name, record in found.items()} == {
+    records: dict[str, Record] = {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 60.0, Progress())}
+    assert {name: record.status for name, record in records.items()} == {
         "one_pass": "ok",
         "eager": "ok",
         "packed": "ok",
@@ -135,13 +135,15 @@ def test_a_file_is_measured_as_an_operator(file: Path) -> None:
         "later": "unavailable",
         "broken": "error",
         "disabled": "unavailable",
-    }, {name: record.message for name, record in found.items()}
-    assert found["eager"].baseline and found["eager"].latency is not None and found["eager"].latency.timing == "cpu"
-    assert found["one_pass"].latency is not None and found["one_pass"].latency.timing == "interpreted"
-    assert found["later"].message == "not on Tuesdays"
-    assert "returned None" in (found["picky"].message or "")
-    assert "operator.py" in (found["broken"].message or "") and "no_such_thing" in (found["broken"].message or "")
-    assert "enabled=False" in (found["disabled"].message or "")
+    }, {name: record.message for name, record in records.items()}
+    assert (
+        records["eager"].baseline and records["eager"].latency is not None and records["eager"].latency.timing == "cpu"
+    )
+    assert records["one_pass"].latency is not None and records["one_pass"].latency.timing == "interpreted"
+    assert records["later"].message == "not on Tuesdays"
+    assert "returned None" in (records["picky"].message or "")
+    assert "operator.py" in (records["broken"].message or "") and "no_such_thing" in (records["broken"].message or "")
+    assert "enabled=False" in (records["disabled"].message or "")
 
 
 @needs_tritonbench
@@ -199,8 +201,10 @@ def test_inputs_that_read_values_are_listed_on_the_cpu(file: Path) -> None:
 
 
 def test_without_tritonbench_the_error_names_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "tritonbench" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "tritonbench" else find_spec(name)
+    )
     with pytest.raises(UsageError, match=r"groupbench\[tritonbench\]"):
         plugins.read(str(file))
 
@@ -241,6 +245,8 @@ def test_a_kernel_is_found_behind_helpers_classes_and_closures(file: Path) -> No
         "def without(x): return lambda: torch.mul(x, 2)\n",
         names,
     )
-    found = {name: launches_triton(names[name]) for name in ("direct", "through_a_class", "through_a_module", "over")}
-    assert found == dict.fromkeys(found, True)
+    launches = {
+        name: launches_triton(names[name]) for name in ("direct", "through_a_class", "through_a_module", "over")
+    }
+    assert launches == dict.fromkeys(launches, True)
     assert not launches_triton(names["without"])
