@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.cli import main
 from groupbench.tracker.errors import IngestError, StoreError
 from groupbench.tracker.record import encode
 from groupbench.tracker.store import engine as stores
@@ -28,7 +29,26 @@ from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 
-GROUPBENCH = [sys.executable, "-c", "from groupbench.tracker.cli import main; main()", "--db"]
+FORK = multiprocessing.get_context("fork")
+
+
+def start(db: Path, *args: str | Path, out: int | None = None) -> Any:
+    """Start a command in a process of its own: a fork, so that it works from the first moment and imports nothing."""
+    process = FORK.Process(target=_command, args=(["--db", str(db), *map(str, args)], out))
+    process.start()
+    return process
+
+
+def _command(arguments: list[str], out: int | None) -> None:
+    descriptor = os.open(os.devnull, os.O_WRONLY) if out is None else out
+    with os.fdopen(descriptor, "w") as sys.stdout:
+        main(arguments)
+
+
+def exit_codes(processes: list[Any]) -> list[int]:
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
 
 
 def whole(path: Path) -> int:
@@ -50,34 +70,36 @@ def night(write: Any, make: Any, number: int, name: str | None = None) -> Path:
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 8))]
 )
-def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(seed: int, db: Path, write: Any, make: Any) -> None:
+def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(
+    seed: int, cli: Cli, db: Path, write: Any, make: Any
+) -> None:
     rng = random.Random(seed)
     files = [night(write, make, number) for number in range(3)]
     if seed % 2:
-        subprocess.run([*GROUPBENCH, str(db), "ingest", str(files[0])], check=True, capture_output=True)
+        assert cli("ingest", files[0]).exit_code == 0
     before = whole(db) if db.exists() else 0
-    process = subprocess.Popen([*GROUPBENCH, str(db), "ingest", *map(str, files)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    if seed % 4 < 2:
-        process.stdout.readline()  # somewhere in the second or third file
-        time.sleep(rng.uniform(0, 0.1))
-    else:
-        time.sleep(rng.uniform(0.1, 1.0))
-    process.kill()
-    reported = process.communicate()[0].decode().count("200 points added")
-    reported += seed % 4 < 2 and not seed % 2  # the line that was read above
+    source, sink = os.pipe()
+    process = start(db, "ingest", *files, out=sink)
+    os.close(sink)
+    with os.fdopen(source) as lines:
+        first = lines.readline() if seed % 4 < 2 else ""  # then somewhere in the second or third file
+        time.sleep(rng.uniform(0, 0.1 if first else 0.3))
+        process.kill()
+        process.join()
+        reported = (first + lines.read()).count("200 points added")
     if db.exists():
         assert whole(db) >= max(before, 200 * reported)  # every point reported as stored is there
-    done = subprocess.run([*GROUPBENCH, str(db), "ingest", *map(str, files)], capture_output=True)
-    assert (done.returncode, whole(db)) == (0, 600)
+    assert (cli("ingest", *files).exit_code, whole(db)) == (0, 600)
 
 
 def test_a_terminated_ingest_leaves_no_file_behind(db: Path, write: Any, make: Any) -> None:
     file = night(write, make, 0)
-    process = subprocess.Popen([*GROUPBENCH, str(db), "ingest", str(file)])
-    time.sleep(0.4)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() in (0, 130, -2)
+    process = start(db, "ingest", file)
+    while process.is_alive() and not any(db.parent.glob(".*/*")):  # the unfinished database
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 130
     left = {entry.name for entry in db.parent.iterdir()} - {db.name, file.name, f"{db.name}-wal", f"{db.name}-shm"}
     assert left == set()
 
@@ -102,52 +124,39 @@ def test_a_full_disk_is_one_line_and_the_store_as_it_was(
     assert whole(db) == 400
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of a process are POSIX's")
 @pytest.mark.parametrize("kib", [60, 200, 300])
-def test_a_file_that_may_not_grow_is_one_line(db: Path, write: Any, make: Any, kib: int) -> None:
+def test_a_file_that_may_not_grow_is_one_line(
+    cli: Cli, db: Path, write: Any, make: Any, full_disk: Any, kib: int
+) -> None:
     """A limit on the size of files, small enough to stop the making of the database, or its filling."""
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib * 1024}, {kib * 1024}))\n"
     files = [night(write, make, number) for number in range(6)]
-    command = [sys.executable, "-c", limit + GROUPBENCH[2], "--db", str(db), "ingest", *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith("groupbench: ")
+    with full_disk(kib * 1024):
+        result = cli("ingest", *files)
+    assert result.exit_code == 2  # and one line, as the fixture wants it
     if db.exists():
-        assert whole(db) == 200 * done.stdout.count("200 points added")
+        assert whole(db) == 200 * result.stdout.count("200 points added")
     assert [entry.name for entry in db.parent.iterdir() if entry.name.startswith(".")] == []
-    again = subprocess.run([*GROUPBENCH, str(db), "ingest", *map(str, files)], capture_output=True)
-    assert (again.returncode, whole(db)) == (0, 1200)
+    assert (cli("ingest", *files).exit_code, whole(db)) == (0, 1200)
 
 
-def test_two_ingests_and_a_report_at_once(db: Path, write: Any, make: Any, tmp_path: Path) -> None:
+def test_two_ingests_and_a_report_at_once(cli: Cli, db: Path, write: Any, make: Any, tmp_path: Path) -> None:
     files = [night(write, make, number) for number in range(6)]
-    for file in files[:1]:
-        subprocess.run([*GROUPBENCH, str(db), "ingest", str(file)], check=True, capture_output=True)
-    commands = [
-        ["ingest", *map(str, files[1:4])],
-        ["ingest", *map(str, files[3:])],  # one of them twice
-        ["report", "-o", str(tmp_path / "report.html")],
-        ["history", "--json"],
-        ["export", str(tmp_path / "out.jsonl")],
-    ]
+    assert cli("ingest", files[0]).exit_code == 0
     running = [
-        subprocess.Popen([*GROUPBENCH, str(db), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for command in commands
+        start(db, "ingest", *files[1:4]),
+        start(db, "ingest", *files[3:]),  # one of them twice
+        start(db, "report", "-o", tmp_path / "report.html"),
+        start(db, "history", "--json"),
+        start(db, "export", tmp_path / "out.jsonl"),
     ]
-    errors = [process.communicate()[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 5, errors
+    assert exit_codes(running) == [0] * 5
     assert whole(db) == 1200
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") % 200 == 0  # one state, never half a file
 
 
 def test_two_processes_make_one_database(db: Path, write: Any, make: Any) -> None:
     files = [night(write, make, number) for number in range(4)]
-    running = [
-        subprocess.Popen([*GROUPBENCH, str(db), "ingest", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for file in files
-    ]
-    errors = [process.communicate()[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 4, errors
+    assert exit_codes([start(db, "ingest", file) for file in files]) == [0] * 4
     assert whole(db) == 800
 
 
