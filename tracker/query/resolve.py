@@ -13,7 +13,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.lines import line_through
+from groupbench.tracker.query.lines import every_line, line_through
 from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
@@ -59,15 +59,18 @@ def run_at(session: Session, when: datetime) -> RunRow:
 def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) -> State:
     """Return the state named by `latest`, `previous`, a branch, the start of a hash, or a name for `lookup`.
 
-    `HASH+` is the dirty tree of a commit. Without the plus sign, and for a branch, a clean tree is preferred. Raises
-    QueryError if nothing or several commits match, or the commit has no run.
+    The newest state is that of the newest commit, and within one commit the one measured last. `HASH+` is the dirty
+    tree of a commit. Without the plus sign, and for a branch, a clean tree is preferred.
+
+    Raises QueryError if nothing or several commits match, or the commit has no run.
     """
     if text in ("latest", "previous"):
-        return _newest_states(session, text)
-    states = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id)
-    row = session.execute(states.where(Commit.branch == text).order_by(Run.dirty, *NEWEST_FIRST).limit(1)).first()
-    if row is not None:
-        return State(*row)
+        place, newest = ("latest", "previous").index(text), _newest_states(session)
+        if len(newest) > place:
+            return newest[place]
+        raise QueryError(f"no {text} commit: the database has runs of {counted(len(newest), 'commit')}")
+    if session.scalar(select(Run.id).join(Commit).where(Commit.branch == text).limit(1)) is not None:
+        return min(_newest_states(session, text), key=lambda state: state.dirty)
     prefix = text.removesuffix("+")
     hashes = _stored_hashes(session, prefix)
     if not hashes:
@@ -95,15 +98,15 @@ def _stored_hashes(session: Session, prefix: str) -> list[str]:
     return [prefix] if prefix in hashes else hashes
 
 
-def _newest_states(session: Session, word: str) -> State:
-    place = 0 if word == "latest" else 1
-    states: dict[State, None] = {}
-    query = select(Commit.hash, Run.dirty).join(Run, Run.commit_id == Commit.id).order_by(*NEWEST_FIRST)
-    for row in session.execute(query):
-        states[State(*row)] = None
-        if len(states) > place:
-            return list(states)[place]
-    raise QueryError(f"no {word} commit: the database has runs of {counted(len(states), 'commit')}")
+def _newest_states(session: Session, branch: str | None = None) -> list[State]:
+    """Return the measured states of all branches or one, newest first: by commit, and within a commit by time.
+
+    So a commit that a backfill measures late is not the newest.
+    """
+    query = select(Run.id, Commit.hash, Run.dirty).join(Commit)
+    rows = session.execute(query if branch is None else query.where(Commit.branch == branch))
+    states = {key: State(hash_, dirty) for key, hash_, dirty in rows}
+    return list(dict.fromkeys(states[key] for key in every_line(session).runs if key in states))
 
 
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:

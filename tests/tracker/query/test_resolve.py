@@ -35,7 +35,7 @@ def session(stored: Any, make: Any, db: Any) -> Iterator[Session]:
     ("word", "state"),
     [
         ("latest", State("e" * 40, True)),
-        ("previous", State(COMMITS[1], True)),
+        ("previous", State(COMMITS[2], False)),
         ("main", State(COMMITS[2], False)),
         ("aa", State(COMMITS[0], False)),
         ("ab", State(COMMITS[1], False)),
@@ -49,6 +49,17 @@ def test_stored_words_are_resolved_without_asking(session: Session, word: str, s
         raise AssertionError(f"asked about {name}")
 
     assert resolve_commit(session, word) == resolve_commit(session, word, refuse) == state
+
+
+def test_a_commit_that_is_measured_late_is_not_the_latest(stored: Any, make: Any, db: Any) -> None:
+    first, second, third = "1" * 40, "2" * 40, "3" * 40
+    main = {"branch": "main"}
+    stored([make(0, commit=third, commit_facts=main | {"parents": (second,)})])
+    stored([make(1, commit=second, commit_facts=main | {"parents": (first,)})])  # as a backfill does
+    stored([make(2, commit=first, commit_facts=main)])
+    with open_store(db, create=False) as store, store.read() as session:
+        found = [resolve_commit(session, word).commit for word in ("latest", "previous", "main")]
+    assert found == [third, second, third]
 
 
 def test_an_unknown_word_is_looked_up(session: Session) -> None:
