@@ -1,14 +1,17 @@
-# Sourced by the scripts beside it: makes the virtual environment .venv of the repository, anew for each set of
-# requirements, with the versions of ci/constraints.txt. One that something else made is left alone.
+# Functions for the scripts in this folder, which source this file.
 #
-#   groupbench_environment EXTRAS      e.g. "measure,report"
-#   groupbench_help SCRIPT ARGUMENTS   prints what SCRIPT says of itself, and exits, where they hold -h or --help
+#   groupbench_environment EXTRAS      activate the virtual environment .venv with these extras, e.g. "measure,report"
+#   groupbench_help SCRIPT ARGUMENTS   print the comment at the top of SCRIPT and exit, if ARGUMENTS has -h or --help
 #
-# PYTHON names the interpreter to make it from (3.11 or newer). GROUPBENCH_VENV names an environment that is used as
-# it is, for images that come with one and for machines without a network; the code that runs is this checkout's.
+# .venv has the versions of ci/constraints.txt and is rebuilt whenever the requirements change. An environment that this
+# script did not create is never touched.
+#
+# PYTHON           interpreter to create it from, 3.11 or newer (python3)
+# GROUPBENCH_VENV  environment to use unchanged, for images that contain one and machines without a network; the code
+#                  is still this checkout's
 # shellcheck shell=bash
 
-# What the comment at a script's top says, if one of the arguments asks for help.
+# Print the comment at the top of a script, if one of the arguments asks for help.
 groupbench_help() {
     local script=$1 word
     shift
@@ -31,14 +34,14 @@ groupbench_environment() {
     fi
     local python=${PYTHON:-python3}
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-        echo "groupbench: $python is not Python 3.11 or newer; name one by PYTHON=..." >&2
+        echo "groupbench: $python is not Python 3.11 or newer; set PYTHON to an interpreter that is" >&2
         return 2
     fi
     stamp=$( { "$python" --version; cat pyproject.toml ci/constraints.txt; echo "$PWD $extras"; } | cksum | tr ' ' -)
     if [ ! -e ".venv/groupbench-$stamp" ]; then
         if [ -e .venv ] && ! compgen -G '.venv/groupbench-*' >/dev/null; then
-            echo "groupbench: .venv was made by something else, and would be made anew: move it away, or use it as it is" \
-                "by GROUPBENCH_VENV=$PWD/.venv" >&2
+            echo "groupbench: .venv was not created by this script, which would replace it: move it away, or use it" \
+                "unchanged with GROUPBENCH_VENV=$PWD/.venv" >&2
             return 2
         fi
         echo "groupbench: installing into .venv" >&2
@@ -51,8 +54,7 @@ groupbench_environment() {
     export PATH="$PWD/.venv/bin:$PATH"
 }
 
-# An environment that somebody else made may hold the code of another checkout: this one's comes before it, in the layout
-# in which it is installed.
+# Put this checkout's code first, in its installed layout: the environment may contain the code of another checkout.
 groupbench_own_code() {
     local own="import pathlib, groupbench.tracker as t; print(pathlib.Path(t.__file__).resolve().parents[1])" folder
     [ "$(python -c "$own" 2>/dev/null)" = "$(pwd -P)" ] && return

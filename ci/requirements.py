@@ -1,8 +1,9 @@
-"""Everything that groupbench needs to measure, store, report and test, one requirement a line, without groupbench.
+"""Print the packages that groupbench needs to measure, store, report and test, one requirement per line.
 
 python ci/requirements.py [PYPROJECT]
 
-For an image whose environment is to stay when only code changes. Its own extras are followed, TritonBench is left out.
+An image installs them before groupbench, so that a change of code does not rebuild its environment. Extras that refer
+to other extras of the project are expanded. TritonBench is omitted.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ EXTRAS = ("test",)
 
 
 def requirements(path: Path, extras: tuple[str, ...] = EXTRAS) -> list[str]:
-    """Of the project, its build and its extras, each once."""
+    """Return the requirements of a project, its build system and these extras, without duplicates."""
     text = tomllib.loads(path.read_text())
     project = text["project"]
-    found = [*text["build-system"]["requires"], *project["dependencies"]]
+    packages = [*text["build-system"]["requires"], *project["dependencies"]]
     waiting = list(extras)
     for extra in waiting:
         for requirement in project["optional-dependencies"][extra]:
             if requirement.startswith(f"{project['name']}["):
                 waiting += [name.strip() for name in requirement.partition("[")[2].partition("]")[0].split(",")]
             else:
-                found.append(requirement)
-    return list(dict.fromkeys(found))
+                packages.append(requirement)
+    return list(dict.fromkeys(packages))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The kernels' tests on a GPU, watched by NVIDIA's compute-sanitizer:
+# Run the kernels' tests on a GPU under NVIDIA's compute-sanitizer:
 #
-#   bash ci/sanitize.sh                                     memcheck, then racecheck, then synccheck: an hour or two
+#   bash ci/sanitize.sh                                     memcheck, racecheck and synccheck; takes one to two hours
 #   bash ci/sanitize.sh racecheck tests/kernels/test_split_k.py -k fixup
 #
-# memcheck finds accesses outside of allocations (torch's caching allocator is off, so that each tensor has edges),
-# racecheck hazards in shared memory, synccheck barriers that not all threads reach. Exit code 1: something was found, or
-# a test failed.
+# memcheck finds accesses outside of allocations. torch's caching allocator is off, so that each tensor has its own
+# allocation. racecheck finds hazards in shared memory, and synccheck barriers that not all threads reach. The exit code
+# is 1 if a tool reports an error or a test fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

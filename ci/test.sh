@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: style, types, layers, tests.
+# Run the checks that a change must pass before it lands: style, types, layers, tests.
 #
 #   bash ci/test.sh                         as many tests at once as there are cores
-#   bash ci/test.sh --exhaustive            also the tests that add volume: whole products of parameters, long runs
+#   bash ci/test.sh --exhaustive            also run the long tests: full products of parameters, more seeds
 #   bash ci/test.sh -n 0 -x tests/tracker   arguments go to pytest
-#   bash ci/test.sh --toolchain NAME [--compile-only]   the kernels with other versions of torch and Triton: toolchain.sh
+#   bash ci/test.sh --toolchain NAME [--compile-only]   test with other versions of torch and Triton; see toolchain.sh
 #
-# GROUPBENCH_TRITONBENCH  checkout or archive of TritonBench, for the tests of it as the host. Unless set, they run where
-#                         it is installed; elsewhere they are skipped, and the last lines say so.
+# GROUPBENCH_TRITONBENCH  checkout or archive of TritonBench, for the tests with it as the host. If unset, these tests
+#                         run only if it is installed; the last lines of the output list skipped tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . ci/environment.sh
@@ -23,7 +23,7 @@ trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$scratch"' EXIT
 ruff check .
 ruff format --check .
 
-# mypy and import-linter read folders, not the editable install's mapping: show them the installed layout.
+# mypy and import-linter cannot read the editable install's mapping: give them folders in the installed layout.
 mkdir "$scratch/groupbench"
 ln -s "$PWD/kernels" "$PWD/operators" "$PWD/tracker" "$scratch/groupbench/"
 types() {
@@ -42,11 +42,11 @@ if [ -f "$checkout" ]; then
   checkout=${package%/tritonbench/__init__.py}
 fi
 if [ -n "${GROUPBENCH_TRITONBENCH:-}" ] && [ ! -e "$checkout/tritonbench/__init__.py" ]; then
-  echo "groupbench: there is no TritonBench in $GROUPBENCH_TRITONBENCH" >&2
+  echo "groupbench: TritonBench was not found in $GROUPBENCH_TRITONBENCH" >&2
   exit 2
 fi
 
-# Beside the tests, and printed after them: neither's output is broken up by the other's.
+# Run these during the tests, and print their output afterwards so that it does not mix with the tests' output.
 { types && layers; } >"$scratch/types_and_layers" 2>&1 &
 types_and_layers=$!
 failed=0

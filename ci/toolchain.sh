@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Tests of the kernels and operators with the versions of a file in ci/toolchains. Arguments go to pytest.
+# Test the kernels and operators with the versions of a file in ci/toolchains. Arguments go to pytest.
 #
-#   bash ci/toolchain.sh torch-2.15                 in an environment of its own: torch, Triton and Helion of that set
-#   bash ci/toolchain.sh triton-3.9 --compile-only  compiles every kernel for sm_90 by that Triton, beside the default
-#                                                   torch; needs no GPU, and no CUDA build of torch
-#   bash ci/toolchain.sh --list                     prints the names
+#   bash ci/toolchain.sh torch-2.15                 test in a separate environment with that torch, Triton and Helion
+#   bash ci/toolchain.sh triton-3.9 --compile-only  compile every kernel for sm_90 with that Triton and the default
+#                                                   torch; needs neither a GPU nor a CUDA build of torch
+#   bash ci/toolchain.sh --list                     print the names
 #
-# Environments are kept in .toolchains/NAME until their versions change; a set with a CUDA build of torch takes 6 GB.
-# PYTHON and GROUPBENCH_VENV are those of ci/environment.sh; with the latter, --compile-only adds Triton to that
-# environment's packages, without changing it.
+# Environments are kept in .toolchains/NAME until their versions change; one with a CUDA build of torch takes 6 GB.
+# PYTHON and GROUPBENCH_VENV work as in ci/environment.sh. With GROUPBENCH_VENV, --compile-only adds Triton to that
+# environment's packages without changing it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . ci/environment.sh
@@ -20,7 +20,7 @@ fi
 name=$1 versions=ci/toolchains/$1.txt compile_only=
 shift
 if [ ! -f "$versions" ]; then
-    echo "groupbench: no toolchain $name; there are: $(basename -s .txt ci/toolchains/*.txt | xargs)" >&2
+    echo "groupbench: unknown toolchain $name; choose from: $(basename -s .txt ci/toolchains/*.txt | xargs)" >&2
     exit 2
 fi
 if [ "${1:-}" = --compile-only ]; then
@@ -28,7 +28,7 @@ if [ "${1:-}" = --compile-only ]; then
     shift
 fi
 if [ -z "$compile_only" ] && ! grep -q '^torch==' "$versions"; then
-    echo "groupbench: $name names no torch: use --compile-only" >&2
+    echo "groupbench: $name has no version of torch: use --compile-only" >&2
     exit 2
 fi
 folder=$PWD/.toolchains/$name${compile_only:+-compile}

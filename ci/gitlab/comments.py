@@ -2,9 +2,9 @@
 
 python ci/gitlab/comments.py
 
-A job of the default branch runs this, with GITLAB_TOKEN: it reads the text that the job `groupbench-compare` left, and
-runs none of the request's code. Which request a text belongs to is GitLab's answer, never the text's. A comment that
-is there already is edited, and left alone where nothing is new. Exit codes: 0, or 1 where a comment was not posted.
+A job of the default branch runs this with GITLAB_TOKEN. It reads the text that the job `groupbench-compare` stored, and
+runs none of the request's code. GitLab's API decides which request a text belongs to, never the text itself. A comment
+that exists is edited if its text changed. The exit code is 0, or 1 if a comment could not be posted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from urllib.request import Request, urlopen
 JOB = "groupbench-compare"
 FILE = "artifacts/comment.md"
 MOST_BYTES = 1 << 20
-REQUESTS = 100  # of the merge requests that changed last
+REQUESTS = 100  # number of merge requests to check, the most recently updated first
 
 API = os.environ["CI_API_V4_URL"].rstrip("/")
 PROJECT = f"{API}/projects/{quote(os.environ['CI_PROJECT_ID'], safe='')}"
 
 
 def read(url: str) -> bytes:
-    """Return the start of what the server answers. Where it redirects to, the token does not go."""
+    """Return the first `MOST_BYTES` of the server's response. The token is not sent on to a redirect's target."""
     request = Request(url)
     request.add_unredirected_header("PRIVATE-TOKEN", os.environ["GITLAB_TOKEN"])
-    with urlopen(request, timeout=60) as answer:  # nosec B310 # GitLab's own address, from the job's environment
-        return answer.read(MOST_BYTES)
+    with urlopen(request, timeout=60) as response:  # nosec B310 # GitLab's own address, from the job's environment
+        return response.read(MOST_BYTES)
 
 
 def rows(path: str) -> list[dict[str, Any]]:
@@ -41,10 +41,10 @@ def rows(path: str) -> list[dict[str, Any]]:
 
 
 def comment_of(request: int) -> str | None:
-    """Return the text of a request's newest pipeline of this project, or None while there is none."""
+    """Return the text that a request's newest pipeline in this project stored, or None if it is not there yet."""
     for pipeline in rows(f"/merge_requests/{request}/pipelines"):
         if str(pipeline["project_id"]) != os.environ["CI_PROJECT_ID"]:
-            continue  # a fork's own, which ran on its machines
+            continue  # a fork's pipeline, which ran on the fork's machines
         for job in rows(f"/pipelines/{pipeline['id']:d}/jobs"):
             if job["name"] == JOB:
                 if not job.get("finished_at"):
@@ -52,14 +52,14 @@ def comment_of(request: int) -> str | None:
                 try:
                     return read(f"{PROJECT}/jobs/{job['id']:d}/artifacts/{FILE}").decode(errors="replace")
                 except HTTPError as error:
-                    if error.code == 404:  # the job ended before it had a verdict, and says why
+                    if error.code == 404:  # the job ended before it had a verdict; its log explains why
                         return None
                     raise
     return None
 
 
 def harmless(text: str) -> str:
-    """Return text in which no line is one of GitLab's quick actions, and no name is notified: the bot may do more."""
+    """Return text without GitLab quick actions and mentions, because the bot may have more rights than the author."""
     return re.sub(r"^([\s>*+-]*)/", r"\1\\/", text, flags=re.MULTILINE).replace("@", "@\u2060")
 
 

@@ -1,4 +1,4 @@
-"""A clean clone of what lies here, with a tiny night, and the steps of workflows as their services would run them."""
+"""Fixtures: a clean clone of this checkout with a tiny nightly plan, and runners of GitHub's and GitLab's jobs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ bursts = 1
 samples = 2
 """
 
-COMPARISONS = """# one cell, of which any machine is sure; the last line has no end
+COMPARISONS = """# one cell whose verdict is certain on any machine; the last line has no newline
 
 --operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 5 --min-effect 900"""
 
-LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
+REMOVED = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
+"""Variables that a person or a service may have set, and that must not affect the scripts."""
 
 
 def git(folder: Path, *args: str) -> str:
@@ -45,7 +46,7 @@ def git(folder: Path, *args: str) -> str:
 
 @dataclass
 class Checkout:
-    """A clone, and the environment that its scripts get. What a person or a service set here is not theirs."""
+    """A clone, and the environment variables of its scripts."""
 
     folder: Path
     environment: dict[str, str]
@@ -75,14 +76,14 @@ class Checkout:
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of two commits: everything that lies here, with a tiny night, and then a word more."""
+    """Make a repository of two commits: this checkout with a tiny plan, then one with an extra file."""
     if shutil.which("git") is None:
         pytest.fail("git is missing: apt-get install git")
     folder = tmp_path_factory.mktemp("origin")
     try:
         listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
         files = [name for name in listed if name and (ROOT / name).is_file()]
-    except AssertionError:  # a copy without its history
+    except AssertionError:  # a copy without git history
         tops = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.toml", "README.md", ".gitignore")
         files = [
             str(p.relative_to(ROOT)) for top in tops for p in [ROOT / top, *(ROOT / top).rglob("*")] if p.is_file()
@@ -107,15 +108,15 @@ def checkout(origin: Path, tmp_path: Path) -> Iterator[Checkout]:
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(origin), str(folder))
     prefixes = ("GROUPBENCH_", "GITHUB_", "CI_", "RUNNER_")
-    kept = {k: v for k, v in os.environ.items() if k not in LEFT_OUT and not k.startswith(prefixes)}
-    given = {
+    kept = {k: v for k, v in os.environ.items() if k not in REMOVED and not k.startswith(prefixes)}
+    added = {
         "GROUPBENCH_VENV": sys.prefix,
         "GROUPBENCH_LOCKS": str(tmp_path / "locks"),
         "CUDA_VISIBLE_DEVICES": "",
         "HOME": str(tmp_path),
         "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton")),
     }
-    made = Checkout(folder, kept | given)
+    made = Checkout(folder, kept | added)
     yield made
     for process in made.running:
         if process.poll() is None:
@@ -133,8 +134,8 @@ def workflow() -> Callable[[str], Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    failed: list[str]  # names of steps that did not end with 0
-    text: str  # what all of them said
+    failed: list[str]  # names of steps with an exit code other than 0
+    text: str  # output of all steps
 
 
 @pytest.fixture(scope="session")
@@ -148,37 +149,37 @@ def gitlab() -> Callable[..., Outcome]:
 
 
 def run_github_job(job: Mapping[str, Any], checkout: Checkout, facts: Mapping[str, str], **environment: str) -> Outcome:
-    """Its `run` steps as GitHub does it: `bash -e` for each, and after a failure those of `always()` alone.
+    """Run the `run` steps of a job like GitHub: each with `bash -e`, and after a failure only those with `always()`.
 
-    facts  what each `${{ ... }}` stands for; one that is not there fails the test
+    facts  the value of each `${{ ... }}`; a missing one fails the test
     """
 
     def filled(text: Any) -> str:
         return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: facts[match[1]], str(text))
 
     failed: list[str] = []
-    said = ""
+    output = ""
     for step in job["steps"]:
         name = step.get("name", step.get("uses"))
         if "run" not in step or (failed and "always()" not in str(step.get("if", ""))):
             continue
-        assert "${{" not in step["run"], "text of others in a script: pass it by `env`"
-        given = {k: filled(v) for k, v in ({**job.get("env", {}), **step.get("env", {})}).items()}
-        done = checkout.run("bash", "-e", "-c", step["run"], **given, **environment)
-        said += done.stdout + done.stderr
+        assert "${{" not in step["run"], "untrusted text in a script: pass it by `env`"
+        variables = {k: filled(v) for k, v in ({**job.get("env", {}), **step.get("env", {})}).items()}
+        done = checkout.run("bash", "-e", "-c", step["run"], **variables, **environment)
+        output += done.stdout + done.stderr
         if done.returncode != 0:
             failed.append(name)
-    return Outcome(failed, said)
+    return Outcome(failed, output)
 
 
 def run_gitlab_job(job: Mapping[str, Any], checkout: Checkout, **environment: str) -> Outcome:
-    """Its script, and then its after_script in a shell of its own, as GitLab does it."""
+    """Run the script of a job and then its after_script in a new shell, like GitLab."""
     variables = {k: str(v) for k, v in job.get("variables", {}).items()} | environment
-    failed, said = [], ""
+    failed, output = [], ""
     for part in ("script", "after_script"):
         if part in job:
             done = checkout.run("bash", "-eo", "pipefail", "-c", "\n".join(job[part]), **variables)
-            said += done.stdout + done.stderr
+            output += done.stdout + done.stderr
             if done.returncode != 0:
                 failed.append(part)
-    return Outcome(failed, said)
+    return Outcome(failed, output)

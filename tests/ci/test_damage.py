@@ -1,4 +1,4 @@
-"""Commands on damaged databases: a few of what `ci/benchmarks/damage_marks.py` does at length."""
+"""Run commands on damaged databases: a short version of `ci/benchmarks/damage_marks.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts, workflows and the Dockerfile hold to their formats, each by the linter of its format."""
+"""Check scripts, workflows and the Dockerfile with the linter of each format, and the rights of workflows' jobs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def lint(*command: str) -> None:
 
 
 def tool(name: str) -> str:
-    """Beside this interpreter, where the extra `test` puts it."""
+    """Return the path of a tool that the extra `test` installs next to this interpreter."""
     path = Path(sys.executable).parent / name
     assert path.exists(), f"{name} is missing: python -m pip install -e '.[test]'"
     return str(path)
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_all_files_are_checked() -> None:
     assert [len(GITHUB), len(GITLAB)] == [4, 4]
     assert {path.name for path in SCRIPTS} >= {"environment.sh", "nightly.sh", "pull-request.sh", "test.sh"}
 
@@ -64,7 +64,7 @@ def test_the_dockerfile() -> None:
     lint(tool("hadolint"), str(CI / "Dockerfile"))
 
 
-def test_what_the_dockerfile_copies_is_there() -> None:
+def test_files_that_the_dockerfile_copies_exist() -> None:
     text = (CI / "Dockerfile").read_text()
     (files,) = re.findall(r"^COPY (.*) /tmp/needs/$", text, re.MULTILINE)
     for name in files.split():
@@ -73,10 +73,10 @@ def test_what_the_dockerfile_copies_is_there() -> None:
 
 def test_the_requirements_of_the_image_are_those_of_the_project() -> None:
     done = subprocess.run([sys.executable, "ci/requirements.py"], capture_output=True, text=True, cwd=ROOT, check=True)
-    found = done.stdout.split("\n")
-    assert {"torch>=2.11,<2.16", "alembic>=1.16", "plotly>=6", "pytest>=8", "setuptools>=77"} <= set(found)
-    assert not [line for line in found if line.startswith("groupbench")]
-    assert len(found) == len(set(found))
+    lines = done.stdout.split("\n")
+    assert {"torch>=2.11,<2.16", "alembic>=1.16", "plotly>=6", "pytest>=8", "setuptools>=77"} <= set(lines)
+    assert not [line for line in lines if line.startswith("groupbench")]
+    assert len(lines) == len(set(lines))
 
 
 @pytest.mark.parametrize("path", [*GITHUB, *GITLAB], ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -94,7 +94,7 @@ def test_scripts_of_workflows(path: Path, workflow: Callable[[str], Any], tmp_pa
 
 @pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
 def test_jobs_of_a_request_have_no_token_on_gitlab(path: Path, workflow: Callable[[str], Any]) -> None:
-    """A schedule of the default branch starts whatever has one: no request's pipeline, nor one that it triggers."""
+    """Only a schedule of the default branch starts jobs with a token, never a request's pipeline or its children."""
     for name, job in workflow(str(path.relative_to(CI))).items():
         conditions = [rule["if"] for rule in job["rules"]]
         if any("merge_request" in condition for condition in conditions):
@@ -120,7 +120,7 @@ def test_tokens_may_do_no_more_than_they_must(path: Path, workflow: Callable[[st
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
-    if "pull_request" in read["on"]:  # whoever's code is run has no secret, and what writes runs none of it
+    if "pull_request" in read["on"]:  # foreign code runs without secrets, and not in the job that may write
         assert "secrets." not in str(read["jobs"]["measure"])
         assert read["jobs"]["comment"]["runs-on"] == "ubuntu-latest"
         checkouts = [s for s in read["jobs"]["comment"]["steps"] if s.get("uses", "").startswith("actions/checkout@")]

@@ -1,4 +1,4 @@
-"""Mutated files of every import format: a few of what `ci/benchmarks/import_fuzz.py` does at length."""
+"""Import mutated files of every format: a short version of `ci/benchmarks/import_fuzz.py`."""
 
 from __future__ import annotations
 

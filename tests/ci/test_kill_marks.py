@@ -1,4 +1,4 @@
-"""Commands that are killed: a few of the kills that `ci/benchmarks/kill_marks.py` repeats at length."""
+"""Kill commands while they run: a short version of `ci/benchmarks/kill_marks.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_killed_command_loses_doubles_and_leaves_nothing(marks: Any, command: 
     assert list(marks.problems(command, 2, random.Random(4), tmp_path)) == []
 
 
-def test_what_is_left_is_found(marks: Any, tmp_path: Path) -> None:
+def test_remains_of_a_killed_command_are_found(marks: Any, tmp_path: Path) -> None:
     lab = marks.Lab(tmp_path)
     (lab.temporary / "groupbench-tree-1-x").mkdir()
     lab.git("worktree", "add", "-q", "--detach", str(tmp_path / "tree"), "HEAD")

@@ -1,4 +1,4 @@
-"""The scripts as the workflows call them, in a clean clone: nights that end, are interrupted, meet each other."""
+"""Run the scripts in a clean clone as the workflows do: nightly runs that finish, stop or overlap, and comparisons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARTIFACTS = {
 
 
 def records(folder: Path) -> list[list[Record]]:
-    """Of each night, the oldest first."""
+    """Return the records of each nightly run, oldest first."""
     files = sorted(folder.glob("2*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     return [[record for _, record in read(path.read_bytes().splitlines(keepends=True))] for path in files]
 
@@ -42,26 +42,26 @@ def runs(database: Path) -> list[str]:
         return [uuid for (uuid,) in connection.execute("SELECT uuid FROM run ORDER BY started")]
 
 
-def test_an_environment_that_somebody_else_made_runs_this_checkouts_code(checkout: Checkout) -> None:
+def test_a_foreign_environment_runs_this_checkouts_code(checkout: Checkout) -> None:
     code = "import groupbench.tracker.record as r, groupbench.operators as o; print(r.__file__, o.__file__)"
     done = checkout.run("bash", "-c", f". ci/environment.sh && groupbench_environment x && python -c '{code}'")
     assert done.returncode == 0, done.stderr
     assert all(Path(name).resolve().is_relative_to(checkout.folder.resolve()) for name in done.stdout.split())
-    assert checkout.git("status", "--porcelain") == ""  # or the night's commit would be called dirty
+    assert checkout.git("status", "--porcelain") == ""  # or the run's commit would be dirty
 
 
-def test_an_environment_of_somebody_elses_is_not_made_anew(checkout: Checkout) -> None:
-    mine = checkout.folder / ".venv" / "mine.txt"
-    mine.parent.mkdir()
-    mine.write_text("mine")
+def test_a_foreign_environment_is_not_replaced(checkout: Checkout) -> None:
+    file = checkout.folder / ".venv" / "file.txt"
+    file.parent.mkdir()
+    file.write_text("kept")
     done = checkout.run("bash", "-c", ". ci/environment.sh && groupbench_environment x", GROUPBENCH_VENV="")
     assert done.returncode == 2
-    assert "made by something else" in done.stderr
-    assert mine.read_text() == "mine"
+    assert "was not created by this script" in done.stderr
+    assert file.read_text() == "kept"
 
 
 def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Workflow, tmp_path: Path) -> None:
-    """The first is cut short, says so, and keeps what it has; the second begins with what was left out."""
+    """The first run exceeds its budget and keeps its results; the second one starts with the skipped cells."""
     job = workflow("github/nightly.yml")["jobs"]["night"]
     facts = {
         "secrets.GROUPBENCH_DB || 'state/groupbench.db'": "state/groupbench.db",
@@ -69,8 +69,8 @@ def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Wor
     }
     summary = tmp_path / "summary.md"
     for night, (budget, failed) in enumerate([("0.0001", ["Measure, store, confirm, judge, report"]), ("120", [])], 1):
-        given = {**facts, "inputs.budget || '120'": budget}
-        done = github(job, checkout, given, GITHUB_STEP_SUMMARY=str(summary))
+        values = {**facts, "inputs.budget || '120'": budget}
+        done = github(job, checkout, values, GITHUB_STEP_SUMMARY=str(summary))
         assert done.failed == failed, done.text
         if failed:
             assert "skipped: grouped_gemm fwd fp32 G=3,M_g=0|1|5,N=8,K=4 (2 cells)" in done.text
@@ -79,7 +79,7 @@ def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Wor
         assert {path.name for path in (checkout.folder / "artifacts").iterdir()} == {*ARTIFACTS, "groupbench.db"}
         (cache := tmp_path / "cache").mkdir(exist_ok=True)
         shutil.copytree(checkout.folder / "state", cache, dirs_exist_ok=True)
-        checkout.git("clean", "-ffdxq")  # as the next checkout does
+        checkout.git("clean", "-ffdxq")  # like the next run's checkout
         shutil.copytree(cache, checkout.folder / "state")
     assert "same commit as the previous run" in done.text
     assert "2 missing" in summary.read_text() and "same commit" in summary.read_text()
@@ -125,7 +125,7 @@ def until(path: Path, process: Any) -> None:
 
 @pytest.fixture
 def slow(checkout: Checkout) -> tuple[str, ...]:
-    """A night whose second backend waits for the file `go`."""
+    """Return the command of a nightly run whose second backend waits for the file `go`."""
     (checkout.folder / "slow.py").write_text(SLOW)
     checkout.environment["GROUPBENCH_CONFIRM_MINUTES"] = "0"
     return ("bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
@@ -135,33 +135,35 @@ def slow(checkout: Checkout) -> tuple[str, ...]:
 def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout, slow: tuple[str, ...]) -> None:
     old = checkout.folder / "artifacts/comment.md"
     old.parent.mkdir()
-    old.write_text("nothing got worse")  # somebody else's
+    old.write_text("nothing got worse")  # of an earlier verdict
     first = checkout.start(*slow)
     until(checkout.folder / "started", first)
     assert not old.exists()
-    meanwhile = checkout.run(*slow)
-    assert meanwhile.returncode == 75
-    assert f"pid {first.pid} of " in meanwhile.stderr and "night --plugin slow.BACKEND" in meanwhile.stderr
+    second = checkout.run(*slow)
+    assert second.returncode == 75
+    assert f"pid {first.pid} of " in second.stderr and "night --plugin slow.BACKEND" in second.stderr
     if number is signal.SIGKILL:
         os.killpg(first.pid, number)
     else:
-        first.send_signal(number)  # to the script alone, as CI does it
+        first.send_signal(number)  # only to the script, like CI
     _, err = first.communicate()
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
         assert "the same command continues this run" in err
         kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
-        for option, code, says in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
+        for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
             printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
-            assert (printed.returncode, says in printed.stderr) == (code, True), printed.stderr
+            assert (printed.returncode, text in printed.stderr) == (code, True), printed.stderr
             assert (kept in printed.stderr) == (option == "--budjet")
             assert list((checkout.folder / "records").glob(".unfinished*"))
-        assert printed.stdout.startswith("The night: ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
-    assert not (checkout.folder / "groupbench.db").exists()  # half a night is judged by nobody
+        assert (
+            printed.stdout.startswith("Install groupbench, ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
+        )
+    assert not (checkout.folder / "groupbench.db").exists()  # an unfinished run is not judged
     (checkout.folder / "go").touch()
-    second = checkout.run(*slow)
-    assert second.returncode == 0, second.stderr
-    assert "resuming the run" in second.stdout or number is signal.SIGKILL
+    third = checkout.run(*slow)
+    assert third.returncode == 0, third.stderr
+    assert "resuming the run" in third.stdout or number is signal.SIGKILL
     (night,) = records(checkout.folder / "records")
     assert [record.status for record in night] == ["ok"] * 4
     assert len({record.run.id for record in night}) == 1
@@ -183,39 +185,38 @@ def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Chec
     assert {record.status for record in new} == {"ok"}
 
 
-def test_a_night_judges_itself_where_another_machines_is_newer(checkout: Checkout) -> None:
-    """One database may hold the nights of many machines, whose clocks differ."""
+def test_a_night_judges_its_own_run_if_another_machines_is_newer(checkout: Checkout) -> None:
+    """One database may have the runs of many machines, whose clocks differ."""
     first = checkout.run("bash", "ci/nightly.sh", GROUPBENCH_CONFIRM_MINUTES="0")
     assert first.returncode == 0, first.stderr
     (night,) = records(checkout.folder / "records")
-    theirs = [
-        replace(
-            r, run=replace(r.run, id="theirs", started=r.run.started + timedelta(hours=20)), status="wrong", message="x"
-        )
+    later = timedelta(hours=20)
+    others = [
+        replace(r, run=replace(r.run, id="foreign", started=r.run.started + later), status="wrong", message="x")
         for r in night
     ]
-    (checkout.folder / "theirs.jsonl").write_bytes(b"".join(map(encode, theirs)))
+    (checkout.folder / "other.jsonl").write_bytes(b"".join(map(encode, others)))
     stored = checkout.run(
-        "bash", "-c", ". ci/environment.sh && groupbench_environment x && groupbench ingest theirs.jsonl"
+        "bash", "-c", ". ci/environment.sh && groupbench_environment x && groupbench ingest other.jsonl"
     )
     assert stored.returncode == 0, stored.stderr
     second = checkout.run("bash", "ci/nightly.sh", GROUPBENCH_CONFIRM_MINUTES="1")
     assert second.returncode == 0, second.stdout + second.stderr
-    mine = records(checkout.folder / "records")[-1][0].run.id
-    assert json.loads((checkout.folder / "artifacts/verdict.json").read_bytes())["run"] == mine
-    assert "theirs" not in (checkout.folder / "artifacts/summary.md").read_text()
-    assert mine[:12] in (checkout.folder / "report.html").read_text()
+    run = records(checkout.folder / "records")[-1][0].run.id
+    assert json.loads((checkout.folder / "artifacts/verdict.json").read_bytes())["run"] == run
+    assert "foreign" not in (checkout.folder / "artifacts/summary.md").read_text()
+    assert run[:12] in (checkout.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "text"),
     [(("none.toml",), "none.toml"), (("groupbench.toml", "--op", "x"), "--op"), (("--nonsense",), "--nonsense")],
     ids=["plan", "option of a plan", "option"],
 )
-def test_a_night_that_cannot_begin(args: tuple[str, ...], says: str, checkout: Checkout) -> None:
+def test_a_night_that_cannot_begin(args: tuple[str, ...], text: str, checkout: Checkout) -> None:
     done = checkout.run("bash", "ci/nightly.sh", *args)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert text in done.stderr
     assert "continues" not in done.stderr
     assert not list((checkout.folder / "records").glob(".unfinished*"))
 
@@ -224,13 +225,13 @@ def test_a_night_that_cannot_begin(args: tuple[str, ...], says: str, checkout: C
 
 
 class Forge(BaseHTTPRequestHandler):
-    """A service that keeps comments."""
+    """A fake of GitHub and GitLab that keeps comments."""
 
     comments: list[dict[str, Any]]
 
     answers: dict[str, Any]  # by path: JSON, or a file's bytes
 
-    def _answer(self, status: int, body: Any) -> None:
+    def _respond(self, status: int, body: Any) -> None:
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -238,29 +239,29 @@ class Forge(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def _given(self) -> str:
+    def _posted(self) -> str:
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/user":
-            self._answer(200, {"login": "bot", "username": "bot", "id": 1})
+            self._respond(200, {"login": "bot", "username": "bot", "id": 1})
         elif path in self.answers:
-            self._answer(200, self.answers[path])
+            self._respond(200, self.answers[path])
         elif "/artifacts/" in path:
-            self._answer(404, {"message": "404 Not found"})
+            self._respond(404, {"message": "404 Not found"})
         else:
-            self._answer(200, self.comments)
+            self._respond(200, self.comments)
 
     def do_POST(self) -> None:
         author = {"login": "bot", "username": "bot", "id": 1}
-        made = {"id": len(self.comments) + 1, "body": self._given(), "user": author, "author": author}
+        made = {"id": len(self.comments) + 1, "body": self._posted(), "user": author, "author": author}
         self.comments.append({**made, "system": False, "html_url": "http://here/1", "performed_via_github_app": None})
-        self._answer(201, self.comments[-1])
+        self._respond(201, self.comments[-1])
 
     def _edit(self) -> None:
-        self.comments[0]["body"] = self._given()
-        self._answer(200, self.comments[0])
+        self.comments[0]["body"] = self._posted()
+        self._respond(200, self.comments[0])
 
     do_PATCH = do_PUT = _edit
 
@@ -295,14 +296,14 @@ def test_a_pull_request_of_github(
         assert not posted.failed, posted.text
         assert "secret" not in posted.text
     (comment,) = service_of.comments
-    assert f"`{head[:10]}` beside its merge base `{base[:10]}`" in comment["body"]
+    assert f"`{head[:10]}` against its merge base `{base[:10]}`" in comment["body"]
     assert "| same |" in comment["body"]
     comparisons = (checkout.folder / "artifacts/comparisons.jsonl").read_text().splitlines()
     assert len(comparisons) == 1
 
 
 def of_gitlab(service: type[Forge], text: bytes | None, **job: Any) -> None:
-    """Have one open merge request, the jobs of whose pipelines left a text."""
+    """Give the service one open merge request, with the text that its newest pipeline's job stored."""
     ours = {"id": 12, "project_id": 1}
     compare = {"id": 5, "name": "groupbench-compare", "status": "failed", "finished_at": "2026-01-01T00:00:00Z"}
     service.answers = {
@@ -315,7 +316,7 @@ def of_gitlab(service: type[Forge], text: bytes | None, **job: Any) -> None:
 
 
 def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any) -> None:
-    """The request's code steals what it finds, and finds no token; the default branch's posts the text."""
+    """The request's code steals its environment, which has no token; the default branch's code posts the text."""
     url, service = forge
     read = workflow("gitlab/merge-request.yml")
     with (checkout.folder / "ci/environment.sh").open("a") as script:
@@ -377,7 +378,7 @@ def test_a_text_gives_the_bot_no_orders(checkout: Checkout, gitlab: Service, wor
 
 
 def test_a_change_that_is_wrong(checkout: Checkout) -> None:
-    """The commit on top breaks a backend: the exit code and the comment say so."""
+    """The exit code and the comment report a commit that breaks a backend."""
     path = checkout.folder / "operators/catalog/grouped_gemm.py"
     right = "def prepare_torch_loop("
     before, after = path.read_text().split(right)
@@ -392,25 +393,25 @@ def test_a_change_that_is_wrong(checkout: Checkout) -> None:
 USAGE = {
     "nothing": ((), {}, "usage: bash ci/pull-request.sh BASE"),
     "an unknown head": (("HEAD", "nonsense"), {}, "nonsense"),
-    "an unknown base": (("nonsense",), {}, "git knows no commit nonsense"),
+    "an unknown base": (("nonsense",), {}, "git cannot find commit nonsense"),
     "an option": (("--nonsense",), {}, "usage: bash ci/pull-request.sh BASE"),
     "itself": (("HEAD",), {}, "nothing to compare"),
-    "what is its ancestor's": (("HEAD", "HEAD~1"), {}, "nothing to compare"),
+    "its ancestor": (("HEAD", "HEAD~1"), {}, "nothing to compare"),
     "no list": (("HEAD~1",), {"GROUPBENCH_AB": "none.txt"}, "none.txt"),
-    "an empty list": (("HEAD~1",), {"GROUPBENCH_AB": "/dev/null"}, "names no comparison"),
+    "an empty list": (("HEAD~1",), {"GROUPBENCH_AB": "/dev/null"}, "contains no comparisons"),
 }
 
 
-@pytest.mark.parametrize(("args", "environment", "says"), USAGE.values(), ids=USAGE)
-def test_usage_of_a_comparison(args: Any, environment: dict[str, str], says: str, checkout: Checkout) -> None:
+@pytest.mark.parametrize(("args", "environment", "text"), USAGE.values(), ids=USAGE)
+def test_usage_of_a_comparison(args: Any, environment: dict[str, str], text: str, checkout: Checkout) -> None:
     old = checkout.folder / "artifacts/comment.md"
     old.parent.mkdir()
     old.write_text("nothing got worse")
     done = checkout.run("bash", "ci/pull-request.sh", *args, **environment)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert text in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not old.exists()  # or it would be posted as this one's
+    assert not old.exists()  # or it would be posted as this comparison's verdict
 
 
 def test_a_list_for_a_gpu_is_refused_without_one(checkout: Checkout) -> None:
